@@ -1,0 +1,56 @@
+# `make run` and `make test` do all set-up themselves; they need Python 3.11 or later and make, nothing else.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+DEV    := $(VENV)/.ready-dev
+
+.PHONY: help run test test-slow check format bench docs clean
+
+help:
+	@echo "make run        set up and start the broker on ./data"
+	@echo "make test       set up and run the tests (fast suite)"
+	@echo "make test-slow  kill -9 rounds, big logs, long simulations"
+	@echo "make check      format, lint, types, import rules"
+	@echo "make bench      measure against the peers installed on this machine"
+	@echo "make docs       rewrite the reference pages from the code"
+
+$(READY): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Millstream needs Python 3.11 or later; set PYTHON=/path/to/it"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(DEV): $(READY) requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	@touch $@
+
+run: $(READY)
+	$(BIN)/millstream serve
+
+test: $(DEV)
+	$(BIN)/pytest -n 2
+
+test-slow: $(DEV)
+	$(BIN)/pytest -m slow --timeout 3600
+
+check: $(DEV)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest tests/tidy
+
+format: $(DEV)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV)
+	$(BIN)/python -m benchmarks
+
+docs: $(DEV)
+	$(BIN)/python -m millstream.cli.reference
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,328 @@
+"""Everything Millstream raises on purpose, and the numbers these errors have on the wire.
+
+An error is a situation with a name.  `code` (the name) and `number` are protocol: they are never reused and never
+change meaning.  The text is for people and may be improved at any time.  `retriable` says whether the same request can
+succeed later without being changed.  Any other exception that escapes the public API is a bug.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Final
+
+__all__ = [
+    "BatchDamaged",
+    "ConfigInvalid",
+    "ConnectionLost",
+    "DataDamaged",
+    "DataDirLocked",
+    "GroupNotEmpty",
+    "GroupNotFound",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidName",
+    "MillstreamError",
+    "NamespaceNotEmpty",
+    "NamespaceNotFound",
+    "NotLeader",
+    "OffsetOutOfRange",
+    "OutOfSequence",
+    "PartitionNotFound",
+    "PayloadTooLarge",
+    "ProducerFenced",
+    "ProtocolViolation",
+    "QuotaExceeded",
+    "ReadOnly",
+    "Rebalancing",
+    "RequestError",
+    "RequestTimeout",
+    "ShuttingDown",
+    "StaleGeneration",
+    "StartFailed",
+    "StorageFailed",
+    "Throttled",
+    "TopicExists",
+    "TopicNotFound",
+    "Unauthorized",
+    "UnavailableError",
+    "UnknownMember",
+    "UnsupportedVersion",
+    "catalogue",
+    "error_from_wire",
+]
+
+
+class MillstreamError(Exception):
+    """Base of everything this package raises on purpose."""
+
+    code: ClassVar[str] = "INTERNAL"
+    number: ClassVar[int] = 255
+    retriable: ClassVar[bool] = False
+    #: What to do about it, in one sentence; shown by `millstream errors explain`.
+    remedy: ClassVar[str] = "Look into the broker's log for the matching entry and report it."
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class RequestError(MillstreamError):
+    """The request cannot succeed as sent; repeating it will not help."""
+
+
+class UnavailableError(MillstreamError):
+    """The request was fine, but it cannot be served now.  Try again."""
+
+    retriable = True
+
+
+class InternalError(MillstreamError):
+    """The broker failed in a way it did not foresee."""
+
+
+class TopicNotFound(RequestError):
+    """The topic does not exist and may not be created by this request."""
+
+    code, number = "TOPIC_NOT_FOUND", 1
+    remedy = "Create it with `millstream topic create NAME`, or switch on topics.auto_create."
+
+
+class QuotaExceeded(RequestError):
+    """A limit of the broker, topic or namespace is reached."""
+
+    code, number = "QUOTA_EXCEEDED", 2
+    remedy = "Raise the limit that the message names, or remove what is no longer needed."
+
+
+class ProtocolViolation(RequestError):
+    """The peer sent bytes that the protocol does not allow; the connection is closed."""
+
+    code, number = "INVALID_FORMAT", 3
+    remedy = "Check that the client speaks the native protocol of docs/protocol.md on this port."
+
+
+class Unauthorized(RequestError):
+    """The credentials do not allow this operation."""
+
+    code, number = "UNAUTHORIZED", 4
+    remedy = "Use a key whose role and scope cover the operation."
+
+
+class PayloadTooLarge(RequestError):
+    """A message, batch or frame is larger than the limit."""
+
+    code, number = "PAYLOAD_TOO_LARGE", 5
+    remedy = "Send smaller messages, or raise max_message_bytes of the topic."
+
+
+class Throttled(UnavailableError):
+    """The client is sending faster than it may."""
+
+    code, number = "THROTTLED", 6
+    remedy = "Slow down and try again."
+
+
+class StaleGeneration(RequestError):
+    """A group member used an assignment that is no longer its own."""
+
+    code, number = "STALE_GENERATION", 7
+    remedy = "Nothing: the SDK drops the partition and takes up its new assignment."
+
+
+class NotLeader(UnavailableError):
+    """Another node leads this partition."""
+
+    code, number = "NOT_LEADER", 8
+    remedy = "Refresh the metadata and send the request to the leader."
+
+
+class ReadOnly(UnavailableError):
+    """The broker is delivering but not accepting messages."""
+
+    code, number = "READ_ONLY", 9
+    remedy = "Free disk space or end the maintenance mode; publishing resumes by itself."
+
+
+class UnsupportedVersion(RequestError):
+    """The peer asked for a protocol version or frame that this side does not know."""
+
+    code, number = "UNSUPPORTED_VERSION", 10
+    remedy = "Use a client and a broker that share a protocol version."
+
+
+class InvalidName(RequestError):
+    """A namespace, topic or group name breaks the naming rules."""
+
+    code, number = "INVALID_NAME", 12
+    remedy = "Use dot-separated levels of letters, digits, '-' and '_', 255 bytes at most."
+
+
+class Rebalancing(UnavailableError):
+    """The group is handing partitions over; the operation must wait."""
+
+    code, number = "REBALANCING", 13
+    remedy = "Try again in a moment."
+
+
+class TopicExists(RequestError):
+    """A topic of this name exists already."""
+
+    code, number = "TOPIC_EXISTS", 20
+    remedy = "Use another name, or change the existing topic with `millstream topic alter`."
+
+
+class PartitionNotFound(RequestError):
+    """The topic has no partition of this number."""
+
+    code, number = "PARTITION_NOT_FOUND", 21
+    remedy = "Look up the partition count with `millstream topic show NAME`."
+
+
+class OffsetOutOfRange(RequestError):
+    """The offset lies before the first or after the last message of the partition."""
+
+    code, number = "OFFSET_OUT_OF_RANGE", 22
+    remedy = "Read from 'earliest', 'latest' or an offset inside the range that the message names."
+
+
+class OutOfSequence(RequestError):
+    """A producer's batch does not follow its previous one; one in between is missing."""
+
+    code, number = "OUT_OF_SEQUENCE", 23
+    remedy = "Nothing: the SDK sends the missing batch again, in order."
+
+
+class ProducerFenced(RequestError):
+    """A newer producer has taken over this producer id."""
+
+    code, number = "PRODUCER_FENCED", 24
+    remedy = "Stop the older of the two producers that share an identity."
+
+
+class GroupNotFound(RequestError):
+    """The group does not exist."""
+
+    code, number = "GROUP_NOT_FOUND", 25
+    remedy = "List the groups with `millstream group list`."
+
+
+class UnknownMember(RequestError):
+    """The member is not, or no longer, part of its group."""
+
+    code, number = "UNKNOWN_MEMBER", 26
+    remedy = "Nothing: the SDK joins the group again."
+
+
+class NamespaceNotFound(RequestError):
+    """The namespace does not exist."""
+
+    code, number = "NAMESPACE_NOT_FOUND", 27
+    remedy = "Create it with `millstream namespace create NAME`."
+
+
+class NamespaceNotEmpty(RequestError):
+    """The namespace still holds topics."""
+
+    code, number = "NAMESPACE_NOT_EMPTY", 28
+    remedy = "Delete its topics first, or use --force."
+
+
+class ConfigInvalid(RequestError):
+    """A configuration key is unknown or its value is not allowed."""
+
+    code, number = "CONFIG_INVALID", 29
+    remedy = "Fix the key that the message names; `millstream config show` lists all of them."
+
+
+class BatchDamaged(UnavailableError):
+    """A batch does not match its checksum or its own structure."""
+
+    code, number = "BATCH_DAMAGED", 30
+    remedy = "Nothing: the SDK sends the batch again.  If it persists, check memory and network hardware."
+
+
+class StorageFailed(UnavailableError):
+    """The disk refused to store data; nothing was confirmed."""
+
+    code, number = "STORAGE_FAILED", 31
+    remedy = "Check the disk and free space, then restart the broker; it recovers what is provably stored."
+
+
+class ShuttingDown(UnavailableError):
+    """The broker is going down and takes no new work."""
+
+    code, number = "SHUTTING_DOWN", 32
+    remedy = "Nothing: the SDK connects again."
+
+
+class DataDamaged(RequestError):
+    """Stored messages failed their checksum and are not served; the rest of the log is readable."""
+
+    code, number = "DATA_DAMAGED", 33
+    remedy = "Inspect with `millstream log verify`; read past it by continuing the iteration or on_damage='skip'."
+
+
+class InvalidArgument(RequestError):
+    """An argument of the request is not allowed."""
+
+    code, number = "INVALID_ARGUMENT", 34
+    remedy = "Change the argument that the message names."
+
+
+class GroupNotEmpty(RequestError):
+    """The group has live members, so its offsets cannot be changed from outside."""
+
+    code, number = "GROUP_NOT_EMPTY", 35
+    remedy = "Stop the group's members first."
+
+
+class ConnectionLost(UnavailableError):
+    """The connection to the broker ended before the answer came."""
+
+    code, number = "CONNECTION_LOST", 60
+    remedy = "Check that the broker runs and the address is right; the SDK connects again by itself."
+
+
+class RequestTimeout(UnavailableError):
+    """No answer came within the time the caller allowed."""
+
+    code, number = "TIMEOUT", 61
+    remedy = "Allow more time, or look at the broker's load."
+
+
+class DataDirLocked(MillstreamError):
+    """Another process uses this data directory."""
+
+    code, number = "DATA_DIR_LOCKED", 62
+    remedy = "Stop the other broker, or start this one with another --data directory."
+
+
+class StartFailed(MillstreamError):
+    """The broker cannot start with this configuration on this machine."""
+
+    code, number = "START_FAILED", 63
+    remedy = "Change what the message names: port, address, permissions or limits."
+
+
+def catalogue() -> dict[int, type[MillstreamError]]:
+    """Every error with a number, by number.  A number used twice is a programming error."""
+    found: dict[int, type[MillstreamError]] = {}
+
+    def visit(error: type[MillstreamError]) -> None:
+        if "number" in vars(error):
+            assert found.setdefault(error.number, error) is error, f"error number {error.number} is used twice"
+        for child in error.__subclasses__():
+            visit(child)
+
+    visit(MillstreamError)
+    return found
+
+
+_CATALOGUE: Final = catalogue()
+
+
+def error_from_wire(number: int, text: str) -> MillstreamError:
+    """The exception for an error answer; a number from a newer broker becomes an InternalError that names it."""
+    error = _CATALOGUE.get(number)
+    if error is None or error is MillstreamError:
+        return InternalError(f"{text} (error {number})" if number != InternalError.number else text)
+    return error(text)

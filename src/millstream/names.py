@@ -1,0 +1,85 @@
+"""What things may be called, and how names become patterns and file names.  One rule for every door."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from millstream.errors import InvalidName
+
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "NAME_BYTES_MAX",
+    "check_group",
+    "check_namespace",
+    "check_pattern",
+    "check_topic",
+    "compile_pattern",
+    "is_pattern",
+]
+
+DEFAULT_NAMESPACE: Final = "default"
+NAME_BYTES_MAX: Final = 255
+
+_NAMESPACE: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_LEVEL: Final = r"[A-Za-z0-9_-]+"
+_TOPIC: Final = re.compile(rf"{_LEVEL}(\.{_LEVEL})*")
+_PATTERN: Final = re.compile(rf"({_LEVEL}|\*)(\.({_LEVEL}|\*))*(\.#)?|#")
+_GROUP: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
+
+
+def check_namespace(name: str) -> str:
+    """The name itself, or InvalidName with a sentence that says what is wrong."""
+    if not _NAMESPACE.fullmatch(name):
+        raise InvalidName(
+            f"namespace {name!r} is not valid: use 1 to 64 lower-case letters, digits and '-', not starting with '-'"
+        )
+    return name
+
+
+def check_topic(name: str) -> str:
+    """A topic is dot-separated levels: `orders.eu.created`.  Safe as a file name by construction."""
+    if len(name) > NAME_BYTES_MAX or not _TOPIC.fullmatch(name):
+        raise InvalidName(
+            f"topic {_shown(name)} is not valid: use levels of letters, digits, '-' and '_', separated by single dots, "
+            f"{NAME_BYTES_MAX} bytes at most"
+        )
+    return name
+
+
+def check_group(name: str) -> str:
+    if len(name) > NAME_BYTES_MAX or not _GROUP.fullmatch(name):
+        raise InvalidName(
+            f"group {_shown(name)} is not valid: use letters, digits and '_ . : @ -', starting with a letter or digit, "
+            f"{NAME_BYTES_MAX} bytes at most"
+        )
+    return name
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a topic name has wildcards: `*` stands for one level, a final `#` for any number of levels."""
+    return "*" in name or "#" in name
+
+
+def check_pattern(pattern: str) -> str:
+    if len(pattern) > NAME_BYTES_MAX or not _PATTERN.fullmatch(pattern):
+        raise InvalidName(
+            f"pattern {_shown(pattern)} is not valid: '*' stands for one whole level, a final '#' for any number"
+        )
+    return pattern
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """A regular expression for fullmatch.  `orders.#` also matches `orders` itself, as in MQTT."""
+    levels = check_pattern(pattern).split(".")
+    deep = levels[-1] == "#"
+    if deep:
+        levels.pop()
+    expression = r"\.".join(r"[^.]+" if level == "*" else re.escape(level) for level in levels)
+    if deep:
+        expression += r"(\..+)?" if levels else ".+"
+    return re.compile(expression)
+
+
+def _shown(name: str) -> str:
+    return repr(name) if len(name) <= 80 else f"{name[:80]!r}... ({len(name)} characters)"

@@ -1,0 +1,322 @@
+"""Every request that is not PUBLISH or FETCH, and its answer: the list *is* the control protocol.
+
+A call is a JSON object whose `op` names it.  Names of topics and groups are those of the connection's namespace.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+__all__ = [
+    "AlterTopic",
+    "Assignment",
+    "Call",
+    "CommitOffsets",
+    "CommittedOffsets",
+    "CreateNamespace",
+    "CreateTopic",
+    "DeleteGroup",
+    "DeleteNamespace",
+    "DeleteTopic",
+    "DescribeBroker",
+    "DescribeGroup",
+    "DescribeTopic",
+    "EvictMember",
+    "GroupInfo",
+    "GroupLag",
+    "GroupSummary",
+    "HeartbeatGroup",
+    "JoinGroup",
+    "LeaveGroup",
+    "ListGroups",
+    "ListNamespaces",
+    "ListOffsets",
+    "ListTopics",
+    "MemberInfo",
+    "Metadata",
+    "NewProducer",
+    "OffsetEntry",
+    "PartitionInfo",
+    "ProducerIdentity",
+    "ResetOffsets",
+    "TopicInfo",
+    "TopicMetadata",
+    "TopicPartitions",
+]
+
+
+class _Call(msgspec.Struct, kw_only=True, tag_field="op", omit_defaults=True):
+    pass
+
+
+class _Answer(msgspec.Struct, kw_only=True):
+    pass
+
+
+# --- broker and namespaces ---------------------------------------------------------------------------------------
+
+
+class DescribeBroker(_Call, tag="broker.describe"):
+    """Answers with a JSON object: version, node, uptime, mode, counters."""
+
+
+class CreateNamespace(_Call, tag="namespace.create"):
+    name: str
+
+
+class DeleteNamespace(_Call, tag="namespace.delete"):
+    name: str
+    force: bool = False
+
+
+class ListNamespaces(_Call, tag="namespace.list"):
+    """Answers with a list of names."""
+
+
+# --- topics ------------------------------------------------------------------------------------------------------
+
+
+class CreateTopic(_Call, tag="topic.create"):
+    name: str
+    partitions: int = 1
+    config: dict[str, Any] = {}
+    if_missing: bool = False
+
+
+class DescribeTopic(_Call, tag="topic.describe"):
+    name: str
+
+
+class ListTopics(_Call, tag="topic.list"):
+    """Answers with a list of TopicInfo without partitions, sorted by name, at most `limit` after `after`."""
+
+    pattern: str | None = None
+    after: str = ""
+    limit: int = 1000
+
+
+class AlterTopic(_Call, tag="topic.alter"):
+    name: str
+    config: dict[str, Any] = {}
+    partitions: int | None = None
+
+
+class DeleteTopic(_Call, tag="topic.delete"):
+    name: str
+    force: bool = False
+
+
+class PartitionInfo(_Answer):
+    partition: int
+    start_offset: int
+    next_offset: int
+    high_watermark: int
+    size_bytes: int
+    segments: int
+    damaged_ranges: list[tuple[int, int]] = []
+    failed: str | None = None
+
+
+class TopicInfo(_Answer):
+    name: str
+    partition_count: int
+    created_ms: int
+    config: dict[str, Any]
+    partitions: list[PartitionInfo] = []
+
+
+class Metadata(_Call, tag="topic.metadata"):
+    """What a client must know to publish and fetch.  With `create`, missing topics are made if the broker may."""
+
+    topics: list[str]
+    create: bool = False
+
+
+class TopicMetadata(_Answer):
+    name: str
+    #: One uid per partition: the part of message ids that says where a message is.
+    partition_uids: list[int]
+    max_message_bytes: int
+
+
+class ListOffsets(_Call, tag="topic.offsets"):
+    """Answers with one OffsetEntry for each partition asked for (all of them if none is named)."""
+
+    topic: str
+    at: Literal["earliest", "latest", "timestamp"] = "latest"
+    timestamp_ms: int | None = None
+    partitions: list[int] | None = None
+
+
+class OffsetEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+
+
+# --- producers ---------------------------------------------------------------------------------------------------
+
+
+class NewProducer(_Call, tag="producer.new"):
+    """Answers with an identity that no producer had before."""
+
+
+class ProducerIdentity(_Answer):
+    producer_id: int
+    epoch: int
+
+
+# --- groups ------------------------------------------------------------------------------------------------------
+
+
+class TopicPartitions(msgspec.Struct, kw_only=True):
+    topic: str
+    partitions: list[int]
+
+
+class JoinGroup(_Call, tag="group.join"):
+    group: str
+    topics: list[str]
+    member_id: str = ""
+    instance_id: str | None = None
+    strategy: Literal["range", "round_robin", "sticky"] = "sticky"
+    protocol: Literal["cooperative", "eager"] = "cooperative"
+    session_ms: int = 30_000
+    rebalance_ms: int = 120_000
+
+
+class HeartbeatGroup(_Call, tag="group.heartbeat"):
+    """`owned` is what the member holds now; leaving out what it was told to give up releases it."""
+
+    group: str
+    member_id: str
+    generation: int
+    owned: list[TopicPartitions]
+
+
+class Assignment(_Answer):
+    """The answer to join and heartbeat: what the member may hold now.  It gives up whatever it holds beyond that."""
+
+    member_id: str
+    generation: int
+    partitions: list[TopicPartitions]
+    #: Held by others still; the member will get these.
+    pending: list[TopicPartitions] = []
+
+
+class LeaveGroup(_Call, tag="group.leave"):
+    group: str
+    member_id: str
+
+
+class CommitOffsets(_Call, tag="group.commit"):
+    """Without a member id only for groups that have no members."""
+
+    group: str
+    offsets: list[OffsetEntry]
+    member_id: str = ""
+    generation: int = 0
+
+
+class CommittedOffsets(_Call, tag="group.committed"):
+    """Answers with a list of OffsetEntry: those of the named topics, or all."""
+
+    group: str
+    topics: list[str] | None = None
+
+
+class ListGroups(_Call, tag="group.list"):
+    """Answers with a list of GroupSummary."""
+
+
+class GroupSummary(_Answer):
+    name: str
+    state: str
+    members: int
+    topics: list[str]
+    generation: int
+
+
+class DescribeGroup(_Call, tag="group.describe"):
+    name: str
+
+
+class MemberInfo(_Answer):
+    member_id: str
+    client_id: str
+    address: str
+    instance_id: str | None
+    topics: list[str]
+    partitions: list[TopicPartitions]
+    last_heartbeat_ms_ago: int
+
+
+class GroupLag(_Answer):
+    topic: str
+    partition: int
+    committed: int | None
+    end: int
+    #: Messages between the committed offset (or the start of the log) and the end.
+    lag: int
+    #: Age of the oldest message not yet committed; 0 when there is none.
+    lag_ms: int
+    member_id: str | None = None
+
+
+class GroupInfo(_Answer):
+    name: str
+    state: str
+    generation: int
+    strategy: str
+    protocol: str
+    members: list[MemberInfo]
+    lag: list[GroupLag]
+
+
+class ResetOffsets(_Call, tag="group.reset"):
+    """Moves an idle group.  Answers with the list of OffsetEntry it set (or would set)."""
+
+    group: str
+    topic: str
+    to: Literal["earliest", "latest", "timestamp", "offset", "shift"]
+    value: int | None = None
+    partitions: list[int] | None = None
+    dry_run: bool = False
+
+
+class DeleteGroup(_Call, tag="group.delete"):
+    name: str
+
+
+class EvictMember(_Call, tag="group.evict"):
+    group: str
+    member_id: str
+
+
+Call: TypeAlias = (
+    DescribeBroker
+    | CreateNamespace
+    | DeleteNamespace
+    | ListNamespaces
+    | CreateTopic
+    | DescribeTopic
+    | ListTopics
+    | AlterTopic
+    | DeleteTopic
+    | Metadata
+    | ListOffsets
+    | NewProducer
+    | JoinGroup
+    | HeartbeatGroup
+    | LeaveGroup
+    | CommitOffsets
+    | CommittedOffsets
+    | ListGroups
+    | DescribeGroup
+    | ResetOffsets
+    | DeleteGroup
+    | EvictMember
+)
