@@ -1,0 +1,224 @@
+"""The file operations that the log relies on, and the only place that performs them on a disk.
+
+Everything above this module speaks to `Storage` and `File`, so the same code runs on a disk, in memory (ephemeral
+topics) and on the simulated disk that loses power in tests.  What the log may assume of any storage:
+
+- written bytes can be read back at once, but survive a power cut only after `File.sync`;
+- a new, renamed or removed name survives a power cut only after `sync_directory` of the directory it stands in;
+- a rename replaces its target in one step;
+- a failed sync says nothing about which bytes are on disk, and repeating it proves nothing (the kernel may already have
+  dropped the pages), so the caller must stop trusting what it has not confirmed before.
+
+Paths are relative to the storage's root and separated by '/'.  Errors are OSError; callers translate them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from millstream.records import Buffer
+
+__all__ = ["DiskStorage", "File", "Storage", "Syncable", "parent_of", "write_fully"]
+
+
+class Syncable(Protocol):
+    """Something whose contents `sync` puts on disk; may be called from another thread."""
+
+    def sync(self) -> None: ...
+
+
+class File(Syncable, Protocol):
+    """An open file, read and written at explicit positions, so that threads share no cursor."""
+
+    @property
+    def path(self) -> str: ...
+
+    def write(self, data: Buffer, position: int) -> None:
+        """Write everything, going on after a short write.  After an OSError any part of it may be in the file."""
+
+    def read(self, position: int, size: int) -> bytes:
+        """Read `size` bytes; fewer only at the end of the file."""
+
+    def truncate(self, size: int) -> None: ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Storage(Protocol):
+    """A tree of files."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing.  Raises FileNotFoundError, unless `create`, which leaves contents alone."""
+
+    def names(self, directory: str) -> list[str]:
+        """Names of the files and directories in a directory, sorted; nothing when there is no such directory."""
+
+    def size(self, path: str) -> int: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents, durably; one that exists is fine."""
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def remove(self, path: str) -> None:
+        """Remove a file; raises FileNotFoundError when there is none."""
+
+    def remove_tree(self, directory: str) -> None:
+        """Remove a directory with everything in it, durably; one that does not exist is fine."""
+
+    def sync_directory(self, directory: str) -> None: ...
+
+    def replace(self, path: str, data: bytes) -> None:
+        """Give a file new contents, durably and in one step: a crash leaves the old contents or the new."""
+
+    def read_all(self, path: str) -> bytes: ...
+
+    def free_bytes(self) -> int:
+        """How much more fits."""
+
+
+def parent_of(path: str) -> str:
+    """The directory that holds a path; '' is the root."""
+    return path.rpartition("/")[0]
+
+
+def write_fully(write_some: Callable[[memoryview, int], int], data: Buffer, position: int) -> None:
+    """Drive a write that may stop short until everything is written."""
+    rest = memoryview(data)
+    while rest:
+        written = write_some(rest, position)
+        if written <= 0:
+            # Disks say ENOSPC or EIO; a write of nothing would make us spin.
+            raise OSError(errno.EIO, "the write made no progress")
+        rest = rest[written:]
+        position += written
+
+
+class DiskFile:
+    """A file descriptor and its name."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self.path = path
+
+    def write(self, data: Buffer, position: int) -> None:
+        size = len(data)
+        written = os.pwrite(self._fd, data, position)
+        if written != size:
+            write_fully(lambda rest, at: os.pwrite(self._fd, rest, at), memoryview(data)[written:], position + written)
+
+    def read(self, position: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, position)
+        if len(data) < size:
+            # Linux reads at most 2 GiB per call and a signal may cut one short; only b"" means the end.
+            while more := os.pread(self._fd, size - len(data), position + len(data)):
+                data += more
+        return data
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        # -1 afterwards: a second close could otherwise hit a descriptor that somebody else has opened since.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class DiskStorage:
+    """Files below a directory of the machine."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+
+    def _at(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return DiskFile(os.open(self._at(path), flags, 0o640), path)
+
+    def names(self, directory: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self._at(directory)))
+        except FileNotFoundError:
+            return []
+
+    def size(self, path: str) -> int:
+        return os.stat(self._at(path)).st_size
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self._at(path))
+
+    def make_directory(self, path: str) -> None:
+        missing: list[str] = []
+        while path and not os.path.isdir(self._at(path)):
+            missing.append(path)
+            path = parent_of(path)
+        if not os.path.isdir(self._root):
+            os.makedirs(self._root, mode=0o750)
+            _sync_directory(os.path.dirname(os.path.abspath(self._root)))
+        for made in reversed(missing):
+            os.mkdir(self._at(made), 0o750)
+            _sync_directory(self._at(parent_of(made)))
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(self._at(old), self._at(new))
+
+    def remove(self, path: str) -> None:
+        os.unlink(self._at(path))
+
+    def remove_tree(self, directory: str) -> None:
+        if os.path.isdir(self._at(directory)):
+            shutil.rmtree(self._at(directory))
+            _sync_directory(self._at(parent_of(directory)))
+
+    def sync_directory(self, directory: str) -> None:
+        _sync_directory(self._at(directory))
+
+    def replace(self, path: str, data: bytes) -> None:
+        temporary = f"{path}.tmp"
+        file = self.open(temporary, create=True)
+        try:
+            # A leftover of a crash may be longer than what we write now.
+            file.truncate(0)
+            file.write(data, 0)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_directory(parent_of(path))
+
+    def free_bytes(self) -> int:
+        """What an ordinary user may still write to this disk."""
+        room = os.statvfs(self._root)
+        return room.f_bavail * room.f_frsize
+
+    def read_all(self, path: str) -> bytes:
+        with open(self._at(path), "rb") as file:
+            return file.read()
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,296 @@
+"""Disks that fail and power that goes: nothing that was confirmed is lost, and the log goes on or refuses.
+
+Confirmed means: `sync` returned.  What was appended but not confirmed may survive or not, but only as a prefix.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from millstream.errors import BatchDamaged, StorageFailed
+from millstream.log.partition import PartitionLog
+from millstream.log.retention import Retention
+from millstream.testing.storage import Fault, Operation, PowerCut, SimulatedStorage
+from tests.log_workload import DIRECTORY, FIRST_LOG, Message, append, messages_of, mixed, open_log, plain, read_back
+
+SEGMENT_BYTES = 1_500
+
+
+class Workload:
+    """Appends, syncs, reads and retention on a storage that may fail, and a list of what was promised."""
+
+    def __init__(self, storage: SimulatedStorage, seed: int) -> None:
+        self.storage = storage
+        self.random = Random(seed)
+        self.accepted: list[Message] = []  # by offset
+        self.refused: list[Message] = []  # the last append, if it failed: a prefix of it may be found after a crash
+        self.confirmed = 0
+        self.log: PartitionLog | None = None
+
+    def open(self) -> PartitionLog:
+        self.log = open_log(self.storage, segment_bytes=SEGMENT_BYTES, index_interval_bytes=256, tail_bytes=2_000)
+        return self.log
+
+    def run(self, steps: int, *, close: bool = False) -> None:
+        """Do some steps; ends early when the log refuses."""
+        log = self.log or self.open()
+        for step in range(steps):
+            action = self.random.random()
+            if action < 0.65:
+                batches = [mixed(self.random) for _ in range(self.random.randint(1, 3))]
+                self.append(log, batches, now_us=step)
+            elif action < 0.9:
+                self.sync(log)
+            elif action < 0.95:
+                assert read_back(log, before=self.confirmed)[1] == []
+            elif len(log.segments) > 4:
+                log.retain(Retention(max_bytes=2 * SEGMENT_BYTES), now_us=step)
+            if log.failure is not None:
+                return
+        if close:
+            log.close()
+
+    def append(self, log: PartitionLog, batches: list[memoryview], now_us: int) -> None:
+        next_offset, size = log.next_offset, log.size_bytes
+        try:
+            self.accepted += append(log, *batches, now_us=now_us)
+            self.refused = []
+        except PowerCut:
+            self.refused = batches_as_refused(batches, next_offset)
+            raise
+        except StorageFailed as error:
+            assert (log.next_offset, log.size_bytes) == (next_offset, size), "a failed append changes nothing"
+            assert str(error)
+            self.refused = batches_as_refused(batches, next_offset)
+
+    def sync(self, log: PartitionLog) -> None:
+        next_offset = log.next_offset
+        try:
+            log.sync()
+        except StorageFailed:
+            assert log.failure is not None
+            return
+        self.confirmed = next_offset
+
+    def check(self) -> None:
+        """Open the log again and compare."""
+        log = self.open()
+        found, damaged = read_back(log)
+        start, end = log.start_offset, log.next_offset
+        assert end >= self.confirmed, f"{self.confirmed - end} confirmed messages are gone"
+        assert damaged == log.recovery.damaged == []
+        assert found == (self.accepted + self.refused)[start:end]
+        self.accepted = (self.accepted + self.refused)[:end]
+        self.refused = []
+        # What was found is shown to readers from now on, so it is as good as confirmed.
+        self.confirmed = end
+
+
+def batches_as_refused(batches: list[memoryview], offset: int) -> list[Message]:
+    """What a refused append would have stored; nothing if it did not even get as far as stamping the batches."""
+    try:
+        found = [message for batch in batches for message in messages_of(bytes(batch))]
+    except BatchDamaged:
+        return []
+    assert found[0].offset == offset
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_power_cuts_between_operations_lose_nothing_confirmed(seed: int) -> None:
+    workload = Workload(SimulatedStorage(seed), seed)
+    for _ in range(6):
+        workload.run(25)
+        workload.storage.power_cut(lose_everything=workload.random.random() < 0.3)
+        workload.check()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_power_cut_in_any_operation_loses_nothing_confirmed(seed: int) -> None:
+    probe = Workload(SimulatedStorage(seed), seed)
+    probe.run(40, close=True)
+    for number in range(1, probe.storage.operations + 1):
+        workload = Workload(SimulatedStorage(seed), seed)
+        workload.storage.inject(Fault.POWER_CUT, at=number)
+        with pytest.raises(PowerCut):
+            workload.run(40, close=True)
+        workload.storage.restart()
+        workload.check()
+        workload.run(5)
+        workload.storage.power_cut()
+        workload.check()
+
+
+def test_a_power_cut_during_recovery_loses_nothing_either() -> None:
+    for seed in range(12):
+        workload = Workload(SimulatedStorage(seed), seed)
+        workload.run(30)
+        workload.storage.power_cut()
+        for number in range(1, 40):
+            workload.storage.inject(Fault.POWER_CUT, at=workload.storage.operations + number)
+            try:
+                workload.open()
+                workload.storage.heal()
+                workload.storage.power_cut()
+            except PowerCut:
+                workload.storage.restart()
+        workload.check()
+
+
+@pytest.mark.parametrize("fault", [Fault.SHORT_WRITE, Fault.NO_SPACE, Fault.WRITE_ERROR, Fault.SYNC_ERROR])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_failure_of_any_operation_is_survived(fault: Fault, seed: int) -> None:
+    """The log refuses what it cannot store, and after a restart everything confirmed is there, power cut or not."""
+    probe = Workload(SimulatedStorage(seed), seed)
+    probe.run(25)
+    for number in range(1, probe.storage.operations + 1):
+        for ending in ("kill", "power cut"):
+            workload = Workload(SimulatedStorage(seed), seed)
+            workload.storage.inject(fault, at=number)
+            with suppress(StorageFailed):  # opening or removing may fail, as long as it says so
+                workload.run(25)
+            workload.storage.heal()
+            if ending == "kill":
+                workload.storage.kill()
+                workload.check()
+            # Also after a kill: what was shown since then must not depend on the page cache.
+            workload.storage.power_cut(lose_everything=True)
+            workload.check()
+
+
+def test_a_full_disk_refuses_and_recovers_when_there_is_room() -> None:
+    storage = SimulatedStorage(1)
+    log = open_log(storage)
+    first = append(log, plain(b"fits"))
+    storage.inject(Fault.NO_SPACE, times=3)
+    for _ in range(3):
+        with pytest.raises(StorageFailed, match="No space left"):
+            append(log, plain(b"does not fit" * 50))
+        assert read_back(log) == (first, [])
+    assert log.failure is None
+    second = append(log, plain(b"there is room again"))
+    log.sync()
+    storage.power_cut()
+    assert read_back(open_log(storage)) == (first + second, [])
+
+
+def test_a_write_that_can_neither_be_done_nor_undone_ends_the_log() -> None:
+    storage = SimulatedStorage(2)
+    log = open_log(storage)
+    first = append(log, plain(b"good"))
+    log.sync()
+    storage.inject(Fault.WRITE_ERROR)
+    log._files.get(storage, FIRST_LOG)
+    file = log._files.pin(storage, FIRST_LOG)
+    file.truncate = _refuse  # type: ignore[method-assign]
+    with pytest.raises(StorageFailed):
+        append(log, plain(b"bad"))
+    with pytest.raises(StorageFailed, match="cannot cut it back"):
+        append(log, plain(b"refused"))
+    assert log.dirty_files() == []
+    assert read_back(log) == (first, [])
+
+
+def _refuse(size: int) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def test_after_a_failed_sync_nothing_is_appended_and_the_durable_part_is_served() -> None:
+    """Syncing again would succeed and prove nothing: the kernel has forgotten the pages it could not write."""
+    storage = SimulatedStorage(3)
+    log = open_log(storage, tail_bytes=0)
+    first = append(log, plain(b"durable"))
+    log.sync()
+    append(log, plain(b"in doubt"))
+    storage.inject(Fault.SYNC_ERROR, when=lambda it: it.kind == "sync")
+    files = log.dirty_files()
+    with pytest.raises(OSError, match="Input/output"):
+        files[0].sync()
+    log.fail("the disk failed")
+    with pytest.raises(StorageFailed, match="the disk failed"):
+        append(log, plain(b"refused"))
+    with pytest.raises(StorageFailed):
+        log.roll()
+    assert log.dirty_files() == []
+    assert read_back(log, before=1) == (first, [])
+    log.close()
+    storage.power_cut(lose_everything=True)
+    assert read_back(open_log(storage))[0][:1] == first
+
+
+def test_what_a_restart_shows_survives_a_power_cut_even_after_a_failed_sync() -> None:
+    """The pages that a failed sync has left behind look clean; recovery must write them again."""
+    storage = SimulatedStorage(3)
+    log = open_log(storage)
+    storage.inject(Fault.SYNC_ERROR, when=lambda it: it.kind == "sync")
+    in_doubt = append(log, plain(b"in doubt"))
+    with pytest.raises(StorageFailed):
+        log.sync()
+    storage.kill()
+    assert read_back(open_log(storage)) == (in_doubt, [])
+    storage.power_cut(lose_everything=True)
+    assert read_back(open_log(storage)) == (in_doubt, [])
+
+
+def test_a_new_segment_is_not_confirmed_before_its_name_is_durable() -> None:
+    storage = SimulatedStorage(4)
+    log = open_log(storage)
+    messages = append(log, plain(b"one"))
+    log.roll()
+    messages += append(log, plain(b"two"))
+    for file in log.dirty_files():
+        file.sync()
+    storage.power_cut(lose_everything=True)
+    assert read_back(open_log(storage)) == (messages, [])
+
+
+def test_two_segments_may_be_torn_at_once() -> None:
+    """Without a sync between them, the older segment can be torn while the newer one is whole."""
+    storage = SimulatedStorage(5)
+    log = open_log(storage)
+    first = append(log, plain(b"one"))
+    log.sync()
+    append(log, plain(b"torn"))
+    log.roll()
+    append(log, plain(b"behind the gap"))
+    storage.open(f"{DIRECTORY}/{2:020d}.log").sync()
+    storage.sync_directory(DIRECTORY)
+    storage.power_cut(lose_everything=True)
+    log = open_log(storage)
+    assert read_back(log) == (first, [])
+    assert log.recovery.moved_aside == [f"{DIRECTORY}/{2:020d}-0.damaged"]
+    second = append(log, plain(b"goes on at offset 1"))
+    assert second[0].offset == 1
+    log.close()
+    assert read_back(open_log(storage)) == (first + second, [])
+
+
+def test_faults_happen_where_they_were_asked_for() -> None:
+    """The simulator itself: a fault that never fires would make every test above pass."""
+    storage = SimulatedStorage(0)
+    seen: list[Operation] = []
+
+    def watch(operation: Operation) -> bool:
+        seen.append(operation)
+        return False
+
+    storage.inject(Fault.POWER_CUT, when=watch)
+    log = open_log(storage)
+    append(log, plain(b"x"))
+    log.sync()
+    log.close()
+    kinds = {operation.kind for operation in seen}
+    assert kinds >= {"create", "write", "truncate", "sync", "rename", "sync_directory"}
+    assert [operation.number for operation in seen] == list(range(1, storage.operations + 1))
+    storage.heal()
+    storage.inject(Fault.NO_SPACE)
+    with pytest.raises(OSError, match="No space"):
+        storage.open(f"{DIRECTORY}/f", create=True)
+    storage.inject(Fault.WRITE_ERROR, at=storage.operations + 3)
+    file = storage.open(f"{DIRECTORY}/f", create=True)
+    file.write(b"1", 0)
+    with pytest.raises(OSError, match="Input/output"):
+        file.write(b"2", 1)

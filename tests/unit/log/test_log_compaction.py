@@ -1,0 +1,297 @@
+"""Compaction keeps the newest message per key, at its old offset, and never anything but."""
+
+from __future__ import annotations
+
+import pytest
+from crc32c import crc32c
+
+from millstream.log.compaction import Compaction
+from millstream.log.memory import MemoryStorage
+from millstream.log.partition import PartitionLog
+from millstream.log.storage import Storage
+from millstream.log.verify import dump, verify
+from millstream.records import Columns, encode_batch
+from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
+from tests.log_workload import DIRECTORY, FIRST_LOG, Message, append, open_log, plain, read_back
+
+SECOND = 1_000_000
+DAY_MS = 24 * 3600 * 1000
+
+
+def keyed(**pairs: bytes | None) -> memoryview:
+    return plain(*pairs.values(), keys=[key.encode() for key in pairs])
+
+
+def compact(log: PartitionLog, *, now_us: int = 0, tombstone_retention_ms: int = DAY_MS, keys_max: int = 1000) -> bool:
+    compaction = Compaction.plan(
+        log, now_us=now_us, tombstone_retention_ms=tombstone_retention_ms, dirty_share_min=0, keys_max=keys_max
+    )
+    if compaction is None:
+        return False
+    compaction.rewrite()
+    return compaction.swap()
+
+
+def sealed_log(storage: Storage, *segments: list[memoryview], segment_bytes: int = 1 << 20) -> PartitionLog:
+    """One sealed segment per list of batches, appended a second apart."""
+    log = open_log(storage, segment_bytes=segment_bytes, tail_bytes=0)
+    for batches in segments:
+        for batch in batches:
+            append(log, batch, now_us=log.last_append_us + SECOND)
+        log.roll()
+    log.sync()
+    return log
+
+
+def contents(log: PartitionLog) -> dict[int, tuple[bytes | None, bytes | None]]:
+    messages, damaged = read_back(log)
+    assert damaged == []
+    return {message.offset: (message.key, message.value) for message in messages}
+
+
+def test_only_the_newest_message_of_a_key_stays_where_it_was() -> None:
+    log = sealed_log(MemoryStorage(), [keyed(a=b"1", b=b"1"), keyed(a=b"2")], [keyed(c=b"1"), keyed(b=b"2", d=b"1")])
+    assert compact(log)
+    assert contents(log) == {2: (b"a", b"2"), 3: (b"c", b"1"), 4: (b"b", b"2"), 5: (b"d", b"1")}
+    assert (log.start_offset, log.next_offset, len(log.segments)) == (0, 6, 2)
+    assert log.messages == 4
+
+
+def test_messages_without_a_key_stay() -> None:
+    log = sealed_log(MemoryStorage(), [plain(b"x"), plain(b"y", b"z", keys=[None, b"k"])], [keyed(k=b"new")])
+    assert compact(log)
+    assert contents(log) == {0: (None, b"x"), 1: (None, b"y"), 3: (b"k", b"new")}
+
+
+def test_the_active_segment_is_left_alone() -> None:
+    log = sealed_log(MemoryStorage(), [keyed(a=b"1")])
+    append(log, keyed(a=b"2"))
+    assert compact(log)
+    assert contents(log) == {0: (b"a", b"1"), 1: (b"a", b"2")}
+
+
+def test_a_tombstone_stays_for_its_time_and_then_goes() -> None:
+    log = sealed_log(MemoryStorage(), [keyed(a=b"1")], [keyed(a=None), keyed(b=b"1")])
+    hour_ms = 3600 * 1000
+    assert compact(log, now_us=log.last_append_us, tombstone_retention_ms=hour_ms)
+    assert contents(log) == {1: (b"a", None), 2: (b"b", b"1")}
+    append(log, keyed(c=b"1"))
+    log.roll()
+    log.sync()
+    assert compact(log, now_us=log.last_append_us + hour_ms * 1000, tombstone_retention_ms=hour_ms)
+    assert contents(log) == {2: (b"b", b"1"), 3: (b"c", b"1")}
+
+
+def test_everything_may_go_and_offsets_are_still_not_used_again() -> None:
+    log = sealed_log(MemoryStorage(), [keyed(a=b"1")], [keyed(a=None)])
+    assert compact(log, now_us=10 * SECOND, tombstone_retention_ms=0)
+    assert contents(log) == {}
+    assert log.read(0, 1000, before=2) == ([], 2, None), "a reader gets past what is gone"
+    assert append(log, keyed(a=b"2"))[0].offset == 2
+    assert contents(log) == {2: (b"a", b"2")}
+
+
+def test_small_batches_of_one_second_are_merged_and_time_stays_searchable() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, tail_bytes=0)
+    for n in range(40):
+        append(log, keyed(**{f"key{n}": b"v"}), now_us=n * SECOND // 10)
+    log.roll()
+    log.sync()
+    assert compact(log)
+    batches = list(dump(storage, DIRECTORY))
+    assert [batch.header.count for batch in batches] == [10, 10, 10, 10]
+    assert [batch.header.append_time_us for batch in batches] == [900_000, 1_900_000, 2_900_000, 3_900_000]
+    assert log.offset_at_time(2 * SECOND) == 20
+    assert log.offset_at_time(5 * SECOND) == 40
+    assert all(finding.is_good for finding in verify(storage, DIRECTORY))
+
+
+def test_every_column_survives_a_merge() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, tail_bytes=0)
+    rich = encode_batch(
+        [b"v0", None, b"v2"],
+        keys=[b"k0", b"k1", None],
+        headers=[b"", b"\x01\x00h\x01\x00\x00\x00x", b""],
+        priorities=[0, 4, 2],
+        deliver_at_us=[0, 77, 0],
+        expiry_us=[5, 0, 0],
+        timestamps_us=[1, 2, 3],
+        base_timestamp_us=1,
+        codec=2,
+    )
+    poor = encode_batch([b"v3"], keys=[b"k3"], base_timestamp_us=9, producer=5 << 16, first_sequence=1)
+    append(log, memoryview(rich))
+    append(log, memoryview(poor))
+    log.roll()
+    log.sync()
+    assert compact(log)
+    (stored,) = dump(storage, DIRECTORY)
+    batch = stored.open()
+    assert batch.header.flags & Columns.OFFSETS
+    assert batch.header.producer == 0
+    assert list(batch.offsets()) == [0, 1, 2, 3]
+    assert batch.values() == [b"v0", None, b"v2", b"v3"]
+    assert batch.keys() == [b"k0", b"k1", None, b"k3"]
+    assert [bytes(raw or b"") for raw in batch.raw_headers() or []] == [b"", b"\x01\x00h\x01\x00\x00\x00x", b"", b""]
+    assert batch.priorities() == [0, 4, 2, 2]
+    assert batch.deliver_at_us() == [0, 77, 0, 0]
+    assert batch.expiry_us() == [5, 0, 0, 0]
+    assert batch.timestamps_us() == [1, 2, 3, 9]
+
+
+def test_a_second_round_does_nothing_until_something_new_is_sealed() -> None:
+    log = sealed_log(MemoryStorage(), [keyed(a=b"1"), keyed(a=b"2")])
+    assert compact(log)
+    assert not compact(log)
+    append(log, keyed(a=b"3"))
+    log.roll()
+    log.sync()
+    assert compact(log)
+    assert contents(log) == {2: (b"a", b"3")}
+
+
+def test_little_new_is_not_worth_reading_everything() -> None:
+    log = sealed_log(MemoryStorage(), [keyed(**{f"k{n}": b"x" * 100}) for n in range(20)])
+    assert compact(log)
+    append(log, keyed(k1=b"2"))
+    log.roll()
+    log.sync()
+    assert Compaction.plan(log, now_us=0) is None
+
+
+def test_a_full_map_of_keys_leaves_the_rest_for_the_next_round() -> None:
+    log = sealed_log(
+        MemoryStorage(),
+        [keyed(a=b"1"), keyed(b=b"1"), keyed(a=b"2")],
+        [keyed(a=b"3"), keyed(b=b"2")],
+        [keyed(b=b"3"), keyed(a=b"4")],
+    )
+    rounds = 0
+    while compact(log, keys_max=1):
+        rounds += 1
+    assert rounds == 3
+    assert contents(log) == {5: (b"b", b"3"), 6: (b"a", b"4")}
+
+
+def test_segments_are_merged_only_up_to_the_size_of_one() -> None:
+    batches = [[keyed(**{f"k{n}": b"x" * 300})] for n in range(6)]
+    log = sealed_log(MemoryStorage(), *batches, segment_bytes=1000)
+    assert compact(log)
+    assert len(contents(log)) == 6
+    assert 3 <= len(log.segments) - 1 < 6
+    assert all(segment.size <= 1000 for segment in log.segments)
+
+
+def test_a_reader_in_the_middle_of_a_replaced_segment_goes_on() -> None:
+    log = sealed_log(MemoryStorage(), [keyed(**{f"k{n % 7}": b"%d" % n}) for n in range(30)])
+    offset = log.read(0, 1000, before=30).next_offset
+    assert 0 < offset < 20
+    assert compact(log)
+    found, _ = read_back(log, start=offset)
+    assert [message.offset for message in found] == list(range(23, 30))
+
+
+def test_a_damaged_segment_stays_as_it_is_and_tombstones_behind_it_stay_too() -> None:
+    storage = MemoryStorage()
+    log = sealed_log(storage, [keyed(a=b"1"), keyed(b=b"1")], [keyed(a=None), keyed(b=b"2"), keyed(b=b"3")])
+    data = bytearray(storage.read_all(FIRST_LOG))
+    data[80] ^= 1
+    storage.open(FIRST_LOG).write(data, 0)
+    assert compact(log, now_us=100 * SECOND, tombstone_retention_ms=0)
+    messages, damaged = read_back(log)
+    assert [(it.offset, it.key, it.value) for it in messages] == [(1, b"b", b"1"), (2, b"a", None), (4, b"b", b"3")]
+    assert damaged == log.recovery.damaged == [(0, 1)]
+    assert storage.read_all(FIRST_LOG) == data
+    assert not compact(log)
+
+
+def test_retention_between_rewrite_and_swap_wins() -> None:
+    storage = MemoryStorage()
+    log = sealed_log(storage, [keyed(a=b"1")], [keyed(a=b"2")])
+    compaction = Compaction.plan(log, now_us=0)
+    assert compaction is not None
+    compaction.rewrite()
+    log.delete_before(1)
+    assert not compaction.swap()
+    assert contents(log) == {1: (b"a", b"2")}
+    assert not [name for name in storage.names(DIRECTORY) if name.endswith(".new")]
+
+
+def test_a_failed_rewrite_leaves_nothing_behind() -> None:
+    storage = SimulatedStorage(0)
+    log = sealed_log(storage, [keyed(a=b"1"), keyed(a=b"2")])
+    before = storage.names(DIRECTORY)
+    compaction = Compaction.plan(log, now_us=0)
+    assert compaction is not None
+    storage.inject(Fault.NO_SPACE, when=lambda it: it.kind == "write")
+    with pytest.raises(OSError, match="No space"):
+        compaction.rewrite()
+    assert storage.names(DIRECTORY) == before
+    assert not compaction.swap()
+    assert contents(log) == {0: (b"a", b"1"), 1: (b"a", b"2")}
+
+
+def test_a_compacted_log_opens_again_as_it_was() -> None:
+    storage = MemoryStorage()
+    log = sealed_log(storage, [keyed(a=b"1", b=b"1")], [keyed(a=b"2")], [keyed(c=b"1")])
+    assert compact(log)
+    expected = contents(log)
+    for clean in (True, False):
+        if clean:
+            log.close()
+        log = open_log(storage, tail_bytes=0)
+        assert contents(log) == expected
+        assert (log.start_offset, log.next_offset) == (0, 4)
+        assert log.recovery.rebuilt_indexes == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_power_cut_in_any_operation_of_a_compaction_is_harmless(seed: int) -> None:
+    def prepare() -> tuple[SimulatedStorage, PartitionLog]:
+        storage = SimulatedStorage(seed)
+        segments = [[keyed(**{f"k{n % 5}": b"%d" % n}) for n in range(first, first + 6)] for first in (0, 6, 12, 18)]
+        segments.append([keyed(k3=None), keyed(k4=b"last")])
+        log = sealed_log(storage, *segments, segment_bytes=1200)
+        return storage, log
+
+    storage, log = prepare()
+    everything = contents(log)
+    start = storage.operations
+    assert compact(log, now_us=100 * SECOND, tombstone_retention_ms=0)
+    survivors = contents(log)
+    newest = {key: offset for offset, (key, _) in everything.items()}
+    assert set(survivors) == {offset for key, offset in newest.items() if key != b"k3"}
+    for number in range(start + 1, storage.operations + 1):
+        storage, log = prepare()
+        storage.inject(Fault.POWER_CUT, at=number)
+        with pytest.raises(PowerCut):
+            compact(log, now_us=100 * SECOND, tombstone_retention_ms=0)
+        storage.restart()
+        log = open_log(storage, segment_bytes=1200, tail_bytes=0)
+        found = contents(log)
+        assert found.items() <= everything.items(), f"operation {number}, seed {seed}"
+        assert found.items() >= survivors.items(), f"operation {number}, seed {seed}"
+        latest = {key: value for _, (key, value) in sorted(found.items())}
+        assert latest.get(b"k3") is None, "a deleted key came back"
+        assert (log.start_offset, log.next_offset) == (0, 26)
+        assert not [name for name in storage.names(DIRECTORY) if name.endswith((".new", ".tmp"))]
+        compact(log, now_us=100 * SECOND, tombstone_retention_ms=0)
+        assert contents(log) == survivors
+
+
+def test_a_batch_that_cannot_be_unpacked_is_kept() -> None:
+    """Its checksum is right: the producer packed garbage.  That is for its consumers to find out."""
+    storage = MemoryStorage()
+    log = open_log(storage, tail_bytes=0)
+    batch = encode_batch([b"v" * 100], keys=[b"a"], base_timestamp_us=0, codec=1)
+    batch[72:] = b"\xff" * len(batch[72:])
+    batch[8:12] = crc32c(bytes(batch[36:])).to_bytes(4, "little")
+    log.append([memoryview(batch)], [1], 0)
+    append(log, keyed(a=b"2"))
+    log.roll()
+    log.sync()
+    assert compact(log)
+    assert [stored.header.base_offset for stored in dump(storage, DIRECTORY)] == [0, 1]
+    assert Message(1, b"a", b"2") in read_back(log, start=1)[0]

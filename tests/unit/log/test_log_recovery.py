@@ -1,0 +1,169 @@
+"""What opening a partition makes of directories that are not as a clean close leaves them."""
+
+from __future__ import annotations
+
+import pytest
+
+from millstream.errors import StorageFailed
+from millstream.log.index import IndexFlags
+from millstream.log.memory import MemoryStorage
+from millstream.log.partition import PartitionLog
+from millstream.log.swap import read_index_header
+from millstream.log.verify import verify
+from tests.log_workload import DIRECTORY, FIRST_INDEX, FIRST_LOG, Message, append, open_log, plain, read_back
+
+
+def three_segments() -> tuple[MemoryStorage, list[Message], list[int]]:
+    """Two sealed segments and an active one, three batches of two messages each; base offsets 0, 6, 12."""
+    storage = MemoryStorage()
+    log = open_log(storage, index_interval_bytes=64)
+    messages = []
+    for number in range(3):
+        for n in range(3):
+            messages += append(log, plain(b"%d" % number, b"x" * n), now_us=100 * number + n)
+        if number < 2:
+            log.roll()
+    log.close()
+    return storage, messages, [segment.base_offset for segment in log.segments]
+
+
+def reopened(storage: MemoryStorage) -> PartitionLog:
+    return open_log(storage, index_interval_bytes=64, tail_bytes=0)
+
+
+@pytest.mark.parametrize("damage", ["missing", "empty", "short", "long", "garbage", "of another segment"])
+def test_a_bad_index_of_a_sealed_segment_is_rebuilt(damage: str) -> None:
+    storage, messages, _ = three_segments()
+    good = storage.read_all(FIRST_INDEX)
+    bad = {
+        "empty": b"",
+        "short": good[:-1],
+        "long": good + bytes(24),
+        "garbage": bytes(len(good)),
+        "of another segment": storage.read_all(f"{DIRECTORY}/{6:020d}.index"),
+    }
+    if damage == "missing":
+        storage.remove(FIRST_INDEX)
+    else:
+        storage.replace(FIRST_INDEX, bad[damage])
+    assert not all(finding.is_good for finding in verify(storage, DIRECTORY))
+    log = reopened(storage)
+    assert log.recovery.rebuilt_indexes == 1
+    assert read_back(log) == (messages, [])
+    header, _ = read_index_header(storage, FIRST_INDEX)
+    assert header is not None
+    assert header.flags & IndexFlags.SEALED
+    assert storage.read_all(FIRST_INDEX)[64:] == good[64:]
+    log.close()
+    assert reopened(storage).recovery.rebuilt_indexes == 0
+
+
+def test_a_segment_that_is_gone_is_reported_and_stepped_over() -> None:
+    storage, messages, _ = three_segments()
+    storage.remove(f"{DIRECTORY}/{6:020d}.log")
+    log = reopened(storage)
+    assert log.recovery.damaged == [(6, 12)]
+    assert read_back(log) == (messages[:6] + messages[12:], [(6, 12)])
+    assert read_back(log, start=8) == (messages[12:], [(8, 12)])
+    assert not storage.exists(f"{DIRECTORY}/{6:020d}.index"), "an index without a log is a leftover"
+    assert [finding.is_good for finding in verify(storage, DIRECTORY)] == [True, False]
+
+
+def test_a_sealed_segment_that_was_cut_short_is_reported_and_stepped_over() -> None:
+    storage, messages, _ = three_segments()
+    file = storage.open(f"{DIRECTORY}/{6:020d}.log")
+    whole = file.size()
+    for size in (0, 8, 64, whole // 3, whole // 2, whole - 1):
+        storage.open(f"{DIRECTORY}/{6:020d}.log").truncate(size)
+        log = reopened(storage)
+        left = size // (whole // 3) * 2
+        assert read_back(log) == (messages[: 6 + left] + messages[12:], [(6 + left, 12)])
+        assert log.recovery.damaged == [(6 + left, 12)]
+        log.close()
+        storage, messages, _ = three_segments()
+
+
+def test_bytes_behind_a_sealed_segment_are_never_served() -> None:
+    storage, messages, _ = three_segments()
+    file = storage.open(FIRST_LOG)
+    stray = storage.read_all(f"{DIRECTORY}/{12:020d}.log")
+    file.write(stray, file.size())
+    log = reopened(storage)
+    assert read_back(log)[0] == messages
+
+
+def test_damage_below_the_confirmed_size_is_rot_and_what_follows_is_kept() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    big = b"x" * 1_500_000
+    messages = [message for n in range(5) for message in append(log, plain(b"%d" % n + big))]
+    log.sync()
+    assert storage.exists(FIRST_INDEX), "the confirmed size is noted"
+    position = log.size_bytes
+    messages += append(log, plain(b"not noted, but whole"))
+    storage.open(FIRST_LOG).write(b"\xff", position // 5 + 100)
+    log = open_log(storage)
+    expected = [message for message in messages if message.offset != 1]
+    assert read_back(log) == (expected, [(1, 2)])
+    assert log.recovery.damaged == [(1, 2)]
+    assert log.recovery.truncated_bytes == 0
+    more = append(log, plain(b"goes on"))
+    assert more[0].offset == 6
+    log.close()
+    log = open_log(storage)
+    assert read_back(log) == (expected + more, [(1, 2)])
+
+
+def test_rot_at_the_very_end_of_what_was_confirmed_does_not_free_its_offsets() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    first = append(log, plain(b"a" * 2_500_000))
+    append(log, plain(b"b" * 2_500_000))
+    log.sync()
+    size = log.size_bytes
+    append(log, plain(b"unconfirmed"))
+    storage.open(FIRST_LOG).write(b"\xff" * 64, size // 2)
+    storage.open(FIRST_LOG).write(b"\xff" * 64, size)
+    log = open_log(storage)
+    assert log.recovery.damaged == [(1, 2)]
+    assert log.recovery.truncated_bytes > 0
+    more = append(log, plain(b"new"))
+    assert more[0].offset == 2
+    assert read_back(log) == (first + more, [(1, 2)])
+
+
+def test_leftovers_of_a_crash_are_cleaned_up() -> None:
+    storage, messages, _ = three_segments()
+    for name in ("00000000000000000000.log.new", "00000000000000000000.index.new", "x.index.tmp"):
+        storage.replace(f"{DIRECTORY}/{name}", b"half")
+    storage.replace(f"{DIRECTORY}/{99:020d}.index", b"an index without a log")
+    storage.replace(f"{DIRECTORY}/notes.log", b"somebody's notes")
+    log = reopened(storage)
+    assert read_back(log) == (messages, [])
+    assert {name.rpartition(".")[2] for name in storage.names(DIRECTORY)} == {"log", "index"}
+
+
+def test_an_empty_new_segment_left_by_a_roll_is_used() -> None:
+    storage, messages, _ = three_segments()
+    storage.replace(f"{DIRECTORY}/{18:020d}.log", b"")
+    log = reopened(storage)
+    assert [segment.base_offset for segment in log.segments] == [0, 6, 12, 18]
+    assert read_back(log) == (messages, [])
+    assert append(log, plain(b"next"))[0].offset == 18
+
+
+def test_damage_found_by_a_later_read_is_added_to_the_report() -> None:
+    storage, messages, _ = three_segments()
+    storage.open(FIRST_LOG).write(b"\xff", 70)
+    log = reopened(storage)
+    assert log.recovery.damaged == []
+    assert read_back(log) == (messages[2:], [(0, 2)])
+    assert log.recovery.damaged == [(0, 2)]
+
+
+def test_a_file_that_vanishes_under_us_is_an_error_and_not_a_crash() -> None:
+    storage, _, _ = three_segments()
+    log = reopened(storage)
+    storage.remove(FIRST_LOG)
+    with pytest.raises(StorageFailed, match="cannot read"):
+        log.read(0, 100, before=18)

@@ -1,0 +1,157 @@
+"""One suite for every storage: the log must not be able to tell them apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millstream.errors import DataDirLocked
+from millstream.log.lock import DirectoryLock
+from millstream.log.memory import MemoryStorage
+from millstream.log.storage import DiskStorage, Storage
+from millstream.testing.storage import SimulatedStorage
+
+KINDS: dict[str, Callable[[Path], Storage]] = {
+    "disk": DiskStorage,
+    "memory": lambda _: MemoryStorage(),
+    "simulated": lambda _: SimulatedStorage(),
+}
+
+
+@pytest.fixture(params=KINDS)
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    made = KINDS[request.param](tmp_path / "data")
+    made.make_directory("a/b")
+    return made
+
+
+def test_bytes_are_read_back_where_they_were_written(storage: Storage) -> None:
+    file = storage.open("a/b/f", create=True)
+    file.write(b"0123456789", 0)
+    file.write(memoryview(b"XY"), 3)
+    file.write(bytearray(b"!"), 10)
+    assert file.read(0, 100) == b"012XY56789!"
+    assert file.read(3, 2) == b"XY"
+    assert file.read(11, 5) == b""
+    assert file.size() == storage.size("a/b/f") == 11
+    assert file.path == "a/b/f"
+    file.sync()
+    file.close()
+
+
+def test_a_write_behind_the_end_leaves_zeros(storage: Storage) -> None:
+    file = storage.open("a/b/f", create=True)
+    file.write(b"x", 4)
+    assert file.read(0, 10) == b"\0\0\0\0x"
+
+
+def test_two_handles_see_the_same_file(storage: Storage) -> None:
+    one, two = storage.open("a/b/f", create=True), storage.open("a/b/f")
+    one.write(b"abc", 0)
+    assert two.read(0, 3) == b"abc"
+    assert storage.open("a/b/f", create=True).read(0, 3) == b"abc", "create leaves contents alone"
+
+
+def test_truncate_cuts_and_extends(storage: Storage) -> None:
+    file = storage.open("a/b/f", create=True)
+    file.write(b"abcdef", 0)
+    file.truncate(2)
+    assert storage.read_all("a/b/f") == b"ab"
+    file.truncate(4)
+    assert storage.read_all("a/b/f") == b"ab\0\0"
+
+
+def test_what_is_missing_is_said_to_be_missing(storage: Storage) -> None:
+    for attempt in (storage.open, storage.size, storage.remove, storage.read_all):
+        with pytest.raises(FileNotFoundError):
+            attempt("a/b/nothing")
+    with pytest.raises(FileNotFoundError):
+        storage.open("no/directory/f", create=True)
+    with pytest.raises(FileNotFoundError):
+        storage.rename("a/b/nothing", "a/b/f")
+    with pytest.raises(FileNotFoundError):
+        storage.sync_directory("no/directory")
+    assert not storage.exists("a/b/nothing")
+    assert storage.names("no/directory") == []
+
+
+def test_names_are_sorted_and_include_directories(storage: Storage) -> None:
+    for name in ("z", "m", "c"):
+        storage.open(f"a/{name}", create=True).close()
+    assert storage.names("a") == ["b", "c", "m", "z"]
+    assert storage.names("") == ["a"]
+    assert storage.exists("a")
+    assert storage.exists("a/z")
+
+
+def test_rename_replaces_its_target(storage: Storage) -> None:
+    storage.replace("a/b/old", b"new contents")
+    storage.replace("a/b/new", b"old contents, longer")
+    storage.rename("a/b/old", "a/b/new")
+    storage.sync_directory("a/b")
+    assert storage.names("a/b") == ["new"]
+    assert storage.read_all("a/b/new") == b"new contents"
+
+
+def test_replace_leaves_nothing_beside_the_file(storage: Storage) -> None:
+    storage.replace("a/b/f", b"a longer text")
+    storage.replace("a/b/f", b"short")
+    assert storage.read_all("a/b/f") == b"short"
+    assert storage.names("a/b") == ["f"]
+
+
+def test_a_handle_survives_the_removal_of_its_name(storage: Storage) -> None:
+    """A thread may be reading a segment that is being replaced."""
+    file = storage.open("a/b/f", create=True)
+    file.write(b"still here", 0)
+    storage.remove("a/b/f")
+    assert not storage.exists("a/b/f")
+    assert file.read(0, 10) == b"still here"
+
+
+def test_remove_tree_takes_everything_below(storage: Storage) -> None:
+    storage.make_directory("a/b/c/d")
+    storage.replace("a/b/c/f", b"x")
+    storage.replace("a/bystander", b"x")
+    storage.remove_tree("a/b")
+    storage.remove_tree("a/b")
+    assert storage.names("a") == ["bystander"]
+
+
+def test_making_a_directory_twice_is_fine(storage: Storage) -> None:
+    storage.make_directory("a/b")
+    storage.make_directory("x")
+    assert storage.names("") == ["a", "x"]
+
+
+def test_disk_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data)[:3], at))
+    storage = DiskStorage(tmp_path)
+    file = storage.open("f", create=True)
+    file.write(b"0123456789", 0)
+    assert storage.read_all("f") == b"0123456789"
+
+
+def test_disk_does_not_spin_when_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: 0)
+    with pytest.raises(OSError, match="no progress"):
+        DiskStorage(tmp_path).open("f", create=True).write(b"x", 0)
+
+
+def test_disk_reports_free_space(tmp_path: Path) -> None:
+    assert DiskStorage(tmp_path).free_bytes() > 0
+
+
+def test_lock_keeps_a_second_broker_out_and_names_the_first(tmp_path: Path) -> None:
+    first, second = DirectoryLock(tmp_path), DirectoryLock(tmp_path)
+    first.acquire()
+    with pytest.raises(DataDirLocked, match=str(os.getpid())):
+        second.acquire()
+    first.release()
+    first.release()
+    second.acquire()
+    second.release()
