@@ -1,0 +1,100 @@
+"""Background housekeeping: retention, compaction, forgotten groups, and an eye on the free disk space."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+import structlog
+
+from millstream.broker.groups import Groups
+from millstream.broker.metrics import Metrics
+from millstream.broker.partition import Partition
+from millstream.broker.state import StateLog
+from millstream.broker.topics import PartitionOpener, Topics
+from millstream.errors import StorageFailed
+from millstream.log.compaction import Compaction
+from millstream.log.retention import Retention
+from millstream.topics import TopicConfig
+
+__all__ = ["Cleanup"]
+
+_log = structlog.get_logger("millstream.cleanup")
+
+#: State logs hold the newest fact of each key and nothing else, so their deletion markers need not stay.
+_STATE_CONFIG: Final = TopicConfig(cleanup="compact", tombstone_retention_ms=0, retention_ms=0)
+#: Back to normal only with some room to spare, so that the broker does not flap at the limit.
+_FREE_BYTES_FACTOR: Final = 1.1
+
+
+class _Host(Protocol):
+    metrics: Metrics
+    topics: Topics
+    groups: Groups
+    read_only: str | None
+
+
+class Cleanup:
+    """One round at a time; blocking work runs in a thread, and only the swap of files on the loop."""
+
+    def __init__(self, host: _Host, opener: PartitionOpener, state_logs: list[StateLog]) -> None:
+        self._host = host
+        self._opener = opener
+        self._state_logs = state_logs
+
+    async def run(self) -> None:
+        for partition, config in list(self._work()):
+            if partition.failed is not None:
+                continue
+            try:
+                if config.deletes:
+                    self._retain(partition, config)
+                if config.compacts:
+                    await self._compact(partition, config)
+            except (OSError, StorageFailed) as error:
+                _log.error("cleanup failed", directory=partition.log.directory, reason=str(error))
+            await asyncio.sleep(0)
+        await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms)
+
+    def _work(self) -> Iterator[tuple[Partition, TopicConfig]]:
+        for topic, partition in self._host.topics.open_partitions():
+            yield partition, topic.config
+        for log in self._state_logs:
+            yield log.partition, _STATE_CONFIG
+
+    def _retain(self, partition: Partition, config: TopicConfig) -> None:
+        retention = Retention(
+            max_age_ms=config.retention_ms or None,
+            max_bytes=config.retention_bytes or None,
+            max_messages=config.retention_messages or None,
+        )
+        removed = partition.log.retain(retention, self._opener.clock.now_us())
+        self._host.metrics.segments_deleted += removed
+        if removed:
+            _log.info("segments deleted", directory=partition.log.directory, segments=removed)
+
+    async def _compact(self, partition: Partition, config: TopicConfig) -> None:
+        """Rewrite in a thread, swap on the loop.  Traffic goes on meanwhile."""
+        compaction = Compaction.plan(
+            partition.log,
+            now_us=self._opener.clock.now_us(),
+            tombstone_retention_ms=config.tombstone_retention_ms,
+        )
+        if compaction is None:
+            return
+        await self._opener.loop.run_in_executor(None, compaction.rewrite)
+        if compaction.swap():
+            self._host.metrics.compactions += 1
+            _log.info("compacted", directory=partition.log.directory)
+
+    async def watch_disk(self) -> None:
+        """Go read-only before the disk is full, and back when there is room again."""
+        free = self._opener.storage.free_bytes()
+        limit = self._opener.settings.storage.free_bytes_min
+        if self._host.read_only is None and free < limit:
+            self._host.read_only = f"the disk has {free} bytes left, below storage.free_bytes_min ({limit})"
+            _log.error("read-only", reason=self._host.read_only)
+        elif self._host.read_only is not None and free >= limit * _FREE_BYTES_FACTOR:
+            self._host.read_only = None
+            _log.warning("accepting messages again", free_bytes=free)

@@ -1,0 +1,137 @@
+"""Group commit: one round of fdatasync at a time, shared by everything that was written while the last one ran.
+
+The event loop never waits for a disk.  Partitions that wrote something ask for a commit; the committer's thread syncs
+their files and the loop is told what is durable.  Under load the rounds grow by themselves: the slower the disk, the
+more publishes share a round.  Many dirty files are synced by several threads at once, because the file system joins
+syncs that are in flight together; one or two files are not worth the hand-over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+__all__ = ["Commit", "Committable", "Committer"]
+
+_PARALLEL_FILES_MIN: Final = 4
+_PARALLEL_THREADS: Final = 8
+#: Peers that were just answered will write again within a round trip; waiting this part of a round for them makes the
+#: next round larger (measured: 16 producers gain a third on a disk of 2 ms).
+_GATHER_SHARE: Final = 0.1
+_GATHER_S_MAX: Final = 0.002
+
+
+class Syncable(Protocol):
+    def sync(self) -> None: ...
+
+
+class Committable(Protocol):
+    """What can be committed: a partition."""
+
+    def begin_commit(self) -> tuple[Sequence[Syncable], int]:
+        """Hand over the files to sync and the offset up to which a successful sync makes the log durable."""
+
+    def end_commit(self, durable_to: int, error: Exception | None) -> int:
+        """The sync is done or has failed; returns how many publishes this answered."""
+
+
+@dataclass(slots=True)
+class Commit:
+    """One round."""
+
+    parts: list[tuple[Committable, Sequence[Syncable], int]]
+    errors: dict[int, Exception]
+    seconds: float = 0.0
+
+
+class Committer:
+    """Owns the sync thread.  All methods are called on the event loop."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, *, on_round: Callable[[float, int], None] | None = None
+    ) -> None:
+        self._loop = loop
+        self._on_round = on_round
+        self._dirty: dict[Committable, None] = {}
+        self._running = False
+        self._round_s = 0.0001
+        self._jobs: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._work, name="millstream-commit", daemon=True)
+        self._thread.start()
+
+    def request(self, partition: Committable) -> None:
+        """Commit this partition with the next round."""
+        self._dirty[partition] = None
+        if not self._running:
+            self._running = True
+            self._idle.clear()
+            # At the end of this turn of the loop: everything that is ready now shares the round.
+            self._loop.call_soon(self._start)
+
+    async def drain(self) -> None:
+        """Wait until nothing is being committed."""
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        await self.drain()
+        self._jobs.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _start(self) -> None:
+        dirty, self._dirty = self._dirty, {}
+        if not dirty:
+            self._running = False
+            self._idle.set()
+            return
+        self._jobs.put(Commit([(partition, *partition.begin_commit()) for partition in dirty], {}))
+
+    def _work(self) -> None:
+        while (commit := self._jobs.get()) is not None:
+            started = time.perf_counter()
+            self._sync(commit)
+            commit.seconds = time.perf_counter() - started
+            try:
+                self._loop.call_soon_threadsafe(self._done, commit)
+            except RuntimeError:  # the loop was closed under us: the process is ending
+                return
+
+    def _sync(self, commit: Commit) -> None:
+        work = [(place, file) for place, (_, files, _) in enumerate(commit.parts) for file in files]
+
+        def sync_one(item: tuple[int, Syncable]) -> None:
+            place, file = item
+            try:
+                file.sync()
+            except Exception as error:  # whatever went wrong, this partition must not be confirmed
+                commit.errors.setdefault(place, error)
+
+        if len(work) < _PARALLEL_FILES_MIN:
+            for item in work:
+                sync_one(item)
+        else:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_PARALLEL_THREADS, thread_name_prefix="millstream-sync")
+            list(self._pool.map(sync_one, work))
+
+    def _done(self, commit: Commit) -> None:
+        self._round_s += (commit.seconds - self._round_s) * 0.1
+        answered = 0
+        for place, (partition, _, durable_to) in enumerate(commit.parts):
+            answered += partition.end_commit(durable_to, commit.errors.get(place))
+        if self._on_round is not None:
+            self._on_round(commit.seconds, sum(len(files) for _, files, _ in commit.parts))
+        if answered > 1:
+            self._loop.call_later(min(_GATHER_S_MAX, self._round_s * _GATHER_SHARE), self._start)
+        else:
+            self._start()

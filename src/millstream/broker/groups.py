@@ -1,0 +1,447 @@
+"""Stream groups at run time: the pure core's decisions are recorded, then made visible, then told to the members.
+
+Requests of one group are served one after another.  A decision that changes the group is a fact in the state log before
+anybody acts on it; a heartbeat that changes nothing costs no write.  Only sessions (who was heard when) live in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Final, Protocol, TypeAlias
+
+import structlog
+
+from millstream.broker.metrics import Metrics
+from millstream.broker.state import StateLog
+from millstream.clock import Clock
+from millstream.errors import GroupNotEmpty, GroupNotFound, InvalidArgument, UnknownMember
+from millstream.groups.core import (
+    decide_expire,
+    decide_heartbeat,
+    decide_join,
+    decide_leave,
+    decide_refresh,
+    new_group,
+    validate_commit,
+)
+from millstream.groups.documents import from_document, to_document
+from millstream.groups.offsets import (
+    Bounds,
+    Committed,
+    OffsetTable,
+    ResetTo,
+    Shift,
+    ToEarliest,
+    ToLatest,
+    ToOffset,
+    ToTimestamp,
+    committed_from_document,
+    committed_to_document,
+    decide_commit,
+    decide_reset,
+)
+from millstream.groups.ownership import group_phase
+from millstream.groups.records import (
+    GroupState,
+    Heartbeat,
+    Join,
+    Leave,
+    RebalanceProtocol,
+    Reply,
+    Strategy,
+    TopicPartition,
+    Transition,
+    name_member,
+)
+from millstream.groups.sessions import Sessions
+from millstream.names import check_group
+from millstream.wire import calls
+
+__all__ = ["Groups", "GroupsHost"]
+
+_log = structlog.get_logger("millstream.groups")
+
+#: A gap this long between two looks at the members means that the broker, not a member, was away.
+_PAUSE_MS: Final = 5_000
+
+_GroupKey: TypeAlias = tuple[str, str]
+
+
+class GroupsHost(Protocol):
+    """What groups ask of the broker around them."""
+
+    def partition_counts(self, namespace: str) -> Mapping[str, int]: ...
+
+    def bounds(self, namespace: str, partition: TopicPartition) -> Bounds: ...
+
+    def offset_at_time(self, namespace: str, partition: TopicPartition, time_us: int) -> int: ...
+
+    def append_time_us(self, namespace: str, partition: TopicPartition, offset: int) -> int | None: ...
+
+
+class _Group:
+    """One group: its recorded state, and what a restart may forget."""
+
+    def __init__(self, namespace: str, name: str, state: GroupState) -> None:
+        self.namespace = namespace
+        self.name = name
+        self.state = state
+        self.sessions = Sessions()
+        self.offsets = OffsetTable(name)
+        self.lock = asyncio.Lock()
+        #: How to reach the members that are connected.
+        self.push: dict[str, Callable[[object], None]] = {}
+
+
+class Groups:
+    """All stream groups of the broker."""
+
+    def __init__(
+        self, host: GroupsHost, log: StateLog, *, clock: Clock, metrics: Metrics, draw_suffix: Callable[[], str]
+    ) -> None:
+        self._host = host
+        self._log = log
+        self._clock = clock
+        self._metrics = metrics
+        self._draw_suffix = draw_suffix
+        self._groups: dict[_GroupKey, _Group] = {}
+        self._expired_at_ms = clock.monotonic_ms()
+
+    # --- recovery ------------------------------------------------------------------------------------------------
+
+    def replay(self, documents: Mapping[str, Any]) -> None:
+        for key, document in documents.items():
+            kind, namespace, name, *rest = key.split("/")
+            group = self._groups.get((namespace, name))
+            if group is None:
+                state = new_group(name, now_ms=self._now_ms())
+                group = self._groups[namespace, name] = _Group(namespace, name, state)
+            if kind == "group":
+                group.state = from_document(document)
+                group.sessions.follow(group.state, now_ms=self._clock.monotonic_ms())
+            elif kind == "offset":
+                partition = TopicPartition(rest[0], int(rest[1]))
+                group.offsets.replay(partition, committed_from_document(document))
+
+    # --- members -------------------------------------------------------------------------------------------------
+
+    async def join(
+        self, namespace: str, call: calls.JoinGroup, *, client_id: str, address: str, push: Callable[[object], None]
+    ) -> calls.Assignment:
+        group = self._get_or_new(namespace, call.group)
+        command = Join(
+            member_id=call.member_id or name_member(client_id or "member", self._draw_suffix()),
+            client_id=client_id,
+            address=address,
+            topics=tuple(call.topics),
+            instance_id=call.instance_id,
+            session_ms=call.session_ms,
+            rebalance_ms=call.rebalance_ms,
+            strategy=Strategy(call.strategy),
+            protocol=RebalanceProtocol(call.protocol),
+        )
+        async with group.lock:
+            topics = self._host.partition_counts(namespace)
+            transition = decide_join(group.state, command, topics=topics, now_ms=self._now_ms())
+            await self._apply(group, transition)
+            self._groups[namespace, call.group] = group
+            group.sessions.touch(command.member_id, now_ms=self._clock.monotonic_ms())
+            group.push[command.member_id] = push
+        return _assignment(transition.reply)
+
+    async def heartbeat(
+        self, namespace: str, call: calls.HeartbeatGroup, *, push: Callable[[object], None]
+    ) -> calls.Assignment:
+        group = self._get(namespace, call.group)
+        owned = frozenset(TopicPartition(entry.topic, number) for entry in call.owned for number in entry.partitions)
+        async with group.lock:
+            transition = decide_heartbeat(group.state, Heartbeat(call.member_id, call.generation, owned))
+            await self._apply(group, transition)
+            group.sessions.touch(call.member_id, generation=call.generation, now_ms=self._clock.monotonic_ms())
+            group.push[call.member_id] = push
+        return _assignment(transition.reply)
+
+    async def leave(self, namespace: str, call: calls.LeaveGroup, *, permanent: bool = False) -> None:
+        group = self._get(namespace, call.group)
+        async with group.lock:
+            topics = self._host.partition_counts(namespace)
+            command = Leave(call.member_id, permanent)
+            await self._apply(group, decide_leave(group.state, command, topics=topics, now_ms=self._now_ms()))
+
+    async def evict(self, namespace: str, call: calls.EvictMember) -> None:
+        group = self._get(namespace, call.group)
+        if call.member_id not in group.state.members:
+            raise UnknownMember(f"{call.member_id!r} is not a member of group {call.group!r}")
+        await self.leave(namespace, calls.LeaveGroup(group=call.group, member_id=call.member_id), permanent=True)
+
+    async def expire(self) -> None:
+        """Remove members that are late.  Called every fraction of a second."""
+        now_ms = self._clock.monotonic_ms()
+        paused = now_ms - self._expired_at_ms > _PAUSE_MS
+        self._expired_at_ms = now_ms
+        if paused:
+            # This process stood still (suspended, swapped out): nobody could be heard, so nobody is late.
+            for group in self._groups.values():
+                group.sessions = Sessions()
+                group.sessions.follow(group.state, now_ms=now_ms)
+            return
+        for group in list(self._groups.values()):
+            if not group.state.members or not group.sessions.late(group.state, now_ms=now_ms):
+                continue
+            async with group.lock:
+                late = group.sessions.late(group.state, now_ms=self._clock.monotonic_ms())
+                for member_id, reason in late.items():
+                    _log.warning("member removed", group=group.name, member=member_id, reason=reason)
+                topics = self._host.partition_counts(group.namespace)
+                await self._apply(group, decide_expire(group.state, late, topics=topics, now_ms=self._now_ms()))
+
+    async def refresh(self, namespace: str) -> None:
+        """Topics came, went or grew: follow them."""
+        topics = self._host.partition_counts(namespace)
+        for group in [group for group in self._groups.values() if group.namespace == namespace]:
+            if group.state.members:
+                async with group.lock:
+                    await self._apply(group, decide_refresh(group.state, topics=topics, now_ms=self._now_ms()))
+
+    def disconnected(self, push: Callable[[object], None]) -> None:
+        """A connection ended.  Its members stay until their session runs out: most of them come back."""
+        for group in self._groups.values():
+            for member_id in [member_id for member_id, known in group.push.items() if known == push]:
+                del group.push[member_id]
+
+    async def _apply(self, group: _Group, transition: Transition[Any]) -> None:
+        """Record a decision, then let it be seen."""
+        if transition.state is not group.state:
+            document = to_document(transition.state)
+            await self._log.record({f"group/{group.namespace}/{group.name}": document}, now_us=self._clock.now_us())
+            if transition.state.generation != group.state.generation:
+                self._metrics.rebalances += 1
+            group.state = transition.state
+            group.sessions.follow(group.state, now_ms=self._clock.monotonic_ms())
+            for member_id in group.push.keys() - group.state.members.keys():
+                del group.push[member_id]
+        for member_id in transition.nudged:
+            push = group.push.get(member_id)
+            if push is not None:
+                push({"group": group.name, "generation": group.state.generation})
+
+    # --- offsets -------------------------------------------------------------------------------------------------
+
+    async def commit(self, namespace: str, call: calls.CommitOffsets) -> None:
+        """Move positions.  All of them are checked before any is recorded, and they are recorded together."""
+        group = self._get_or_new(namespace, call.group)
+        counts = self._host.partition_counts(namespace)
+        moved: dict[TopicPartition, Committed] = {}
+        async with group.lock:
+            for entry in call.offsets:
+                partition = TopicPartition(entry.topic, entry.partition)
+                if not 0 <= entry.partition < counts.get(entry.topic, 0):
+                    raise InvalidArgument(f"there is no partition {partition} to commit an offset for")
+                validate_commit(
+                    group.state, member_id=call.member_id or None, generation=call.generation, partition=partition
+                )
+                moved[partition] = decide_commit(entry.offset, metadata=entry.metadata, now_ms=self._now_ms())
+            await self._record_offsets(group, moved)
+            self._groups[namespace, call.group] = group
+        self._metrics.offsets_committed += len(moved)
+
+    def committed(self, namespace: str, call: calls.CommittedOffsets) -> list[calls.OffsetEntry]:
+        group = self._groups.get((namespace, check_group(call.group)))
+        if group is None:
+            return []
+        return [
+            calls.OffsetEntry(topic=at.topic, partition=at.partition, offset=value.offset, metadata=value.metadata)
+            for at, value in group.offsets
+            if call.topics is None or at.topic in call.topics
+        ]
+
+    async def reset(self, namespace: str, call: calls.ResetOffsets) -> list[calls.OffsetEntry]:
+        group = self._get(namespace, call.group)
+        count = self._host.partition_counts(namespace).get(call.topic)
+        if count is None:
+            raise InvalidArgument(f"topic {call.topic!r} does not exist")
+        numbers = range(count) if call.partitions is None else call.partitions
+        if any(not 0 <= number < count for number in numbers):
+            raise InvalidArgument(f"topic {call.topic!r} has partitions 0 to {count - 1}")
+        partitions = [TopicPartition(call.topic, number) for number in numbers]
+        bounds = {partition: self._host.bounds(namespace, partition) for partition in partitions}
+        target = self._reset_target(namespace, call, partitions)
+        async with group.lock:
+            self._check_empty(group)
+            plan = decide_reset(group.offsets, target, partitions=partitions, bounds=bounds)
+            if not call.dry_run:
+                now_ms = self._now_ms()
+                moved = {step.partition: decide_commit(step.after, now_ms=now_ms) for step in plan}
+                await self._record_offsets(group, moved)
+        return [
+            calls.OffsetEntry(topic=step.partition.topic, partition=step.partition.partition, offset=step.after)
+            for step in plan
+        ]
+
+    def _reset_target(self, namespace: str, call: calls.ResetOffsets, partitions: Iterable[TopicPartition]) -> ResetTo:
+        if call.to == "earliest":
+            return ToEarliest()
+        if call.to == "latest":
+            return ToLatest()
+        if call.value is None:
+            raise InvalidArgument(f"a reset to {call.to!r} needs a value")
+        if call.to == "offset":
+            return ToOffset(call.value)
+        if call.to == "shift":
+            return Shift(call.value)
+        at_us = call.value * 1000
+        return ToTimestamp(call.value, {p: self._host.offset_at_time(namespace, p, at_us) for p in partitions})
+
+    async def _record_offsets(self, group: _Group, moved: Mapping[TopicPartition, Committed | None]) -> None:
+        if not moved:
+            return
+        prefix = f"offset/{group.namespace}/{group.name}"
+        facts = {
+            f"{prefix}/{at.topic}/{at.partition}": None if value is None else committed_to_document(value)
+            for at, value in moved.items()
+        }
+        await self._log.record(facts, now_us=self._clock.now_us())
+        for at, value in moved.items():
+            group.offsets.replay(at, value)
+
+    async def forget_topic(self, namespace: str, topic: str) -> None:
+        """A topic was deleted: a new one of its name must not start in the middle."""
+        for group in [group for group in self._groups.values() if group.namespace == namespace]:
+            async with group.lock:
+                await self._record_offsets(group, dict.fromkeys(group.offsets.of_topic(topic)))
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def summaries(self, namespace: str) -> list[calls.GroupSummary]:
+        return [
+            calls.GroupSummary(
+                name=group.name,
+                state=group_phase(group.state).value,
+                members=len(group.state.members),
+                topics=sorted({at.topic for at, _ in group.offsets} | _topics_of(group.state.members.values())),
+                generation=group.state.generation,
+            )
+            for _, group in sorted(self._groups.items())
+            if group.namespace == namespace
+        ]
+
+    def describe(self, namespace: str, name: str) -> calls.GroupInfo:
+        group = self._get(namespace, name)
+        state = group.state
+        now_ms = self._clock.monotonic_ms()
+        members = [
+            calls.MemberInfo(
+                member_id=member.member_id,
+                client_id=member.client_id,
+                address=member.address,
+                instance_id=member.instance_id,
+                topics=list(member.topics),
+                partitions=_by_topic(member.owned),
+                last_heartbeat_ms_ago=group.sessions.silent_ms(member.member_id, now_ms=now_ms) or 0,
+            )
+            for member in state.members.values()
+        ]
+        return calls.GroupInfo(
+            name=name,
+            state=group_phase(group.state).value,
+            generation=state.generation,
+            strategy=state.strategy.value,
+            protocol=state.protocol.value,
+            members=members,
+            lag=self._lag(group),
+        )
+
+    def _lag(self, group: _Group) -> list[calls.GroupLag]:
+        namespace = group.namespace
+        counts = self._host.partition_counts(namespace)
+        holders = {at: member.member_id for member in group.state.members.values() for at in member.owned}
+        known = {at for at, _ in group.offsets} | holders.keys()
+        known |= {at for member in group.state.members.values() for at in member.target}
+        partitions = sorted(at for at in known if at.partition < counts.get(at.topic, 0))
+        bounds = {at: self._host.bounds(namespace, at) for at in partitions}
+        now_us = self._clock.now_us()
+        lines: list[calls.GroupLag] = []
+        for at, lag in group.offsets.lag(bounds).items():
+            oldest_us = self._host.append_time_us(namespace, at, lag.end - lag.messages) if lag.messages else None
+            lines.append(
+                calls.GroupLag(
+                    topic=at.topic,
+                    partition=at.partition,
+                    committed=lag.committed,
+                    end=lag.end,
+                    lag=lag.messages,
+                    lag_ms=max(0, now_us - oldest_us) // 1000 if oldest_us is not None else 0,
+                    member_id=holders.get(at),
+                )
+            )
+        return lines
+
+    async def delete(self, namespace: str, name: str) -> None:
+        group = self._get(namespace, name)
+        async with group.lock:
+            self._check_empty(group)
+            facts: dict[str, Any] = {f"group/{namespace}/{name}": None}
+            facts |= {f"offset/{namespace}/{name}/{at.topic}/{at.partition}": None for at, _ in group.offsets}
+            await self._log.record(facts, now_us=self._clock.now_us())
+            self._groups.pop((namespace, name), None)
+
+    async def forget_idle(self, retention_ms: int) -> None:
+        """Drop groups that have had no members for long; 0 keeps them."""
+        if not retention_ms:
+            return
+        now_ms = self._now_ms()
+        for group in list(self._groups.values()):
+            newest = max((value.committed_at_ms for _, value in group.offsets), default=0)
+            idle_since_ms = max(newest, group.state.emptied_at_ms or 0)
+            if not group.state.members and not group.lock.locked() and now_ms - idle_since_ms > retention_ms:
+                _log.info("group forgotten", group=group.name, idle_ms=now_ms - idle_since_ms)
+                await self.delete(group.namespace, group.name)
+
+    def readers_of(self, namespace: str, topic: str) -> list[str]:
+        """Groups with members that hold partitions of a topic."""
+        return [
+            group.name
+            for group in self._groups.values()
+            if group.namespace == namespace
+            and any(at.topic == topic for member in group.state.members.values() for at in member.owned)
+        ]
+
+    def _get_or_new(self, namespace: str, name: str) -> _Group:
+        """The group, or a new one that is not known to anybody until something about it is recorded."""
+        group = self._groups.get((namespace, check_group(name)))
+        return group or _Group(namespace, name, new_group(name, now_ms=self._now_ms()))
+
+    @staticmethod
+    def _check_empty(group: _Group) -> None:
+        if group.state.members:
+            raise GroupNotEmpty(f"group {group.name!r} has {len(group.state.members)} members; stop them first")
+
+    def _get(self, namespace: str, name: str) -> _Group:
+        group = self._groups.get((namespace, check_group(name)))
+        if group is None:
+            raise GroupNotFound(f"group {name!r} does not exist in namespace {namespace!r}")
+        return group
+
+    def _now_ms(self) -> int:
+        return self._clock.now_us() // 1000
+
+
+def _topics_of(members: Iterable[Any]) -> set[str]:
+    return {name for member in members for name in member.topics}
+
+
+def _assignment(reply: Reply) -> calls.Assignment:
+    return calls.Assignment(
+        member_id=reply.member_id,
+        generation=reply.generation,
+        partitions=_by_topic(reply.assigned),
+        pending=_by_topic(reply.waiting),
+    )
+
+
+def _by_topic(partitions: Collection[TopicPartition]) -> list[calls.TopicPartitions]:
+    numbers: dict[str, list[int]] = {}
+    for at in sorted(partitions):
+        numbers.setdefault(at.topic, []).append(at.partition)
+    return [calls.TopicPartitions(topic=topic, partitions=entries) for topic, entries in numbers.items()]

@@ -1,0 +1,343 @@
+"""One partition at run time: sole writer of its log, keeper of what is visible, and of who waits for more.
+
+Publishes are collected while one network read is handled and appended together by `flush`.  Each is answered when it is
+as durable as its policy promises; readers see a message no earlier than that, so nobody ever acts on a message that a
+power cut can take back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+from millstream.broker.committer import Committer, Syncable
+from millstream.broker.metrics import Metrics
+from millstream.clock import Clock
+from millstream.errors import MillstreamError, OffsetOutOfRange, PayloadTooLarge, StorageFailed
+from millstream.log.partition import Chunk, PartitionLog
+from millstream.log.segment import Verified
+from millstream.records import BatchHeader, check_batch, largest_message_bytes
+
+__all__ = [
+    "LABEL_DISK",
+    "LABEL_MEMORY",
+    "LABEL_OS",
+    "FetchAnswer",
+    "FetchHandle",
+    "FetchReply",
+    "Partition",
+    "PublishReply",
+]
+
+LABEL_MEMORY: Final = 1
+LABEL_OS: Final = 2
+LABEL_DISK: Final = 3
+_SYNCED: Final = frozenset(("group", "always"))
+
+#: Called once per publish: (error or None, label, base offset, append time, was it a repetition).
+PublishReply: TypeAlias = Callable[[MillstreamError | None, int, int, int, bool], None]
+
+
+class FetchAnswer(NamedTuple):
+    """Whole batches from the offset asked for on; none when the wait ended without any."""
+
+    buffers: Sequence[bytes]
+    next_offset: int
+    high_watermark: int
+    start_offset: int
+    #: Offsets that were stepped over because they are damaged on disk: first, and first after.
+    damaged: tuple[int, int] | None
+
+
+#: Called once per fetch.
+FetchReply: TypeAlias = Callable[[FetchAnswer | MillstreamError], None]
+
+
+#: Submitted, not yet appended: the batch (borrowed from the network's buffer), its header, fsync, whom to answer.
+_Pending: TypeAlias = tuple[memoryview, BatchHeader, str, PublishReply | None]
+#: Appended, waiting to be durable: base offset, next offset, append time, whom to answer, whether it is a repetition.
+_Parked: TypeAlias = tuple[int, int, int, PublishReply | None, bool]
+
+
+class FetchHandle:
+    """A fetch that reached the end of the log and waits for more."""
+
+    __slots__ = ("_partition", "max_bytes", "offset", "reply", "timer")
+
+    def __init__(self, partition: Partition, offset: int, max_bytes: int, reply: FetchReply) -> None:
+        self._partition = partition
+        self.offset = offset
+        self.max_bytes = max_bytes
+        self.reply = reply
+        self.timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """Forget the fetch; it is not answered."""
+        self._partition.forget(self)
+
+
+class Partition:
+    """The log of one partition with its traffic."""
+
+    def __init__(
+        self,
+        log: PartitionLog,
+        *,
+        uid: int,
+        committer: Committer | None,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        metrics: Metrics,
+        on_flush_needed: Callable[[Partition], None],
+        on_failed: Callable[[Partition, str], None],
+    ) -> None:
+        """Without a committer the log lives in memory and every confirmation says so."""
+        self.log = log
+        self.uid = uid
+        self.high_watermark = log.next_offset
+        self.failed: str | None = None
+        self.needs_interval_sync = False
+        self._committer = committer
+        self._clock = clock
+        self._loop = loop
+        self._metrics = metrics
+        self._on_flush_needed = on_flush_needed
+        self._on_failed = on_failed
+        self._pending: list[_Pending] = []
+        #: The last batch that each producer has among the pending ones.
+        self._pending_of: dict[int, BatchHeader] = {}
+        self._durable_offset = log.next_offset
+        self._committing = False
+        self._retired: asyncio.Event | None = None
+        self._parked: deque[_Parked] = deque()
+        self._waiters: dict[FetchHandle, None] = {}
+
+    @property
+    def is_durable(self) -> bool:
+        return self._committer is not None
+
+    # --- publish -------------------------------------------------------------------------------------------------
+
+    def publish(self, batch: memoryview, *, fsync: str, max_message_bytes: int, reply: PublishReply | None) -> None:
+        """Take a batch as it came from a producer; the buffer is borrowed until `flush`.
+
+        Raises MillstreamError when the batch can never be stored; then `reply` is not called.
+        """
+        if self.failed is not None:
+            raise StorageFailed(self.failed)
+        header = check_batch(batch, 0, len(batch))
+        if header.length > max_message_bytes or header.codec:
+            largest = largest_message_bytes(batch, header, max_message_bytes)
+            if largest > max_message_bytes:
+                raise PayloadTooLarge(f"a message has {largest} bytes, the topic allows {max_message_bytes}")
+        producer = header.producer
+        if producer:
+            duplicate = self.log.producers.check(header, self._pending_of.get(producer))
+            if duplicate is not None:
+                self._repeat(header, duplicate.base_offset, duplicate.append_time_us, reply)
+                return
+            self._pending_of[producer] = header
+        if not self._pending:
+            self._on_flush_needed(self)
+        self._pending.append((batch, header, fsync, reply))
+
+    def flush(self) -> None:
+        """Append everything that was published since the last flush, in one write."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        log = self.log
+        if self._pending_of:
+            self._pending_of = {}
+        bytes_before = log.size_bytes
+        try:
+            first = log.append([p[0] for p in pending], [p[1].count for p in pending], self._clock.now_us())
+        except StorageFailed as error:
+            self._refuse(pending, error)
+            return
+        append_time_us = log.last_append_us
+        sync_asked = False
+        memory = self._committer is None
+        base = first
+        for _, header, fsync, reply in pending:
+            end = base + header.count
+            if header.producer:
+                log.producers.record(header, base, append_time_us)
+            if memory:
+                if reply is not None:
+                    reply(None, LABEL_MEMORY, base, append_time_us, False)
+            elif fsync in _SYNCED:
+                sync_asked = True
+                self._parked.append((base, end, append_time_us, reply, False))
+            else:
+                if fsync == "interval":
+                    self.needs_interval_sync = True
+                if reply is not None:
+                    reply(None, LABEL_OS, base, append_time_us, False)
+            base = end
+        metrics = self._metrics
+        metrics.batches_published += len(pending)
+        metrics.messages_published += base - first
+        metrics.bytes_published += log.size_bytes - bytes_before
+        # A full segment is sealed under every policy: it bounds what recovery must scan and what stays in memory.
+        if (sync_asked or log.seals_pending) and self._committer is not None:
+            self._committer.request(self)
+        elif memory and log.seals_pending:
+            log.sync()
+        if not self._parked:
+            self._advance(self.log.next_offset)
+
+    def _refuse(self, pending: Sequence[_Pending], error: StorageFailed) -> None:
+        """Nothing was stored; say so."""
+        self._metrics.publish_failures += len(pending)
+        if self.log.failure is not None:
+            self.fail(self.log.failure)
+        for _, _, _, reply in pending:
+            if reply is not None:
+                reply(error, 0, 0, 0, False)
+
+    def _repeat(self, header: BatchHeader, base: int, append_time_us: int, reply: PublishReply | None) -> None:
+        """Answer a batch that is stored already, when it is durable."""
+        self._metrics.duplicates += 1
+        if reply is None:
+            return
+        end = base + header.count
+        if self._parked and end > self._parked[0][0]:
+            # The original is on its way to the disk: this answer must not overtake it.
+            self._parked.append((base, max(end, self._parked[-1][1]), append_time_us, reply, True))
+            return
+        synced = end <= self._durable_offset
+        reply(
+            None,
+            LABEL_MEMORY if self._committer is None else LABEL_DISK if synced else LABEL_OS,
+            base,
+            append_time_us,
+            True,
+        )
+
+    # --- the end -------------------------------------------------------------------------------------------------
+
+    async def retire(self, error: MillstreamError) -> None:
+        """Let go of the log: nobody is answered any more but with this error, and no thread uses its files."""
+        self._retired = asyncio.Event()
+        self.failed = str(error)
+        self.cancel_all(error)
+        parked, self._parked = self._parked, deque()
+        for _, _, _, reply, _ in parked:
+            if reply is not None:
+                reply(error, 0, 0, 0, False)
+        if self._committing:
+            await self._retired.wait()
+        self.log.close()
+
+    # --- commit --------------------------------------------------------------------------------------------------
+
+    def begin_commit(self) -> tuple[Sequence[Syncable], int]:
+        self.needs_interval_sync = False
+        self._committing = True
+        return self.log.dirty_files(), self.log.next_offset
+
+    def end_commit(self, durable_to: int, error: Exception | None) -> int:
+        self._committing = False
+        if self._retired is not None:
+            self._retired.set()
+            return 0
+        if error is not None:
+            problem = getattr(error, "strerror", None) or repr(error)
+            self.fail(f"the disk failed to sync ({problem}); what was not confirmed is in doubt")
+            return 0
+        self.log.mark_durable(durable_to)
+        self._durable_offset = durable_to
+        parked, answered = self._parked, 0
+        while parked and parked[0][1] <= durable_to:
+            base, _, append_time_us, reply, duplicate = parked.popleft()
+            answered += 1
+            if reply is not None:
+                reply(None, LABEL_DISK, base, append_time_us, duplicate)
+        self._advance(parked[0][0] if parked else self.log.next_offset)
+        return answered
+
+    def fail(self, reason: str) -> None:
+        """Stop confirming.  Repeating a failed sync proves nothing; only recovery can tell what is on the disk."""
+        if self.failed is not None:
+            return
+        self.failed = reason
+        self.log.fail(reason)
+        self._on_failed(self, reason)
+        parked, self._parked = self._parked, deque()
+        error = StorageFailed(reason)
+        self._metrics.publish_failures += len(parked)
+        for _, _, _, reply, _ in parked:
+            if reply is not None:
+                reply(error, 0, 0, 0, False)
+
+    # --- fetch ---------------------------------------------------------------------------------------------------
+
+    def fetch(self, offset: int, max_bytes: int, wait_ms: int, reply: FetchReply) -> FetchHandle | None:
+        """Answer with data now, or wait until there is some; the handle cancels the wait."""
+        if offset < self.high_watermark:
+            self._read(offset, max_bytes, reply)
+            return None
+        if offset > self.log.next_offset:
+            raise OffsetOutOfRange(f"offset {offset} is after the end of the log at {self.log.next_offset}")
+        if wait_ms <= 0:
+            self._answer(Chunk([], offset, None), reply)
+            return None
+        waiter = FetchHandle(self, offset, max_bytes, reply)
+        waiter.timer = self._loop.call_later(wait_ms / 1000, self._time_out, waiter)
+        self._waiters[waiter] = None
+        return waiter
+
+    def forget(self, waiter: FetchHandle) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        self._waiters.pop(waiter, None)
+
+    def cancel_all(self, error: MillstreamError) -> None:
+        """End every waiting fetch, because the topic goes away or the broker stops."""
+        for waiter in list(self._waiters):
+            self.forget(waiter)
+            waiter.reply(error)
+
+    def _time_out(self, waiter: FetchHandle) -> None:
+        self._waiters.pop(waiter, None)
+        self._answer(Chunk([], waiter.offset, None), waiter.reply)
+
+    def _read(self, offset: int, max_bytes: int, reply: FetchReply) -> None:
+        log = self.log
+        cold = log.cold_segment(offset)
+        if cold is None:
+            try:
+                chunk = log.read(offset, max_bytes, before=self.high_watermark)
+            except MillstreamError as error:
+                reply(error)
+            except OSError as error:
+                reply(StorageFailed(f"the log cannot be read: {error}"))
+            else:
+                self._answer(chunk, reply)
+            return
+
+        # Never served since the broker started: checked as a whole first, away from the loop.
+        def checked(future: asyncio.Future[Verified]) -> None:
+            error = future.exception()
+            if error is not None:
+                reply(StorageFailed(f"a stored segment cannot be read: {error}"))
+                return
+            log.accept(future.result())
+            self._read(offset, max_bytes, reply)
+
+        self._loop.run_in_executor(None, cold.verify).add_done_callback(checked)
+
+    def _answer(self, chunk: Chunk, reply: FetchReply) -> None:
+        reply(FetchAnswer(chunk.buffers, chunk.next_offset, self.high_watermark, self.log.start_offset, chunk.damaged))
+
+    def _advance(self, high_watermark: int) -> None:
+        if high_watermark <= self.high_watermark:
+            return
+        self.high_watermark = high_watermark
+        if self._waiters:
+            for waiter in [waiter for waiter in self._waiters if waiter.offset < high_watermark]:
+                self.forget(waiter)
+                self._read(waiter.offset, waiter.max_bytes, waiter.reply)

@@ -1,0 +1,208 @@
+"""Namespaces and topics: what exists, as documents of the state log.
+
+The registry only knows; it opens no files.  Changes are decided here as facts, recorded by the broker, and then applied
+with `replay`, which is also how a restart fills the registry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from millstream.errors import (
+    InvalidArgument,
+    NamespaceNotEmpty,
+    NamespaceNotFound,
+    QuotaExceeded,
+    TopicExists,
+    TopicNotFound,
+)
+from millstream.names import DEFAULT_NAMESPACE, check_namespace, check_topic, compile_pattern, is_pattern
+from millstream.topics import PARTITIONS_MAX, TopicConfig
+
+__all__ = ["Facts", "Registry", "Topic"]
+
+Facts = dict[str, Any]
+#: Producer ids are handed out from blocks: one fact for many producers, and a crash wastes at most a block.
+PRODUCER_BLOCK: Final = 1_000
+
+
+@dataclass(slots=True)
+class Topic:
+    """One topic as it is known; its partitions are opened when first used."""
+
+    namespace: str
+    name: str
+    config: TopicConfig
+    partition_uids: list[int]
+    created_ms: int
+    deleting: bool = False
+    #: Filled by the broker: what runs each partition, or None while it was not needed.
+    partitions: list[Any] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return f"topic/{self.namespace}/{self.name}"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "config": msgspec.to_builtins(self.config),
+            "partition_uids": self.partition_uids,
+            "created_ms": self.created_ms,
+            "deleting": self.deleting,
+        }
+
+
+class Registry:
+    """Every namespace and topic of the broker."""
+
+    def __init__(self, *, topics_max: int) -> None:
+        self._topics_max = topics_max
+        self.namespaces: dict[str, dict[str, Topic]] = {DEFAULT_NAMESPACE: {}}
+        self.producer_ids_until = 1
+        self._uids: set[int] = set()
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def find(self, namespace: str, name: str) -> Topic | None:
+        try:
+            topic = self.namespaces[namespace][name]
+        except KeyError:
+            return None
+        return None if topic.deleting else topic
+
+    def get(self, namespace: str, name: str) -> Topic:
+        """The topic, or the error that says which of namespace, name or topic is the problem."""
+        topic = self.find(namespace, name)
+        if topic is None:
+            self.topics(namespace)
+            check_topic(name)
+            raise TopicNotFound(f"topic {name!r} does not exist in namespace {namespace!r}")
+        return topic
+
+    def topics(self, namespace: str) -> dict[str, Topic]:
+        topics = self.namespaces.get(namespace)
+        if topics is None:
+            raise NamespaceNotFound(f"namespace {check_namespace(namespace)!r} does not exist")
+        return topics
+
+    def matching(self, namespace: str, pattern: str | None) -> list[Topic]:
+        """Topics by name, those that match the pattern if there is one."""
+        topics = (topic for _, topic in sorted(self.topics(namespace).items()) if not topic.deleting)
+        if pattern is None:
+            return list(topics)
+        if not is_pattern(pattern):
+            return [topic for topic in topics if topic.name == check_topic(pattern)]
+        matches = compile_pattern(pattern).fullmatch
+        return [topic for topic in topics if matches(topic.name)]
+
+    def partition_counts(self, namespace: str) -> dict[str, int]:
+        topics = self.namespaces.get(namespace, {})
+        return {name: len(topic.partition_uids) for name, topic in topics.items() if not topic.deleting}
+
+    def all_topics(self) -> Iterable[Topic]:
+        for topics in self.namespaces.values():
+            yield from topics.values()
+
+    # --- deciding ------------------------------------------------------------------------------------------------
+
+    def decide_create_namespace(self, name: str, *, now_ms: int) -> Facts:
+        if check_namespace(name) in self.namespaces:
+            raise InvalidArgument(f"namespace {name!r} exists already")
+        return {f"namespace/{name}": {"created_ms": now_ms}}
+
+    def decide_delete_namespace(self, name: str, *, force: bool) -> Facts:
+        topics = self.topics(name)
+        if name == DEFAULT_NAMESPACE:
+            raise InvalidArgument(f"namespace {DEFAULT_NAMESPACE!r} cannot be deleted")
+        if topics and not force:
+            raise NamespaceNotEmpty(f"namespace {name!r} holds {len(topics)} topics; delete them first or use force")
+        return {f"namespace/{name}": None}
+
+    def decide_create_topic(
+        self,
+        namespace: str,
+        name: str,
+        *,
+        partitions: int,
+        config: TopicConfig,
+        now_ms: int,
+        draw_uid: Callable[[], int],
+    ) -> Facts:
+        topics = self.topics(namespace)
+        if check_topic(name) in topics:
+            raise TopicExists(f"topic {name!r} exists already in namespace {namespace!r}")
+        if not 1 <= partitions <= PARTITIONS_MAX:
+            raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
+        if sum(map(len, self.namespaces.values())) >= self._topics_max:
+            raise QuotaExceeded(f"the broker holds {self._topics_max} topics already (topics.max_topics)")
+        topic = Topic(namespace, name, config, self._draw_uids(partitions, draw_uid), now_ms)
+        return {topic.key: topic.document()}
+
+    def decide_alter_topic(
+        self,
+        topic: Topic,
+        changes: Mapping[str, Any],
+        *,
+        partitions: int | None,
+        draw_uid: Callable[[], int],
+    ) -> Facts:
+        config = TopicConfig.from_mapping(changes, topic.config)
+        if config.mode != topic.config.mode:
+            raise InvalidArgument(f"the mode of topic {topic.name!r} cannot change: its messages live elsewhere")
+        uids = topic.partition_uids
+        if partitions is not None:
+            if not len(uids) <= partitions <= PARTITIONS_MAX:
+                raise InvalidArgument(
+                    f"topic {topic.name!r} has {len(uids)} partitions; it can get up to {PARTITIONS_MAX}, never fewer"
+                )
+            uids = uids + self._draw_uids(partitions - len(uids), draw_uid)
+        changed = Topic(topic.namespace, topic.name, config, uids, topic.created_ms)
+        return {topic.key: changed.document()}
+
+    def decide_producer_block(self) -> Facts:
+        return {"producer-ids": {"until": self.producer_ids_until + PRODUCER_BLOCK}}
+
+    def _draw_uids(self, count: int, draw_uid: Callable[[], int]) -> list[int]:
+        uids: list[int] = []
+        while len(uids) < count:
+            uid = draw_uid()
+            if uid not in self._uids and uid not in uids:
+                uids.append(uid)
+        return uids
+
+    # --- replaying -----------------------------------------------------------------------------------------------
+
+    def replay(self, facts: Mapping[str, Any]) -> None:
+        """Take facts as true; unknown ones come from a newer version and are left alone."""
+        for key, document in facts.items():
+            kind, _, rest = key.partition("/")
+            if kind == "namespace":
+                if document is None:
+                    self.namespaces.pop(rest, None)
+                else:
+                    self.namespaces.setdefault(rest, {})
+            elif kind == "topic":
+                namespace, _, name = rest.partition("/")
+                self._replay_topic(namespace, name, document)
+            elif kind == "producer-ids":
+                self.producer_ids_until = document["until"]
+
+    def _replay_topic(self, namespace: str, name: str, document: Mapping[str, Any] | None) -> None:
+        topics = self.namespaces.setdefault(namespace, {})
+        if document is None:
+            topic = topics.pop(name, None)
+            self._uids.difference_update(topic.partition_uids if topic else ())
+            return
+        config = msgspec.convert(document["config"], TopicConfig)
+        uids = document["partition_uids"]
+        self._uids.update(uids)
+        topic = topics.get(name)
+        if topic is None:
+            topics[name] = topic = Topic(namespace, name, config, uids, document["created_ms"])
+        topic.config, topic.partition_uids = config, uids
+        topic.deleting = document.get("deleting", False)
+        topic.partitions += [None] * (len(uids) - len(topic.partitions))

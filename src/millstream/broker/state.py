@@ -1,0 +1,82 @@
+"""State logs: what the broker must remember beside messages, as facts in a log like any other.
+
+A state log is a partition log that is compacted by key.  A fact is a key and a JSON document that replaces what the key
+said before; None removes it.  A fact is durable before anybody acts on it, and a restart replays the same facts onto
+nothing: there is no second way of loading state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from millstream.broker.partition import Partition
+from millstream.errors import MillstreamError
+from millstream.log.partition import PartitionLog
+from millstream.records import Batch, encode_batch
+
+__all__ = ["StateLog"]
+
+_READ_BYTES: Final = 1024 * 1024
+_FACTS_PER_BATCH_MAX: Final = 5_000
+
+
+class StateLog:
+    """Writes facts, and reads all of them back once at start."""
+
+    def __init__(self, partition: Partition, loop: asyncio.AbstractEventLoop) -> None:
+        self.partition = partition
+        self._loop = loop
+
+    @staticmethod
+    def replay(log: PartitionLog) -> dict[str, Any]:
+        """The newest document of every key, in the order the keys were last written."""
+        documents: dict[str, Any] = {}
+        offset = log.start_offset
+        while offset < log.next_offset:
+            while (cold := log.cold_segment(offset)) is not None:
+                log.accept(cold.verify())
+            chunk = log.read(offset, _READ_BYTES, before=log.next_offset)
+            data = b"".join(chunk.buffers)
+            at = 0
+            while at < len(data):
+                batch = Batch.parse(data, at)
+                for key, value in zip(batch.keys() or (), batch.values(), strict=True):
+                    assert key is not None
+                    name = key.decode()
+                    documents.pop(name, None)
+                    if value is not None:
+                        documents[name] = msgspec.json.decode(value)
+                at += batch.header.length
+            offset = chunk.next_offset
+        return documents
+
+    async def record(self, facts: Mapping[str, Any], *, now_us: int) -> None:
+        """Make facts durable, in one write; raises StorageFailed, and then none of them counts."""
+        items = list(facts.items())
+        for first in range(0, len(items), _FACTS_PER_BATCH_MAX):
+            part = items[first : first + _FACTS_PER_BATCH_MAX]
+            batch = encode_batch(
+                [None if document is None else msgspec.json.encode(document) for _, document in part],
+                keys=[key.encode() for key, _ in part],
+                base_timestamp_us=now_us,
+            )
+            await self._append(memoryview(batch))
+
+    def _append(self, batch: memoryview) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = self._loop.create_future()
+
+        def confirmed(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+
+        self.partition.publish(batch, fsync="group", max_message_bytes=len(batch), reply=confirmed)
+        self.partition.flush()
+        return future

@@ -1,0 +1,277 @@
+"""Topics at run time: creating, changing and deleting them, and opening their partitions when they are first used."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import structlog
+
+from millstream.broker.committer import Committer
+from millstream.broker.metrics import Metrics
+from millstream.broker.partition import Partition
+from millstream.broker.registry import Registry, Topic
+from millstream.broker.state import StateLog
+from millstream.clock import Clock
+from millstream.config import Settings
+from millstream.errors import PartitionNotFound, TopicNotFound
+from millstream.log.cache import FileCache, TailCache
+from millstream.log.memory import MemoryStorage
+from millstream.log.partition import LogConfig, PartitionLog
+from millstream.log.storage import Storage
+from millstream.topics import TopicConfig
+from millstream.wire import calls
+
+__all__ = ["PartitionOpener", "Topics"]
+
+_log = structlog.get_logger("millstream.topics")
+
+
+@dataclass(slots=True)
+class PartitionOpener:
+    """Everything it takes to open a partition, in one place."""
+
+    storage: Storage
+    settings: Settings
+    clock: Clock
+    loop: asyncio.AbstractEventLoop
+    committer: Committer
+    metrics: Metrics
+    files: FileCache
+    tail: TailCache
+    flush_later: Callable[[Partition], None]
+    on_failed: Callable[[Partition, str], None]
+
+    def open(
+        self, directory: str, uid: int, *, segment_bytes: int, ephemeral: MemoryStorage | None = None
+    ) -> Partition:
+        log = PartitionLog.open(
+            ephemeral or self.storage,
+            directory,
+            config=LogConfig(
+                segment_bytes=segment_bytes, index_interval_bytes=self.settings.storage.index_interval_bytes
+            ),
+            # Paths repeat between storages, so files in memory have a cache of their own.
+            files=FileCache(limit=16) if ephemeral is not None else self.files,
+            tail=self.tail,
+            now_us=self.clock.now_us(),
+        )
+        report = log.recovery
+        if report.truncated_bytes or report.damaged or report.moved_aside or report.rebuilt_indexes:
+            _log.warning(
+                "partition repaired",
+                directory=directory,
+                truncated_bytes=report.truncated_bytes,
+                damaged=report.damaged,
+                moved_aside=report.moved_aside,
+                rebuilt_indexes=report.rebuilt_indexes,
+            )
+        return Partition(
+            log,
+            uid=uid,
+            committer=None if ephemeral is not None else self.committer,
+            clock=self.clock,
+            loop=self.loop,
+            metrics=self.metrics,
+            on_flush_needed=self.flush_later,
+            on_failed=self.on_failed,
+        )
+
+
+class Topics:
+    """The registry with its files."""
+
+    def __init__(
+        self, registry: Registry, log: StateLog, opener: PartitionOpener, *, draw_uid: Callable[[], int]
+    ) -> None:
+        self.registry = registry
+        self._log = log
+        self._opener = opener
+        self._draw_uid = draw_uid
+        self._ephemeral = MemoryStorage()
+        self._changing = asyncio.Lock()
+
+    # --- partitions ----------------------------------------------------------------------------------------------
+
+    def partition(self, namespace: str, name: str, number: int) -> Partition:
+        """The running partition, opened now if need be."""
+        return self.partition_of(self.registry.find(namespace, name) or self.registry.get(namespace, name), number)
+
+    def partition_of(self, topic: Topic, number: int) -> Partition:
+        try:
+            partition: Partition | None = topic.partitions[number]
+        except IndexError:
+            count = len(topic.partition_uids)
+            raise PartitionNotFound(f"topic {topic.name!r} has partitions 0 to {count - 1}, not {number}") from None
+        return partition if partition is not None else self._open(topic, number)
+
+    def open_partitions(self) -> Iterator[tuple[Topic, Partition]]:
+        for topic in self.registry.all_topics():
+            for partition in topic.partitions:
+                if partition is not None:
+                    yield topic, partition
+
+    def recover(self, progress: Callable[[int], None]) -> int:
+        """Open every partition that has files.  After a crash this runs before the first client is let in."""
+        opened = 0
+        storage = self._opener.storage
+        for topic in list(self.registry.all_topics()):
+            if topic.deleting or topic.config.mode == "ephemeral":
+                continue
+            for name in storage.names(_directory(topic)):
+                if name.isdecimal() and int(name) < len(topic.partitions):
+                    self._open(topic, int(name))
+                    opened += 1
+                    progress(opened)
+        return opened
+
+    def _open(self, topic: Topic, number: int) -> Partition:
+        partition = self._opener.open(
+            f"{_directory(topic)}/{number}",
+            topic.partition_uids[number],
+            segment_bytes=topic.config.segment_bytes,
+            ephemeral=self._ephemeral if topic.config.mode == "ephemeral" else None,
+        )
+        topic.partitions[number] = partition
+        return partition
+
+    # --- changes -------------------------------------------------------------------------------------------------
+
+    async def create(self, namespace: str, call: calls.CreateTopic) -> calls.TopicInfo:
+        async with self._changing:
+            existing = self.registry.find(namespace, call.name)
+            if existing is not None and call.if_missing:
+                return self.info(existing)
+            config = TopicConfig.from_mapping(call.config, self._default_config())
+            facts = self.registry.decide_create_topic(
+                namespace,
+                call.name,
+                partitions=call.partitions,
+                config=config,
+                now_ms=self._now_us() // 1000,
+                draw_uid=self._draw_uid,
+            )
+            await self._record(facts)
+        _log.info("topic created", namespace=namespace, topic=call.name, partitions=call.partitions)
+        return self.info(self.registry.get(namespace, call.name))
+
+    async def metadata(self, namespace: str, call: calls.Metadata) -> list[calls.TopicMetadata]:
+        """What clients need to publish; makes missing topics when asked to and allowed to."""
+        answer: list[calls.TopicMetadata] = []
+        settings = self._opener.settings.topics
+        for name in call.topics:
+            topic = self.registry.find(namespace, name)
+            if topic is None and call.create and settings.auto_create:
+                if namespace not in self.registry.namespaces:
+                    await self.create_namespace(namespace)
+                made = calls.CreateTopic(name=name, partitions=settings.default_partitions, if_missing=True)
+                await self.create(namespace, made)
+            topic = self.registry.get(namespace, name)
+            answer.append(
+                calls.TopicMetadata(
+                    name=name,
+                    partition_uids=topic.partition_uids,
+                    max_message_bytes=topic.config.max_message_bytes,
+                )
+            )
+        return answer
+
+    async def alter(self, namespace: str, call: calls.AlterTopic) -> calls.TopicInfo:
+        async with self._changing:
+            topic = self.registry.get(namespace, call.name)
+            facts = self.registry.decide_alter_topic(
+                topic, call.config, partitions=call.partitions, draw_uid=self._draw_uid
+            )
+            await self._record(facts)
+        return self.info(topic)
+
+    async def delete(self, namespace: str, name: str) -> None:
+        """Remove a topic with its messages.  A deletion cut short by a crash is finished at the next start."""
+        async with self._changing:
+            topic = self.registry.get(namespace, name)
+            await self._record({topic.key: {**topic.document(), "deleting": True}})
+            await self._finish_deletion(topic)
+        _log.info("topic deleted", namespace=namespace, topic=name)
+
+    async def finish_deletions(self) -> None:
+        for topic in [topic for topic in self.registry.all_topics() if topic.deleting]:
+            await self._finish_deletion(topic)
+
+    async def _finish_deletion(self, topic: Topic) -> None:
+        gone = TopicNotFound(f"topic {topic.name!r} was deleted")
+        for number, partition in enumerate(topic.partitions):
+            if partition is not None:
+                await partition.retire(gone)
+                topic.partitions[number] = None
+        storage = self._ephemeral if topic.config.mode == "ephemeral" else self._opener.storage
+        await self._opener.loop.run_in_executor(None, storage.remove_tree, _directory(topic))
+        await self._record({topic.key: None})
+
+    async def create_namespace(self, name: str) -> None:
+        async with self._changing:
+            await self._record(self.registry.decide_create_namespace(name, now_ms=self._now_us() // 1000))
+
+    async def delete_namespace(self, name: str, *, force: bool) -> None:
+        facts = self.registry.decide_delete_namespace(name, force=force)
+        for topic in self.registry.matching(name, None):
+            await self.delete(name, topic.name)
+        async with self._changing:
+            await self._record(facts)
+
+    async def new_producer_block(self) -> range:
+        """Producer ids that nobody has had."""
+        first = self.registry.producer_ids_until
+        await self._record(self.registry.decide_producer_block())
+        return range(first, self.registry.producer_ids_until)
+
+    async def _record(self, facts: Mapping[str, Any]) -> None:
+        await self._log.record(facts, now_us=self._now_us())
+        self.registry.replay(facts)
+
+    def _default_config(self) -> TopicConfig:
+        settings = self._opener.settings
+        return TopicConfig(
+            retention_ms=settings.topics.retention_ms,
+            max_message_bytes=settings.topics.max_message_bytes,
+            segment_bytes=settings.storage.segment_bytes,
+        )
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def info(self, topic: Topic, *, with_partitions: bool = False) -> calls.TopicInfo:
+        config = {name: getattr(topic.config, name) for name in topic.config.__struct_fields__}
+        config["fsync"] = config["fsync"] or self._opener.settings.storage.fsync
+        partitions = []
+        if with_partitions:
+            for number in range(len(topic.partition_uids)):
+                partition = self.partition(topic.namespace, topic.name, number)
+                log = partition.log
+                partitions.append(
+                    calls.PartitionInfo(
+                        partition=number,
+                        start_offset=log.start_offset,
+                        next_offset=log.next_offset,
+                        high_watermark=partition.high_watermark,
+                        size_bytes=log.size_bytes,
+                        segments=len(log.segments),
+                        damaged_ranges=log.recovery.damaged,
+                        failed=partition.failed,
+                    )
+                )
+        return calls.TopicInfo(
+            name=topic.name,
+            partition_count=len(topic.partition_uids),
+            created_ms=topic.created_ms,
+            config=msgspec.to_builtins(config),
+            partitions=partitions,
+        )
+
+    def _now_us(self) -> int:
+        return self._opener.clock.now_us()
+
+
+def _directory(topic: Topic) -> str:
+    return f"topics/{topic.namespace}/{topic.name}"

@@ -1,0 +1,115 @@
+"""The life of the process: lock the data, recover, listen, and on SIGTERM drain and leave everything on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from millstream.broker.broker import Broker
+from millstream.clock import SystemClock
+from millstream.config import Settings
+from millstream.errors import StartFailed, StorageFailed
+from millstream.log.lock import DirectoryLock
+from millstream.log.storage import DiskStorage
+from millstream.server.tcp import NativeListener
+
+__all__ = ["run", "serve"]
+
+_log = structlog.get_logger("millstream.server")
+
+#: Descriptors beside log files and connections: the lock, the loop, standard streams, a few spare.
+_SPARE_DESCRIPTORS: Final = 64
+
+
+async def run(settings: Settings, announce: Callable[[str], None], stop: asyncio.Event | None = None) -> int:
+    """Serve until SIGTERM, SIGINT or `stop`; `announce` gets the address once the broker listens."""
+    stop = stop or asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    data = Path(settings.storage.data)
+    _raise_descriptor_limit(settings)
+    lock = _lock(data)
+    try:
+        clock = SystemClock()
+        broker = Broker(settings, DiskStorage(data), clock=clock)
+        await broker.start()
+        listener = NativeListener(broker, settings, clock.monotonic_ms)
+        try:
+            await _open(listener, settings)
+            # What exists now lives as long as the process: the collector need not look at it again and again.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(50_000, 20, 100)
+            announce(listener.address)
+            await stop.wait()
+            _log.info("stopping", drain_ms=settings.server.drain_ms)
+            await listener.close()
+        finally:
+            await broker.stop()
+    finally:
+        lock.release()
+    _log.info("stopped")
+    return 0
+
+
+def serve(settings: Settings, announce: Callable[[str], None]) -> int:
+    """Run the broker on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(run(settings, announce))
+    result: int = uvloop.run(run(settings, announce))
+    return result
+
+
+def _lock(data: Path) -> DirectoryLock:
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+        lock = DirectoryLock(data)
+        lock.acquire()
+    except OSError as error:
+        raise StorageFailed(f"the data directory {str(data)!r} cannot be used: {error.strerror or error}") from None
+    return lock
+
+
+async def _open(listener: NativeListener, settings: Settings) -> None:
+    server = settings.server
+    where = f"{server.host}:{server.port}"
+    try:
+        await listener.open()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            reason = "another process listens there; stop it or choose another --port"
+        elif error.errno == errno.EACCES:
+            reason = "ports below 1024 need more rights; choose a higher --port"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            reason = "this machine does not have that address; choose another --host"
+        else:
+            reason = error.strerror or str(error)
+        raise StartFailed(f"cannot listen on {where}: {reason}") from None
+
+
+def _raise_descriptor_limit(settings: Settings) -> None:
+    """Take the descriptors that the settings need, or say which setting is too high for this machine."""
+    needed = settings.storage.open_files_max + settings.server.max_connections + _SPARE_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft >= needed or soft == resource.RLIM_INFINITY:
+        return
+    target = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, target), hard))
+    if target < needed:
+        _log.warning(
+            "few file descriptors: connections beyond the limit of the machine will fail",
+            limit=target,
+            wanted=needed,
+            hint="raise `ulimit -n` or lower server.max_connections",
+        )

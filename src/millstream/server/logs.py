@@ -1,0 +1,64 @@
+"""How the broker writes its log: one event per line on standard error, JSON for machines, text for people.
+
+Standard output stays free for the line that says where the broker listens.  Entries of the standard library's loggers
+(asyncio reports forgotten exceptions there) take the same path, so that one format holds everything.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final, TextIO
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+from millstream.config import LogSettings
+
+__all__ = ["set_up_logs"]
+
+_COMMON: Final[tuple[Processor, ...]] = (
+    structlog.contextvars.merge_contextvars,
+    structlog.stdlib.add_log_level,
+    structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
+)
+
+
+def set_up_logs(settings: LogSettings, stream: TextIO) -> None:
+    """Send everything logged from now on to `stream`.  Calling it again replaces what was set before."""
+    as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
+    level = logging.getLevelNamesMapping()[settings.level.upper()]
+    structlog.configure(
+        processors=[*_COMMON, *_rendering(as_json=as_json, colors=stream.isatty())],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=_COMMON,
+            processors=[
+                structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+                *_rendering(as_json=as_json, colors=stream.isatty()),
+            ],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(level, logging.WARNING))  # libraries speak up only when something is wrong
+
+
+def _rendering(*, as_json: bool, colors: bool) -> tuple[Processor, ...]:
+    if as_json:
+        return (structlog.processors.format_exc_info, _lead_with_event, structlog.processors.JSONRenderer())
+    return (
+        structlog.dev.ConsoleRenderer(
+            colors=colors, timestamp_key="time", pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
+        ),
+    )
+
+
+def _lead_with_event(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
+    """What happened and when comes first: the rest of a long line may be off the screen."""
+    leading = {name: entry.pop(name) for name in ("time", "level", "event") if name in entry}
+    return {**leading, **entry}

@@ -1,0 +1,409 @@
+"""The native door: frames from a socket become calls of the broker, its answers become frames.  Nothing else.
+
+One protocol object per client.  It receives into the buffer where frames are parsed, hands all requests of one read to
+the broker, then lets it append them together.  A client that does not read its answers is not read from either.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable
+from typing import Final, cast
+
+import msgspec
+import structlog
+
+from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, Session
+from millstream.config import Settings
+from millstream.errors import InternalError, InvalidArgument, MillstreamError, QuotaExceeded, ShuttingDown
+from millstream.names import check_namespace
+from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection
+from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
+from millstream.wire.messages import (
+    FETCH_RESULT_BYTES,
+    FetchRequest,
+    Hello,
+    PublishRequest,
+    Welcome,
+    encode_error,
+    encode_fetch_result_head,
+    encode_json_response,
+    encode_publish_result,
+)
+
+__all__ = ["NativeListener"]
+
+_log = structlog.get_logger("millstream.tcp")
+
+#: Requests that one client may have waiting; a client with more has lost its way.
+_PARKED_REQUESTS_MAX: Final = 20_000
+_HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
+
+
+class NativeConnection(asyncio.BufferedProtocol):
+    """One client."""
+
+    def __init__(self, listener: NativeListener) -> None:
+        self._listener = listener
+        self._broker = listener.broker
+        self._settings = listener.settings
+        self._wire = ServerConnection(frame_bytes_max=listener.settings.server.frame_bytes_max)
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._session: Session | None = None
+        self._fetches: dict[int, FetchHandle] = {}
+        #: Fetches that found the client slow to read; served when it has caught up.
+        self._deferred: list[tuple[int, FetchRequest]] = []
+        self._calls_open = 0
+        self._paused = False
+        self._closing = False
+        self._outgoing: list[bytes] = []
+        self._send_is_due = False
+        self._fetch_bytes_max = listener.settings.server.frame_bytes_max - FETCH_RESULT_BYTES - 16
+        self._publishes_open = 0
+        self.last_heard_ms = listener.now_ms()
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._transport.set_write_buffer_limits(self._settings.server.connection_memory_bytes // 4)
+        refusal = self._listener.admit(self)
+        if refusal is not None:
+            self._close_with(refusal)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self._closing = True
+        self._listener.forget(self)
+        for fetch in self._fetches.values():
+            fetch.cancel()
+        self._fetches.clear()
+        self._deferred.clear()
+        if self._session is not None:
+            self._broker.session_closed(self._session)
+
+    def _resume_reading(self) -> None:
+        if not self._closing and not self._paused and self._publishes_open < _PARKED_REQUESTS_MAX:
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        if not self._closing:
+            self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        self._resume_reading()
+        deferred, self._deferred = self._deferred, []
+        for correlation, request in deferred:
+            self._fetch(correlation, request)
+
+    @property
+    def busy(self) -> bool:
+        """Whether answers are still owed that the client cannot simply ask for again."""
+        return bool(self._publishes_open or self._calls_open)
+
+    def say_goodbye(self) -> None:
+        self._write(encode_frame(FrameType.GOAWAY, b'{"reason":"the broker is shutting down"}'))
+        for correlation in list(self._fetches):
+            self._fetches.pop(correlation).cancel()
+            self._write(encode_error(ShuttingDown("the broker is shutting down"), correlation))
+
+    def close(self) -> None:
+        if not self._closing:
+            self._send()
+            self._closing = True
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._closing = True
+        self._transport.abort()
+
+    def tick(self, now_ms: int) -> None:
+        """Called about every heartbeat interval: is the client alive, and does it know that we are?"""
+        server = self._settings.server
+        if now_ms - self.last_heard_ms > server.heartbeat_ms * server.heartbeat_misses:
+            _log.info("client is silent, closing", address=self._address, silent_ms=now_ms - self.last_heard_ms)
+            self.abort()
+        else:
+            self._write(_HEARTBEAT_FRAME)
+
+    @property
+    def _address(self) -> str:
+        peer = self._transport.get_extra_info("peername")
+        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+
+    # --- bytes in ------------------------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self._wire.reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._closing:
+            return
+        self.last_heard_ms = self._listener.now_ms()
+        self._send_is_due = True  # by the end of this call
+        self._wire.reader.received(nbytes)
+        try:
+            for request in self._wire.requests():
+                self._handle(request)
+        except MillstreamError as error:
+            # What came before the mistake was in order and is carried out.
+            self._broker.metrics.protocol_errors += 1
+            _log.info("closing a connection", address=self._address, code=error.code, reason=str(error))
+            self._broker.flush()
+            self._close_with(error)
+        except Exception:
+            _log.exception("request failed", address=self._address)
+            self._broker.flush()
+            self._close_with(InternalError("the broker failed to handle a request; its log has the details"))
+        else:
+            self._broker.flush()
+            self._send()
+
+    def _handle(self, request: Request) -> None:
+        correlation, body = request
+        kind = type(body)
+        if kind is PublishRequest:
+            self._publish(correlation, cast(PublishRequest, body))
+        elif kind is FetchRequest:
+            self._fetch(correlation, cast(FetchRequest, body))
+        elif kind is Heartbeat:
+            pass
+        elif kind is Refused:
+            self._broker.metrics.requests_failed += 1
+            self._write(encode_error(cast(Refused, body).error, correlation))
+        elif kind is Hello:
+            self._hello(correlation, cast(Hello, body))
+        else:
+            self._call(correlation, body)
+
+    def _hello(self, correlation: int, hello: Hello) -> None:
+        check_namespace(hello.namespace)
+        self._session = self._broker.open_session(
+            namespace=hello.namespace, client_id=hello.client_id, address=self._address, push=self._push
+        )
+        welcome = Welcome(
+            version=PROTOCOL_VERSION,
+            node_id=self._broker.node_id,
+            software=self._broker.software,
+            heartbeat_ms=self._settings.server.heartbeat_ms,
+            frame_bytes_max=self._settings.server.frame_bytes_max,
+        )
+        self._write(encode_json_response(welcome, correlation))
+
+    def _publish(self, correlation: int, request: PublishRequest) -> None:
+        assert self._session is not None
+
+        def confirmed(
+            error: MillstreamError | None, label: int, base_offset: int, append_time_us: int, duplicate: bool
+        ) -> None:
+            self._publishes_open -= 1
+            if self._publishes_open == _PARKED_REQUESTS_MAX - 1:
+                self._resume_reading()
+            if error is None:
+                answer = encode_publish_result(correlation, label, base_offset, append_time_us, duplicate=duplicate)
+            else:
+                answer = encode_error(error, correlation)
+            self._write(answer)
+            self._listener.progressed()
+
+        wants_answer = request.acks != 0
+        self._publishes_open += wants_answer
+        if self._publishes_open == _PARKED_REQUESTS_MAX:
+            self._transport.pause_reading()  # the disk is slower than this client; it waits instead of our memory
+        try:
+            self._broker.publish(self._session, request, confirmed if wants_answer else None)
+        except MillstreamError as error:
+            self._broker.metrics.requests_failed += 1
+            if wants_answer:
+                self._publishes_open -= 1
+                self._write(encode_error(error, correlation))
+
+    def _fetch(self, correlation: int, request: FetchRequest) -> None:
+        assert self._session is not None
+        if self._paused:
+            if len(self._deferred) >= _PARKED_REQUESTS_MAX:
+                raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
+            self._deferred.append((correlation, request))
+            return
+        try:
+            if len(self._fetches) >= _PARKED_REQUESTS_MAX:
+                raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
+            if correlation in self._fetches:
+                raise InvalidArgument(f"correlation id {correlation} is in use by another request")
+            if request.max_bytes > self._fetch_bytes_max:
+                request = request._replace(max_bytes=self._fetch_bytes_max)
+
+            def answer(result: FetchAnswer | MillstreamError) -> None:
+                self._fetches.pop(correlation, None)
+                self._answer_fetch(correlation, result)
+
+            waiting = self._broker.fetch(self._session, request, answer)
+            if waiting is not None:
+                self._fetches[correlation] = waiting
+        except MillstreamError as error:
+            self._broker.metrics.requests_failed += 1
+            self._write(encode_error(error, correlation))
+
+    def _answer_fetch(self, correlation: int, result: FetchAnswer | MillstreamError) -> None:
+        if self._closing:
+            return
+        metrics = self._broker.metrics
+        if isinstance(result, MillstreamError):
+            metrics.requests_failed += 1
+            self._write(encode_error(result, correlation))
+            return
+        size = sum(map(len, result.buffers))
+        metrics.fetches += 1
+        metrics.bytes_fetched += size
+        head = encode_fetch_result_head(
+            correlation,
+            size=size,
+            next_offset=result.next_offset,
+            high_watermark=result.high_watermark,
+            start_offset=result.start_offset,
+            damaged=result.damaged,
+        )
+        self._write(head, *result.buffers)
+
+    def _call(self, correlation: int, call: object) -> None:
+        async def run() -> None:
+            assert self._session is not None
+            try:
+                answer = encode_json_response(await self._broker.call(self._session, call), correlation)
+            except MillstreamError as error:
+                self._broker.metrics.requests_failed += 1
+                answer = encode_error(error, correlation)
+            except Exception:
+                _log.exception("call failed", call=type(call).__name__)
+                answer = encode_error(InternalError("the broker failed to handle a request; see its log"), correlation)
+            self._calls_open -= 1
+            self._write(answer)
+            self._listener.progressed()
+
+        if self._calls_open >= _PARKED_REQUESTS_MAX:
+            raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
+        self._calls_open += 1
+        self._listener.own(self._listener.loop.create_task(run()))
+
+    # --- bytes out -----------------------------------------------------------------------------------------------
+
+    def _push(self, message: object) -> None:
+        self._write(encode_frame(FrameType.REBALANCE, msgspec.json.encode(message)))
+
+    def _write(self, *data: bytes) -> None:
+        """Send, together with everything else that is written in this turn of the loop: one system call for all."""
+        if not self._closing:
+            self._outgoing += data
+            if not self._send_is_due:
+                self._send_is_due = True
+                self._listener.loop.call_soon(self._send)
+
+    def _send(self) -> None:
+        self._send_is_due = False
+        outgoing = self._outgoing
+        if outgoing:
+            self._outgoing = []
+            if not self._transport.is_closing():
+                if len(outgoing) == 1:
+                    self._transport.write(outgoing[0])
+                else:
+                    self._transport.writelines(outgoing)
+
+    def _close_with(self, error: MillstreamError) -> None:
+        """Say what was wrong, then close: one sentence, no harm to others."""
+        self._write(encode_error(error, None))
+        self._send()
+        self.close()
+
+
+class NativeListener:
+    """Accepts native connections, and ends them politely."""
+
+    def __init__(self, broker: Broker, settings: Settings, now_ms: Callable[[], int]) -> None:
+        self.broker = broker
+        self.settings = settings
+        self.now_ms = now_ms
+        self.address = ""
+        self.loop = asyncio.get_running_loop()
+        self._connections: set[NativeConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._draining = False
+        self._progress: asyncio.Event | None = None
+        #: Calls under way.  A call goes on when its client is gone: what it has recorded must also take effect.
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def own(self, call: asyncio.Task[None]) -> None:
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+
+    async def open(self) -> None:
+        server = self.settings.server
+        self._server = await self.loop.create_server(
+            lambda: NativeConnection(self), server.host, server.port, backlog=server.backlog
+        )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._ticker = self.loop.create_task(self._tick())
+
+    def admit(self, connection: NativeConnection) -> MillstreamError | None:
+        """Take a connection in, or say why not."""
+        if self._draining:
+            return ShuttingDown("the broker is shutting down")
+        if len(self._connections) >= self.settings.server.max_connections:
+            self.broker.metrics.connections_refused += 1
+            return QuotaExceeded(f"the broker serves {len(self._connections)} connections, its limit")
+        self._connections.add(connection)
+        self.broker.metrics.connections_opened += 1
+        self.broker.metrics.connections = len(self._connections)
+        return None
+
+    def forget(self, connection: NativeConnection) -> None:
+        self._connections.discard(connection)
+        self.progressed()
+        self.broker.metrics.connections = len(self._connections)
+
+    async def close(self) -> None:
+        """Stop accepting, tell everybody, let what is under way finish, then close."""
+        self._draining = True
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.say_goodbye()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.server.drain_ms / 1000):
+                await self._until(lambda: not any(connection.busy for connection in self._connections))
+                for connection in list(self._connections):
+                    connection.close()  # sends what is still in its buffer, then says that it is lost
+                await self._until(lambda: not self._connections)
+        for connection in list(self._connections):
+            connection.abort()
+        if self._ticker is not None:
+            self._ticker.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._ticker
+
+    def progressed(self) -> None:
+        """Something finished; only a closing listener waits for that."""
+        if self._progress is not None:
+            self._progress.set()
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        self._progress = asyncio.Event()
+        while not done():
+            await self._progress.wait()
+            self._progress.clear()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.server.heartbeat_ms / 1000)
+            now_ms = self.now_ms()
+            for connection in list(self._connections):
+                connection.tick(now_ms)

@@ -1,0 +1,153 @@
+"""Brokers for tests: one inside the test's process, for speed; one as a process of its own, to be killed."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from millstream.broker.broker import Broker
+from millstream.clock import Clock, SystemClock
+from millstream.config import Settings
+from millstream.log.storage import DiskStorage, Storage
+from millstream.server.tcp import NativeListener
+
+__all__ = ["BrokerForTests", "BrokerProcess"]
+
+
+class BrokerForTests:
+    """A whole broker with a real socket, on a thread of this process.  Starts in milliseconds.
+
+    Give it a data directory, or a storage of your own to inject faults.
+    """
+
+    def __init__(
+        self,
+        data: Path | None = None,
+        *,
+        storage: Storage | None = None,
+        settings: Settings | None = None,
+        clock: Clock | None = None,
+        port: int = 0,
+    ) -> None:
+        assert (data is None) != (storage is None), "a broker for tests needs a directory or a storage"
+        base = settings or Settings()
+        self.settings = base.model_copy(update={"server": base.server.model_copy(update={"port": port})})
+        if data is not None:
+            data.mkdir(parents=True, exist_ok=True)
+            storage = DiskStorage(data)
+        assert storage is not None
+        self._storage = storage
+        self._clock = clock or SystemClock()
+        self._ready = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="broker-for-tests", daemon=True)
+        self.address = ""
+        self.broker: Broker
+
+    def start(self) -> Self:
+        self._thread.start()
+        self._ready.wait()
+        if self._failure is not None:
+            raise self._failure
+        return self
+
+    def stop(self) -> None:
+        """Stop as on SIGTERM."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+
+    def run(self, coroutine: object) -> object:
+        """Run a coroutine on the broker's loop and return its result."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)  # type: ignore[arg-type]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.broker = Broker(self.settings, self._storage, clock=self._clock)
+        await self.broker.start()
+        listener = NativeListener(self.broker, self.settings, self._clock.monotonic_ms)
+        await listener.open()
+        self.address = listener.address
+        self._ready.set()
+        await self._stop.wait()
+        await listener.close()
+        await self.broker.stop()
+
+
+class BrokerProcess:
+    """`millstream serve` as users run it.  Ends with SIGTERM, or SIGKILL."""
+
+    def __init__(self, data: Path, *, port: int = 0, arguments: Sequence[str] = ()) -> None:
+        self._command = [
+            *(sys.executable, "-m", "millstream", "serve"),
+            *("--data", str(data), "--port", str(port), "--log-level", "warning", *arguments),
+        ]
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Self:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("listening on "):
+                self.address = line.split()[2]
+                return self
+        raise RuntimeError(f"the broker ended with {self._process.wait()} before it listened")
+
+    def stop(self) -> int:
+        """SIGTERM; returns the exit code."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> int:
+        """kill -9."""
+        return self._end(signal.SIGKILL)
+
+    def send(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _end(self, number: signal.Signals) -> int:
+        assert self._process is not None
+        self._process.send_signal(number)
+        code = self._process.wait(60)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill()

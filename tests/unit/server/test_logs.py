@@ -1,0 +1,97 @@
+"""The broker's log: one line per event, whichever library it comes from."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from millstream.config import LogSettings
+from millstream.server.logs import set_up_logs
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    structlog.reset_defaults()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_json_lines_start_with_time_level_and_event() -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings(), stream)
+    structlog.get_logger("millstream.broker").info("recovered", partitions=3)
+    entry = json.loads(stream.getvalue())
+    assert list(entry) == ["time", "level", "event", "partitions"]
+    assert (entry["level"], entry["event"], entry["partitions"]) == ("info", "recovered", 3)
+    assert entry["time"].endswith("Z")
+
+
+def test_auto_is_text_on_a_terminal() -> None:
+    stream = Terminal()
+    set_up_logs(LogSettings(), stream)
+    structlog.get_logger().warning("disk is nearly full")
+    assert "disk is nearly full" in stream.getvalue()
+    assert not stream.getvalue().startswith("{")
+
+
+def test_text_to_a_file_has_no_colours() -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings(format="text"), stream)
+    structlog.get_logger().warning("plain", topic="orders")
+    assert "\x1b" not in stream.getvalue()
+    assert "topic=orders" in stream.getvalue()
+
+
+def test_levels_below_the_one_set_are_left_out() -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings(level="warning"), stream)
+    structlog.get_logger().info("left out")
+    structlog.get_logger().error("kept")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["kept"]
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_entries_of_other_libraries_look_the_same(log_format: str) -> None:
+    """asyncio reports a forgotten exception through the standard library; it must not be lost or break the format."""
+    stream = io.StringIO()
+    set_up_logs(LogSettings.model_validate({"format": log_format}), stream)
+    logging.getLogger("asyncio").error("Task exception was never retrieved: %s", "boom")
+    logging.getLogger("asyncio").debug("left out")
+    (line,) = stream.getvalue().splitlines()
+    assert "Task exception was never retrieved: boom" in line
+    if log_format == "json":
+        assert json.loads(line)["level"] == "error"
+
+
+def test_an_exception_stays_on_its_json_line() -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings(format="json"), stream)
+    try:
+        raise ZeroDivisionError("of wheat")
+    except ZeroDivisionError:
+        structlog.get_logger().exception("milling failed")
+    entry = json.loads(stream.getvalue())
+    assert "ZeroDivisionError: of wheat" in entry["exception"]
+
+
+def test_setting_up_again_replaces_the_first() -> None:
+    first, second = io.StringIO(), io.StringIO()
+    set_up_logs(LogSettings(), first)
+    set_up_logs(LogSettings(), second)
+    structlog.get_logger().info("here")
+    logging.getLogger("other").error("and here")
+    assert first.getvalue() == ""
+    assert len(second.getvalue().splitlines()) == 2
