@@ -1,0 +1,77 @@
+"""Millstream: one durable log, read in many ways.
+
+    with millstream.connect("localhost:9092") as client:
+        client.publish("orders", b"...", key=b"customer-17")
+
+The names below load the SDK when they are first used, so that the broker and the command line, which live in the same
+package, do not pay for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import millstream.aio as aio
+    import millstream.errors as errors
+    from millstream.client import BatchFailure as BatchFailure
+    from millstream.client import Client as Client
+    from millstream.client import Message as Message
+    from millstream.client import Outgoing as Outgoing
+    from millstream.client import Producer as Producer
+    from millstream.client import ProducerStats as ProducerStats
+    from millstream.client import Receipt as Receipt
+    from millstream.client import Stream as Stream
+    from millstream.client import TopicPartition as TopicPartition
+    from millstream.client import connect as connect
+    from millstream.errors import MillstreamError as MillstreamError
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "BatchFailure": "millstream.client",
+    "Client": "millstream.client",
+    "Message": "millstream.client",
+    "MillstreamError": "millstream.errors",
+    "Outgoing": "millstream.client",
+    "Producer": "millstream.client",
+    "ProducerStats": "millstream.client",
+    "Receipt": "millstream.client",
+    "Stream": "millstream.client",
+    "TopicPartition": "millstream.client",
+    "connect": "millstream.client",
+}
+_MODULES = ("aio", "errors")
+
+__all__ = [
+    "BatchFailure",
+    "Client",
+    "Message",
+    "MillstreamError",
+    "Outgoing",
+    "Producer",
+    "ProducerStats",
+    "Receipt",
+    "Stream",
+    "TopicPartition",
+    "__version__",
+    "aio",
+    "connect",
+    "errors",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"millstream.{name}")
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'millstream' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

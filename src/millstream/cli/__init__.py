@@ -1,0 +1,1 @@
+"""The command line: noun, then verb; tables for people, `--json` for programs."""

@@ -1,0 +1,110 @@
+"""Texts of the command line that stand for something else: `key=value`, points in time, places in a log."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from millstream.cli.failure import UsageProblem
+
+__all__ = [
+    "parse_duration",
+    "parse_headers",
+    "parse_moment",
+    "parse_pairs",
+    "parse_reset",
+    "parse_size",
+    "parse_start",
+    "parse_topic_config",
+]
+
+_OFFSET: Final = re.compile(r"\d+")
+_AGO: Final = re.compile(r"\d+(\.\d+)?\s*[a-zA-Z]+")
+
+START_FORMS: Final = "earliest, latest, an offset, a time such as 2026-01-31T09:30, or an age such as 15m"
+RESET_FORMS: Final = "earliest, latest, a time such as 2026-01-31T09:30, an age such as 1h, offset:N or shift:-N"
+
+
+def parse_size(text: str) -> int | None:
+    """A size such as 100 or 64MiB in bytes; None when it is none."""
+    from millstream.config import parse_bytes  # here: the settings model takes long to load and few commands need it
+
+    size = parse_bytes(text)
+    return size if isinstance(size, int) else None
+
+
+def parse_duration(text: str) -> int | None:
+    """A duration such as 500ms or 7d in milliseconds; None when it is none."""
+    from millstream.config import parse_duration_ms
+
+    duration_ms = parse_duration_ms(text)
+    return duration_ms if isinstance(duration_ms, int) else None
+
+
+def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
+    """`key=value` texts as a dictionary; the value may hold further `=`."""
+    found: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise UsageProblem(f"{option} {pair!r} is not of the form key=value")
+        found[key] = value
+    return found
+
+
+def parse_headers(pairs: Iterable[str]) -> dict[str, str]:
+    return parse_pairs(pairs, "--header")
+
+
+def parse_topic_config(pairs: Iterable[str]) -> dict[str, Any]:
+    """Topic settings, with `retention_ms=7d` and `segment_bytes=16MiB` turned into numbers.
+
+    The broker knows which keys there are and says so; only the units are a matter of the command line.
+    """
+    config: dict[str, Any] = {}
+    for key, value in parse_pairs(pairs, "--config").items():
+        number = parse_duration(value) if key.endswith("_ms") else parse_size(value) if "bytes" in key else None
+        config[key] = value if number is None else number
+    return config
+
+
+def parse_moment(text: str, now: datetime.datetime) -> datetime.datetime | None:
+    """A point in time: ISO 8601 (UTC unless it says otherwise), or how long ago.  None when it is neither."""
+    if _AGO.fullmatch(text):
+        age_ms = parse_duration(text)
+        return None if age_ms is None else now - datetime.timedelta(milliseconds=age_ms)
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
+
+
+def parse_start(text: str, now: datetime.datetime) -> str | int | datetime.datetime:
+    """Where to start reading."""
+    if text in ("earliest", "latest"):
+        return text
+    # A number is an offset even where it would pass for a date: 20260131 is a message, 2026-01-31 a day.
+    if _OFFSET.fullmatch(text):
+        return int(text)
+    moment = parse_moment(text, now)
+    if moment is None:
+        raise UsageProblem(f"--from {text!r} is not a place to start: use {START_FORMS}")
+    return moment
+
+
+def parse_reset(text: str, now: datetime.datetime) -> tuple[str, int | None]:
+    """Where to move a group: what to do, and the number it takes (offset, shift or milliseconds since 1970)."""
+    kind, colon, number = text.partition(":")
+    if text in ("earliest", "latest"):
+        return text, None
+    if colon and kind in ("offset", "shift") and re.fullmatch(r"[+-]?\d+", number):
+        if kind == "offset" and int(number) < 0:
+            raise UsageProblem(f"--to {text!r}: an offset is never negative")
+        return kind, int(number)
+    moment = None if _OFFSET.fullmatch(text) else parse_moment(text, now)
+    if moment is None:
+        raise UsageProblem(f"--to {text!r} is not a place to move to: use {RESET_FORMS}")
+    return "timestamp", round(moment.timestamp() * 1000)

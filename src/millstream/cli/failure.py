@@ -1,0 +1,67 @@
+"""How a command ends when it cannot do what was asked: one sentence, one hint, one exit code per kind of trouble."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from enum import IntEnum
+
+from rich.markup import escape
+
+from millstream import errors
+from millstream.cli.output import stderr
+
+__all__ = ["ExitCode", "UsageProblem", "exit_code_of", "report"]
+
+
+class ExitCode(IntEnum):
+    """What a script can tell failures apart by; part of the interface."""
+
+    OK = 0
+    REQUEST = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    STORAGE = 4
+    INTERRUPTED = 130
+
+
+class UsageProblem(errors.RequestError):
+    """The command line cannot be understood, or asks for what does not go together."""
+
+    # Never on the wire, hence no number of its own.
+    code = "USAGE"
+    remedy = "Add --help to see what the command takes."
+
+
+_UNREACHABLE = (errors.ConnectionLost, errors.RequestTimeout, errors.ShuttingDown)
+_STORAGE = (errors.DataDamaged, errors.DataDirLocked, errors.StorageFailed)
+
+
+def exit_code_of(error: errors.MillstreamError) -> ExitCode:
+    if isinstance(error, (UsageProblem, errors.ConfigInvalid)):
+        return ExitCode.USAGE
+    if isinstance(error, _UNREACHABLE):
+        return ExitCode.UNREACHABLE
+    if isinstance(error, _STORAGE):
+        return ExitCode.STORAGE
+    return ExitCode.REQUEST
+
+
+def report(error: BaseException) -> ExitCode:
+    """Tell the user on standard error what went wrong, and answer with the exit code for it."""
+    if os.environ.get("MILLSTREAM_DEBUG"):
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, errors.MillstreamError):
+        _say(str(error) or type(error).__doc__ or error.code, error.code, error.remedy)
+        return exit_code_of(error)
+    _say(
+        f"{type(error).__name__}: {error}", "INTERNAL", "This is a bug; run again with MILLSTREAM_DEBUG=1 to see where."
+    )
+    return ExitCode.REQUEST
+
+
+def _say(sentence: str, code: str, hint: str) -> None:
+    # Soft wrapping: a terminal may break the line, but a script that greps for it gets it whole.
+    stderr.print(f"[bold red]error:[/] {escape(sentence)} [dim]\\[{code}][/]", soft_wrap=True)
+    stderr.print(f"[cyan]hint:[/]  {escape(hint)}", soft_wrap=True)

@@ -1,0 +1,123 @@
+"""The entry point: every command in one tree, and the one place where failures become words and exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import typer
+
+from millstream.cli import bench, config, consume, errors, group, log, namespace, publish, serve, status, topic
+from millstream.cli.failure import ExitCode, UsageProblem, report
+from millstream.cli.output import prose
+
+__all__ = ["app", "main"]
+
+_STORY = """Millstream, a durable message broker.
+
+[not dim]A tour in five commands, the first in a terminal of its own:
+
+[dim]$[/dim] millstream serve                          [dim]# start a broker[/dim]
+[dim]$[/dim] millstream topic create orders -p 3       [dim]# a log in three partitions[/dim]
+[dim]$[/dim] millstream publish orders hello world     [dim]# two messages, two receipts[/dim]
+[dim]$[/dim] millstream consume orders --group audit   [dim]# read them; Ctrl-C ends[/dim]
+[dim]$[/dim] millstream group lag audit                [dim]# how far the group has come[/dim][/not dim]
+"""
+
+_EPILOG = (
+    "Every command that reads takes --json, and --help ends in examples. Exit codes: 1 the request failed, 2 usage or "
+    "configuration, 3 no broker there, 4 damaged or unusable data, 130 interrupted."
+)
+
+_DAILY, _OPERATING, _HELP = "Messages", "Operating", "Looking things up"
+
+app = typer.Typer(
+    name="millstream",
+    help=_STORY,
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+def _command(function: Callable[..., None], epilog: str, panel: str) -> None:
+    app.command(help=prose(function.__doc__), epilog=epilog, rich_help_panel=panel)(function)
+
+
+_command(publish.publish, publish.EPILOG, _DAILY)
+_command(consume.consume, consume.EPILOG, _DAILY)
+app.add_typer(topic.app, name="topic", rich_help_panel=_DAILY)
+app.add_typer(group.app, name="group", rich_help_panel=_DAILY)
+app.add_typer(namespace.app, name="namespace", rich_help_panel=_DAILY)
+_command(serve.serve, serve.EPILOG, _OPERATING)
+_command(status.status, status.STATUS_EPILOG, _OPERATING)
+app.add_typer(config.app, name="config", rich_help_panel=_OPERATING)
+app.add_typer(log.app, name="log", rich_help_panel=_OPERATING)
+app.add_typer(bench.app, name="bench", rich_help_panel=_OPERATING)
+app.add_typer(errors.app, name="errors", rich_help_panel=_HELP)
+_command(status.version, status.VERSION_EPILOG, _HELP)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and end the process with the exit code of what happened."""
+    if arguments is None:
+        # `timeout`, containers and service managers end a program with SIGTERM.  As with Ctrl-C, a consumer then still
+        # commits what it printed, and a benchmark removes its topic.
+        signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(_run(arguments))
+
+
+def _interrupt(_number: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        outcome = app(args=arguments, prog_name="millstream", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_gone()
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except SystemExit as request:  # how typer ends after completion, and when a pipe breaks
+        return _reader_gone() if isinstance(request.__context__, BrokenPipeError) else int(request.code or 0)
+    except Exception as problem:
+        return _failed(problem)
+    return int(outcome) if isinstance(outcome, int) else ExitCode.OK
+
+
+def _failed(problem: Exception) -> int:
+    # The parser's own errors, told by shape: typer has its exceptions from click or from a private copy of it,
+    # depending on its version.
+    if not hasattr(problem, "format_message"):
+        return report(problem)
+    context: Any = getattr(problem, "ctx", None)
+    if type(problem).__name__ == "NoArgsIsHelpError":
+        problem.show()  # type: ignore[attr-defined]
+        return ExitCode.USAGE
+    usage = UsageProblem(_sentence(problem.format_message()))
+    if context is not None:
+        usage.remedy = f"See `{context.command_path} --help`."  # type: ignore[misc]
+    return report(usage)
+
+
+def _sentence(text: str) -> str:
+    """The parser's message as ours look: one line, lower case, no full stop."""
+    text = " ".join(text.split()).rstrip(".")
+    return text[:1].lower() + text[1:]
+
+
+def _reader_gone() -> int:
+    """`millstream consume orders | head -1`: not a failure, and nobody is left to hear about it."""
+    # Python flushes standard output once more at exit and would complain there.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return ExitCode.OK
+
+
+if __name__ == "__main__":
+    main()

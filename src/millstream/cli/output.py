@@ -1,0 +1,159 @@
+"""What people and programs see: tables and plain words on a terminal, JSON when asked for.
+
+Standard output carries the result and nothing else; progress, hints and errors go to standard error.
+"""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+__all__ = [
+    "JsonOption",
+    "bytes_text",
+    "count_text",
+    "document_of",
+    "duration_text",
+    "examples",
+    "plural",
+    "print_facts",
+    "print_json",
+    "print_json_line",
+    "print_table",
+    "prose",
+    "stderr",
+    "stdout",
+    "time_text",
+]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+
+# Wide enough for any table: what is piped into grep must not be cut to the 80 columns of an imagined terminal.
+_PIPE_WIDTH: Final = 100_000
+
+
+stdout: Final = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+stderr: Final = Console(stderr=True, highlight=False, emoji=False, width=None if sys.stderr.isatty() else _PIPE_WIDTH)
+
+
+def print_json(document: object) -> None:
+    """One JSON document, laid out for reading."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_json_line(document: object) -> None:
+    """One JSON document on a line of its own, for results that come one after the other."""
+    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "nothing to show", numbers: str = ""
+) -> None:
+    """Rows under a header; `numbers` names the columns to align on the right, separated by `|`.
+
+    An empty table says so on standard error: a program that reads the output then sees no rows, not a sentence.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    aligned = set(numbers.split("|"))
+    for column in columns:
+        right = column in aligned
+        table.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    for row in rows:
+        table.add_row(*map(_cell, row))
+    if table.row_count:
+        stdout.print(table)
+    else:
+        stderr.print(f"[dim]{escape(empty)}[/]")
+
+
+def _cell(value: object) -> str | Text:
+    """Text of a cell.  Strings are shown as they are; only a rich Text brings its own style."""
+    if isinstance(value, Text):
+        return value
+    if value is None or value == "":
+        return "[dim]-[/]"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return escape(str(value))
+
+
+def print_facts(facts: Iterable[tuple[str, object]]) -> None:
+    """A few named values, one per line."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts:
+        table.add_row(name, _cell(value))
+    stdout.print(table)
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: lines to copy.  A line that starts with `#` explains the one below it."""
+    shown = [f"[dim]{escape(line)}[/dim]" if line.startswith("#") else f"[dim]$[/dim] {escape(line)}" for line in lines]
+    return "\n".join(["[bold]Examples[/bold]", *shown])
+
+
+def prose(docstring: str | None) -> str:
+    """A docstring as help: each paragraph on one line, so that the terminal's width decides where it breaks."""
+    paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
+    return "\n\n".join(escape(" ".join(paragraph.split())) for paragraph in paragraphs)
+
+
+def bytes_text(size: int) -> str:
+    """`1.5 MiB`; exact below 1 KiB."""
+    amount, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(amount) < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{size:,} B" if unit == "B" else f"{amount:,.{0 if amount == int(amount) else 1}f} {unit}"
+
+
+def duration_text(duration_ms: int) -> str:
+    """`7 d`, `1 h 30 m`, `250 ms`: the two largest units, which is as exact as anyone reads."""
+    if duration_ms < 1000:
+        return f"{duration_ms} ms"
+    if duration_ms < 60_000:
+        seconds = duration_ms / 1000
+        return f"{seconds:.{0 if seconds == int(seconds) else 1}f} s"
+    rest, parts = duration_ms // 1000, []
+    for unit, seconds_in_unit in (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1)):
+        amount, rest = divmod(rest, seconds_in_unit)
+        if amount:
+            parts.append(f"{amount:,} {unit}")
+    return " ".join(parts[:2])
+
+
+def time_text(time_ms: int) -> str:
+    """A point in time in UTC, to the second, in the form that every command accepts as well."""
+    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def count_text(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 message`, `2 messages`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def document_of(answer: Any) -> Any:
+    """An SDK answer as plain JSON values."""
+    import msgspec  # only commands that talk to a broker pay for it
+
+    return msgspec.to_builtins(answer)

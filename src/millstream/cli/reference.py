@@ -1,0 +1,150 @@
+"""The reference pages of commands and settings, written from the code itself: `python -m millstream.cli.reference`.
+
+A page that is written by hand is out of date; a test compares these with what this module makes of the code.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+from rich.text import Text
+
+from millstream.cli.config import setting_text
+from millstream.cli.failure import ExitCode
+from millstream.cli.main import app
+from millstream.config import FLAGS, Settings, allowed_values, environment_name, setting_fields
+
+__all__ = ["PAGES", "commands_page", "settings_page"]
+
+_NOTICE: Final = "<!-- Written by `python -m millstream.cli.reference`; do not edit. -->"
+
+_EXIT_CODES: Final = {
+    ExitCode.OK: "done",
+    ExitCode.REQUEST: "the request failed; the message says why",
+    ExitCode.USAGE: "the command line or the configuration is wrong",
+    ExitCode.UNREACHABLE: "no broker answers at that address, or not in time",
+    ExitCode.STORAGE: "stored data is damaged, locked or cannot be used",
+    ExitCode.INTERRUPTED: "interrupted with Ctrl-C",
+}
+
+
+def commands_page() -> str:
+    """The page of all commands."""
+    root = typer.main.get_command(app)
+    lines = [
+        "# Commands",
+        _NOTICE,
+        "Noun, then verb. Results go to standard output; progress, hints and errors to standard error. Every command "
+        "that reads takes `--json`.",
+        "An error is one sentence with its code and a hint. `millstream errors explain CODE` tells more, and with "
+        "`MILLSTREAM_DEBUG=1` the traceback is shown as well.",
+        "\n".join(
+            [
+                "| Exit code | Meaning |",
+                "|---|---|",
+                *(f"| {int(code)} | {text} |" for code, text in _EXIT_CODES.items()),
+            ]
+        ),
+        *_command_sections(root, "millstream"),
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+def _command_sections(command: Any, path: str) -> Iterator[str]:
+    context = command.make_context(path, [], resilient_parsing=True)
+    children = getattr(command, "commands", {})
+    if children:
+        if path != "millstream":
+            yield f"## {path}"
+            yield _plain(command.help)
+        for name, child in children.items():
+            yield from _command_sections(child, f"{path} {name}")
+        return
+    yield f"{'##' if path.count(' ') == 1 else '###'} {path}"
+    yield _plain(command.help)
+    arguments = [" ".join(_argument_name(p)) for p in command.params if p.param_type_name == "argument"]
+    yield f"```\n{' '.join([path, *arguments, '[OPTIONS]'])}\n```"
+    rows = [_option_row(p, context) for p in command.params if not getattr(p, "hidden", False)]
+    yield "\n".join(["| Option | Meaning |", "|---|---|", *rows])
+    yield f"```\n{_examples(command.epilog)}\n```"
+
+
+def _argument_name(parameter: Any) -> Iterator[str]:
+    name = parameter.metavar or parameter.name.upper()
+    repeated = f"{name}..." if parameter.nargs == -1 else name
+    yield repeated if parameter.required else f"[{repeated}]"
+
+
+def _option_row(parameter: Any, context: Any) -> str:
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.metavar or parameter.name.upper()}`"
+    else:
+        names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+        if not parameter.is_flag:
+            names += f" {_cell(parameter.metavar)}"
+    notes = []
+    default = parameter.get_default(context, call=False)
+    if default not in (None, False, True, []) and parameter.param_type_name != "argument":
+        notes.append(f"default `{default}`")
+    if parameter.envvar:
+        notes.append(f"or `{parameter.envvar}`")
+    text = _plain(parameter.help).rstrip(".") + "." + (f" ({'; '.join(notes)})" if notes else "")
+    return f"| {names} | {_cell(text)} |".replace("  ", " ")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _plain(markup: str | None) -> str:
+    return Text.from_markup(re.sub(r"(?<!\n)\n(?!\n)", " ", markup or "")).plain.strip()
+
+
+def _examples(epilog: str) -> str:
+    lines = Text.from_markup(epilog).plain.splitlines()[1:]
+    return "\n".join(line.removeprefix("$ ") for line in lines)
+
+
+def settings_page() -> str:
+    """The page of all settings."""
+    lines = [
+        "# Configuration",
+        _NOTICE,
+        "Settings come from a YAML file (`millstream serve --config FILE`, or `MILLSTREAM_CONFIG`), overruled by "
+        "variables of the environment, overruled by options. `millstream config show` prints every value and where it "
+        "came from. A key that does not exist is an error, not a warning.",
+        "```yaml\nserver:\n  port: 9092\nstorage:\n  data: /var/lib/millstream\n  segment_bytes: 128MiB\n"
+        "topics:\n  retention_ms: 30d\n```",
+        f"The variable of `server.port` is `{environment_name('server.port')}`, with two underscores after the "
+        "section. The option of any setting is `--set server.port=9092`; the common ones have options of their own.",
+        "Sizes are bytes or have a unit: `KiB`, `MiB`, `GiB`, `TiB` count in 1024s and `KB`, `MB`, `GB`, `TB` in "
+        "1000s. Durations are milliseconds or have a unit: `ms`, `s`, `m`, `h`, `d`, `w`.",
+    ]
+    for section, field in Settings.model_fields.items():
+        lines += [f"## {section}", (field.annotation.__doc__ or "").strip() if field.annotation else ""]
+        rows = [_setting_row(key, leaf) for key, leaf in setting_fields() if key.startswith(f"{section}.")]
+        lines.append("\n".join(["| Setting | Default | Meaning |", "|---|---|---|", *rows]))
+    return "\n\n".join(lines) + "\n"
+
+
+def _setting_row(key: str, field: Any) -> str:
+    flag = f" Option `{FLAGS[key]}`." if key in FLAGS else ""
+    meaning = f"{field.description}{flag} Allowed: {allowed_values(key)}."
+    return f"| `{key}` | `{setting_text(key, field.default)}` | {_cell(meaning)} |"
+
+
+PAGES: Final = {"cli.md": commands_page, "configuration.md": settings_page}
+
+
+def _main(directory: Path) -> None:
+    for name, page in PAGES.items():
+        (directory / name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1] if len(sys.argv) > 1 else "docs/reference"))

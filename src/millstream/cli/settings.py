@@ -1,0 +1,82 @@
+"""The options that set up a broker, shared by `serve` and `config show`, and the settings they lead to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millstream.cli.arguments import parse_pairs
+from millstream.cli.failure import UsageProblem
+from millstream.errors import ConfigInvalid
+
+if TYPE_CHECKING:
+    from millstream.config import Settings
+
+__all__ = [
+    "ConfigFileOption",
+    "DataOption",
+    "FsyncOption",
+    "HostOption",
+    "LogFormatOption",
+    "LogLevelOption",
+    "PortOption",
+    "SetOption",
+    "read_settings",
+]
+
+ConfigFileOption = Annotated[
+    Path | None,
+    typer.Option("--config", envvar="MILLSTREAM_CONFIG", metavar="FILE", help="A YAML file of settings."),
+]
+DataOption = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where messages are kept (./data).")]
+HostOption = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1).")]
+PortOption = Annotated[str | None, typer.Option("--port", metavar="N", help="On which port (9092); 0 is any free one.")]
+FsyncOption = Annotated[
+    str | None,
+    typer.Option("--fsync", metavar="POLICY", help="When to confirm: group (default), interval, always or never."),
+]
+LogLevelOption = Annotated[
+    str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info (default), warning or error.")
+]
+LogFormatOption = Annotated[
+    str | None, typer.Option("--log-format", metavar="FORMAT", help="auto (default), json or text.")
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as topics.auto_create=false."),
+]
+
+
+def read_settings(
+    config: Path | None, flags: Mapping[str, str | None], overrides: Sequence[str] | None
+) -> tuple[Settings, dict[str, str]]:
+    """Settings from file, environment and flags, and where each came from."""
+    from millstream.config import load_settings  # here, so that no other command waits for the model to load
+
+    settings, sources = load_settings(
+        _read_file(config),
+        os.environ,
+        flags,
+        overrides=parse_pairs(overrides or [], "--set"),
+        file_name=str(config),
+    )
+    # Only a shell expands `~`; from a file it would become a directory of that name.
+    data = os.path.expanduser(settings.storage.data)
+    if data != settings.storage.data:
+        settings = settings.model_copy(update={"storage": settings.storage.model_copy(update={"data": data})})
+    return settings, sources
+
+
+def _read_file(config: Path | None) -> str | None:
+    if config is None:
+        return None
+    try:
+        return config.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigInvalid(f"{config} is not UTF-8 text") from None
+    except OSError as problem:
+        raise UsageProblem(f"cannot read {config}: {problem.strerror}") from None

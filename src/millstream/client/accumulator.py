@@ -1,0 +1,242 @@
+"""Messages that wait for company: per partition a pile of entries, sealed into a batch by bytes, count or time.
+
+The fast path of a producer is three steps on a pile (take from `left`, compare, append) and takes no lock: appending to
+a list is atomic, and `left` only ever says "look closer".  Everything else is behind the *gate*: while it is closed the
+producer sees piles whose `left` is 0, so that the next message takes the slow path, wakes the background work, and
+reports an error or a shutdown.  An idle producer therefore costs nothing, and the fast path needs no flags.
+
+`left` counts down bytes, with a surcharge per message so that it also reaches 0 before the pile has too many messages.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Final
+
+from millstream.client.delivery import Delivery, Line
+from millstream.client.values import AnyEntry, encode_entries, entry_bytes, key_partition
+from millstream.errors import PartitionNotFound, PayloadTooLarge
+
+__all__ = ["Accumulator", "Pile"]
+
+_CLOSED_LEFT: Final = 0
+
+
+class Pile:
+    """The unsealed messages of one partition."""
+
+    __slots__ = (
+        "_granted",
+        "_known_bytes",
+        "_known_count",
+        "append",
+        "entries",
+        "left",
+        "line",
+        "surcharge",
+        "tickets",
+    )
+
+    def __init__(self, line: Line | None, surcharge: int = 0) -> None:
+        self.line = line
+        self.surcharge = surcharge
+        #: Never replaced: the fast path of another thread may be about to append to it.
+        self.entries: list[AnyEntry] = []
+        #: One per entry, if the owner asks for outcomes message by message.
+        self.tickets: list[Any] = []
+        self.left = _CLOSED_LEFT
+        self._granted = 0
+        self._known_bytes = 0
+        self._known_count = 0
+
+    def measure(self) -> int:
+        """The bytes in the pile, without looking at each of them."""
+        count = len(self.entries)
+        used = self._granted - self.left - self.surcharge * (count - self._known_count)
+        self._known_bytes += max(0, used)
+        self._known_count = count
+        self._granted = self.left
+        return self._known_bytes
+
+    def grant(self, left: int) -> None:
+        self.left = self._granted = left
+
+    def reset(self, left: int) -> None:
+        self._known_bytes = self._known_count = 0
+        self.grant(left)
+
+
+class Accumulator:
+    """The piles of one producer, and the choice of a partition for each message."""
+
+    __slots__ = (
+        "_always_closed",
+        "_closed_pile",
+        "_codec",
+        "_delivery",
+        "_next",
+        "_open_piles",
+        "_partition",
+        "_producer",
+        "_surcharge",
+        "batch_bytes",
+        "batch_messages",
+        "message_bytes_max",
+        "piles",
+        "special",
+        "sticky",
+        "topic",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        delivery: Delivery,
+        *,
+        partitions: int,
+        producer: int,
+        batch_bytes: int,
+        batch_messages: int,
+        buffer_bytes: int,
+        message_bytes_max: int,
+        codec: int = 0,
+        partition: int | None = None,
+        lingers: bool = True,
+    ) -> None:
+        self.topic = topic
+        self._delivery = delivery
+        self._producer = producer
+        # All piles together stay within half of the buffer, however many partitions there are.
+        self.batch_bytes = max(1, min(batch_bytes, buffer_bytes // (2 * partitions)))
+        self.batch_messages = max(1, batch_messages)
+        self.message_bytes_max = message_bytes_max
+        self._surcharge = -(-self.batch_bytes // self.batch_messages)
+        self._codec = codec
+        # Without linger, or when a batch could hide a message that is too large, every message is looked at.
+        self._always_closed = not lingers or message_bytes_max < self.batch_bytes
+        #: Set before the first entry that is not plain bytes; never taken back, one may still be on its way.
+        self.special = False
+        self._closed_pile = Pile(None)
+        self._partition = partition
+        self._open_piles: list[Pile] = []
+        self.grow(partitions)
+        self._next = random.randrange(partitions) if partition is None else partition
+        #: What the fast path looks at; see the module's docstring.
+        self.sticky = self._closed_pile
+        self.piles = [self._closed_pile] * partitions
+
+    def grow(self, partitions: int) -> None:
+        """The topic has more partitions now."""
+        for number in range(len(self._open_piles), partitions):
+            pile = Pile(self._delivery.open_line(number, self._producer), self._surcharge)
+            pile.reset(self.batch_bytes)
+            self._open_piles.append(pile)
+
+    # --- the gate ------------------------------------------------------------------------------------------------
+
+    def open_gate(self) -> None:
+        if not self._always_closed:
+            self.sticky = self._open_piles[self._next]
+            self.piles = self._open_piles if self._partition is None else [self.sticky] * len(self._open_piles)
+
+    def close_gate(self) -> None:
+        self.sticky = self._closed_pile
+        self.piles = [self._closed_pile] * len(self._open_piles)
+
+    @property
+    def gate_open(self) -> bool:
+        return self.sticky is not self._closed_pile
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def choose(self, entry: AnyEntry, partition: int | None) -> Pile:
+        """The pile a message belongs to: the partition asked for, its key's, or the one that is being filled."""
+        if partition is None:
+            key = None if isinstance(entry, bytes) else entry[1]
+            if key is None or self._partition is not None:
+                return self._open_piles[self._next]
+            return self._open_piles[key_partition(key, len(self._open_piles))]
+        if not 0 <= partition < len(self._open_piles):
+            raise PartitionNotFound(
+                f"topic {self.topic!r} has partitions 0 to {len(self._open_piles) - 1}, not {partition}"
+            )
+        return self._open_piles[partition]
+
+    def check_size(self, entry: AnyEntry) -> None:
+        size = len(entry) if isinstance(entry, bytes) else sum(map(len, filter(None, entry[:3])))
+        if size > self.message_bytes_max:
+            raise PayloadTooLarge(f"the message has {size} bytes, topic {self.topic!r} allows {self.message_bytes_max}")
+
+    def add(
+        self, entry: AnyEntry, partition: int | None = None, *, now_us: int, now_ms: int, ticket: Any = None
+    ) -> None:
+        """Put a message on its pile; seals what is full, before or after."""
+        if type(entry) is not bytes:
+            self.special = True
+        pile = self.choose(entry, partition)
+        size = entry_bytes(entry)
+        while pile.entries and pile.measure() + size > self.batch_bytes:
+            self._seal_full(pile, now_us, now_ms)
+            pile = self.choose(entry, partition)
+        pile.entries.append(entry)
+        if ticket is not None:
+            pile.tickets.append(ticket)
+        pile.left -= size + self._surcharge
+        room = self.batch_bytes - pile.measure()
+        vacant = self.batch_messages - len(pile.entries)
+        if room <= 0 or vacant <= 0:
+            self._seal_full(pile, now_us, now_ms)
+        else:
+            pile.grant(min(room, vacant * self._surcharge))
+
+    def _seal_full(self, pile: Pile, now_us: int, now_ms: int) -> None:
+        self.seal(pile, now_us=now_us, now_ms=now_ms)
+        if pile is self._open_piles[self._next]:
+            self._move_on()
+
+    def _move_on(self) -> None:
+        """Messages without a key go to one partition until its batch is sealed, then to the next."""
+        if self._partition is None:
+            self._next = (self._next + 1) % len(self._open_piles)
+            if self.gate_open:
+                self.sticky = self._open_piles[self._next]
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    @property
+    def empty(self) -> bool:
+        return not any(pile.entries for pile in self._open_piles)
+
+    def seal(self, pile: Pile, *, now_us: int, now_ms: int) -> None:
+        """Turn a pile into a batch.  Entries that arrive meanwhile stay for the next one."""
+        count = len(pile.entries)
+        if not count:
+            return
+        entries = pile.entries[:count]
+        del pile.entries[:count]
+        pile.reset(self.batch_bytes)
+        ticket = None
+        if pile.tickets:
+            ticket, pile.tickets = pile.tickets, []
+        line = pile.line
+        assert line is not None
+        head, tail = encode_entries(
+            entries,
+            base_timestamp_us=now_us,
+            producer=line.producer,
+            first_sequence=line.next_sequence,
+            codec=self._codec,
+            plain=not self.special,
+        )
+        self._delivery.put(line, head, tail, count, now_ms, ticket)
+
+    def seal_all(self, *, now_us: int, now_ms: int) -> int:
+        """Seal every pile; returns how many batches that made."""
+        sealed = 0
+        for pile in self._open_piles:
+            if pile.entries:
+                self.seal(pile, now_us=now_us, now_ms=now_ms)
+                sealed += 1
+        if sealed:
+            self._move_on()
+        return sealed

@@ -1,0 +1,96 @@
+"""Where the broker is, and how a client introduces itself."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from millstream.errors import ConnectionLost, InvalidArgument
+from millstream.names import DEFAULT_NAMESPACE, check_namespace
+from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
+from millstream.wire.messages import Hello
+
+__all__ = ["DEFAULT_ADDRESS", "Target", "parse_address"]
+
+DEFAULT_ADDRESS: Final = "localhost:9092"
+DEFAULT_PORT: Final = 9092
+SOFTWARE: Final = "millstream-python/0.1.0"
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """`host`, `host:port` or `[v6]:port`."""
+    host, port = address, str(DEFAULT_PORT)
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        port = rest[1:] if rest.startswith(":") else port
+    elif address.count(":") == 1:
+        host, port = address.split(":")
+    # Several colons without brackets can only be an IPv6 address without a port.
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not _is_ipv6(host)):
+        raise InvalidArgument(f"{address!r} is not an address: write host:port, for example {DEFAULT_ADDRESS!r}")
+    return host, int(port)
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        ipaddress.IPv6Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Everything a connection needs to be opened, and opened again."""
+
+    address: str
+    host: str
+    port: int
+    namespace: str
+    client_id: str
+    token: str | None
+    timeout_s: float
+
+    @classmethod
+    def of(
+        cls,
+        address: str,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        client_id: str | None,
+        token: str | None,
+        timeout_s: float,
+    ) -> Target:
+        host, port = parse_address(address)
+        if timeout_s <= 0:
+            raise InvalidArgument(f"timeout_s must be more than 0, not {timeout_s}")
+        name = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
+        return cls(address, host, port, check_namespace(namespace), name, token, timeout_s)
+
+    def hello(self, correlation: int) -> bytes:
+        hello = Hello(
+            versions=[PROTOCOL_VERSION],
+            client_id=self.client_id,
+            namespace=self.namespace,
+            token=self.token,
+            software=SOFTWARE,
+        )
+        return encode_frame(FrameType.HELLO, msgspec.json.encode(hello), correlation)
+
+    def unreachable(self, problem: OSError) -> ConnectionLost:
+        """A sentence that says what to do."""
+        if isinstance(problem, ConnectionRefusedError):
+            return ConnectionLost(
+                f"nobody listens at {self.address}: start a broker with `millstream serve`, or check the address"
+            )
+        if isinstance(problem, socket.gaierror):
+            return ConnectionLost(f"the host name in {self.address!r} cannot be resolved: {problem.strerror}")
+        if isinstance(problem, TimeoutError):
+            return ConnectionLost(f"no answer from {self.address}: check the address, and firewalls on the way")
+        return ConnectionLost(f"cannot connect to {self.address}: {problem.strerror or problem}")

@@ -1,0 +1,140 @@
+"""Looking at the broker and changing what is on it, asynchronously; see the synchronous twin for each method."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Literal
+
+from millstream.client.messages import TopicPartition
+from millstream.client.metadata import commit_call, offsets_call, reset_call
+from millstream.wire import calls
+
+__all__ = ["AsyncAdmin"]
+
+_PAGE = 1000
+
+
+class AsyncAdmin:
+    """The part of a client that is not about messages."""
+
+    async def _call(self, call: calls.Call, kind: Any) -> Any:
+        raise NotImplementedError
+
+    # --- broker and namespaces -----------------------------------------------------------------------------------
+
+    async def ping(self) -> float:
+        """Seconds the broker takes to answer."""
+        before_s = time.perf_counter()
+        await self._call(calls.DescribeBroker(), Any)
+        return time.perf_counter() - before_s
+
+    async def broker(self) -> dict[str, Any]:
+        """What the broker says about itself."""
+        answer: dict[str, Any] = await self._call(calls.DescribeBroker(), dict[str, Any])
+        return answer
+
+    async def namespaces(self) -> list[str]:
+        answer: list[str] = await self._call(calls.ListNamespaces(), list[str])
+        return answer
+
+    async def create_namespace(self, name: str) -> None:
+        await self._call(calls.CreateNamespace(name=name), Any)
+
+    async def delete_namespace(self, name: str, force: bool = False) -> None:
+        """Remove a namespace; with `force` also the topics in it."""
+        await self._call(calls.DeleteNamespace(name=name, force=force), Any)
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None, if_missing: bool = False
+    ) -> calls.TopicInfo:
+        """Create a topic.  Raises TopicExists unless `if_missing`."""
+        call = calls.CreateTopic(name=name, partitions=partitions, config=dict(config or {}), if_missing=if_missing)
+        answer: calls.TopicInfo = await self._call(call, calls.TopicInfo)
+        return answer
+
+    async def topic(self, name: str) -> calls.TopicInfo:
+        """A topic with its settings and partitions."""
+        answer: calls.TopicInfo = await self._call(calls.DescribeTopic(name=name), calls.TopicInfo)
+        return answer
+
+    async def topics(self, pattern: str | None = None) -> list[calls.TopicInfo]:
+        """All topics, or those that match (`orders.*`, `orders.#`), by name and without their partitions."""
+        found: list[calls.TopicInfo] = []
+        while True:
+            after = found[-1].name if found else ""
+            call = calls.ListTopics(pattern=pattern, after=after, limit=_PAGE)
+            page: list[calls.TopicInfo] = await self._call(call, list[calls.TopicInfo])
+            found += page
+            if len(page) < _PAGE:
+                return found
+
+    async def alter_topic(
+        self, name: str, config: Mapping[str, Any] | None = None, partitions: int | None = None
+    ) -> calls.TopicInfo:
+        """Change settings, or add partitions; what is not named stays as it is."""
+        call = calls.AlterTopic(name=name, config=dict(config or {}), partitions=partitions)
+        answer: calls.TopicInfo = await self._call(call, calls.TopicInfo)
+        return answer
+
+    async def delete_topic(self, name: str, force: bool = False) -> None:
+        """Delete a topic and its messages; with `force` even while groups read it."""
+        await self._call(calls.DeleteTopic(name=name, force=force), Any)
+
+    async def offsets(
+        self,
+        topic: str,
+        at: Literal["earliest", "latest"] | datetime = "latest",
+        partitions: Iterable[int] | None = None,
+    ) -> dict[int, int]:
+        """Per partition, the first offset, the one after the last, or that of the first message at or after a time."""
+        call = offsets_call(topic, at, None if partitions is None else list(partitions))
+        entries: list[calls.OffsetEntry] = await self._call(call, list[calls.OffsetEntry])
+        return {entry.partition: entry.offset for entry in entries}
+
+    # --- groups --------------------------------------------------------------------------------------------------
+
+    async def groups(self) -> list[calls.GroupSummary]:
+        answer: list[calls.GroupSummary] = await self._call(calls.ListGroups(), list[calls.GroupSummary])
+        return answer
+
+    async def group(self, name: str) -> calls.GroupInfo:
+        """A group with its members and how far behind it is."""
+        answer: calls.GroupInfo = await self._call(calls.DescribeGroup(name=name), calls.GroupInfo)
+        return answer
+
+    async def reset_group(
+        self,
+        name: str,
+        topic: str,
+        to: str,
+        value: int | datetime | None = None,
+        partitions: Iterable[int] | None = None,
+        dry_run: bool = False,
+    ) -> list[calls.OffsetEntry]:
+        """Move a group without members: `to` is earliest, latest, timestamp, offset or shift (by `value`)."""
+        call = reset_call(name, topic, to, value, partitions, dry_run)
+        answer: list[calls.OffsetEntry] = await self._call(call, list[calls.OffsetEntry])
+        return answer
+
+    async def delete_group(self, name: str) -> None:
+        """Forget a group and its progress."""
+        await self._call(calls.DeleteGroup(name=name), Any)
+
+    async def evict_member(self, group: str, member_id: str) -> None:
+        await self._call(calls.EvictMember(group=group, member_id=member_id), Any)
+
+    async def committed(self, group: str, topics: Iterable[str] | None = None) -> list[calls.OffsetEntry]:
+        """How far a group has got: the next offset it will read, per partition."""
+        call = calls.CommittedOffsets(group=group, topics=None if topics is None else list(topics))
+        answer: list[calls.OffsetEntry] = await self._call(call, list[calls.OffsetEntry])
+        return answer
+
+    async def commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
+    ) -> None:
+        """Set the progress of a group that has no members."""
+        await self._call(commit_call(group, offsets), Any)

@@ -1,0 +1,319 @@
+"""The asynchronous client: the same words as the synchronous one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from millstream.client.address import DEFAULT_ADDRESS, Target
+from millstream.client.asynchronous.admin import AsyncAdmin
+from millstream.client.asynchronous.connection import AsyncLink
+from millstream.client.asynchronous.opening import Opening, OpeningStream
+from millstream.client.asynchronous.producer import AsyncProducer
+from millstream.client.asynchronous.stream import AsyncStream
+from millstream.client.messages import BatchFailure, Message, Outgoing, Receipt, TopicPartition
+from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable
+from millstream.client.publishing import as_entry, fsync_number
+from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
+from millstream.client.values import AnyEntry, Headers, Key, Value, make_entry
+from millstream.errors import ConnectionLost, MillstreamError
+from millstream.names import DEFAULT_NAMESPACE, check_topic
+from millstream.wire import calls
+
+__all__ = ["AsyncClient", "connect"]
+
+#: Memory for messages published but not confirmed, per topic.
+_PUBLISH_BUFFER_BYTES = 32 * 1024 * 1024
+
+
+def connect(
+    address: str = DEFAULT_ADDRESS,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    client_id: str | None = None,
+    token: str | None = None,
+    timeout_s: float = 30.0,
+) -> Opening[AsyncClient]:
+    """Connect to a broker: `async with connect(...) as client`, or `client = await connect(...)`.
+
+    `timeout_s` is how long any request may take, reconnecting included, before RequestTimeout or ConnectionLost.
+    """
+    target = Target.of(address, namespace=namespace, client_id=client_id, token=token, timeout_s=timeout_s)
+
+    async def open_client() -> AsyncClient:
+        client = AsyncClient(target)
+        await client.open()
+        return client
+
+    return Opening(open_client)
+
+
+class AsyncClient(AsyncAdmin):
+    """A connection to a broker, for the tasks of one event loop."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._link = AsyncLink(target)
+        self._topics: dict[str, Topic] = {}
+        self._publishers: dict[tuple[str, str | None], AsyncProducer] = {}
+        self._lock = asyncio.Lock()
+        self._children: weakref.WeakSet[AsyncProducer | AsyncStream] = weakref.WeakSet()
+        self._closed = False
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        await self._link.open()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close streams and producers (which flush), then the connection."""
+        if self._closed:
+            return
+        self._closed = True
+        failure: MillstreamError | None = None
+        for child in [*self._children, *self._publishers.values()]:
+            try:
+                await child.close()
+            except MillstreamError as error:
+                failure = failure or error
+        self._link.close()
+        if failure is not None:
+            raise failure
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    async def _call(self, call: calls.Call, kind: Any) -> Any:
+        answer = await self._link.call(call, kind, repeatable=is_repeatable(call))
+        if isinstance(call, calls.AlterTopic | calls.DeleteTopic):
+            await self._forget(call.name)
+        return answer
+
+    async def _forget(self, topic: str) -> None:
+        """A topic is no longer what it was."""
+        self._topics.pop(topic, None)
+        for key in [key for key in self._publishers if key[0] == topic]:
+            with contextlib.suppress(MillstreamError):  # those who published were told
+                await self._publishers.pop(key).close()
+
+    async def call(self, call: calls.Call, kind: Any) -> Any:
+        """Any call of the control protocol, for what has no method of its own."""
+        return await self._call(call, kind)
+
+    async def _topic(self, name: str, *, refresh: bool = False) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None or refresh or time.monotonic() - topic.loaded_s > METADATA_AGE_S:
+            check_topic(name)
+            call = calls.Metadata(topics=[name], create=True)
+            found: list[calls.TopicMetadata] = await self._call(call, list[calls.TopicMetadata])
+            topic = self._topics[name] = Topic(found[0], time.monotonic())
+        return topic
+
+    async def _look_up(self, name: str) -> Topic:
+        return await self._topic(name, refresh=True)
+
+    async def _new_identity(self) -> int:
+        answer: calls.ProducerIdentity = await self._call(calls.NewProducer(), calls.ProducerIdentity)
+        return answer.producer_id << 16 | answer.epoch
+
+    # --- publish -------------------------------------------------------------------------------------------------
+
+    async def publish(
+        self,
+        topic: str,
+        value: Value = None,
+        *,
+        key: Key = None,
+        headers: Headers | None = None,
+        json: Any = None,
+        partition: int | None = None,
+        priority: int | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: float | datetime | None = None,
+        ttl: float | timedelta | None = None,
+        timestamp: float | datetime | None = None,
+        fsync: Literal["group", "interval", "always", "never"] | None = None,
+    ) -> Receipt:
+        """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
+
+        What many tasks publish at the same time travels together.  A message is never stored twice; after
+        RequestTimeout or ConnectionLost it may or may not be stored.
+        """
+        entry = make_entry(
+            value,
+            key,
+            headers,
+            json=json,
+            priority=priority,
+            delay=delay,
+            deliver_at=deliver_at,
+            ttl=ttl,
+            timestamp=timestamp,
+        )
+        return await (await self._submit(topic, entry, partition, fsync))
+
+    async def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
+        """Publish values (or `Outgoing`, for keys and the rest) together; receipts in the order given."""
+        futures = []
+        for item in messages:
+            entry, partition = as_entry(item)
+            futures.append(await self._submit(topic, entry, partition, None))
+        return list(await asyncio.gather(*futures))
+
+    async def _submit(
+        self, topic: str, entry: AnyEntry, partition: int | None, fsync: str | None
+    ) -> asyncio.Future[Receipt]:
+        publisher = self._publishers.get((topic, fsync))
+        if publisher is None:
+            publisher = await self._open_publisher(topic, fsync)
+        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        await publisher.add(entry, partition, future)
+        return future
+
+    async def _open_publisher(self, topic: str, fsync: str | None) -> AsyncProducer:
+        fsync_number(fsync)
+        async with self._lock:
+            publisher = self._publishers.get((topic, fsync))
+            if publisher is None:
+                if self._closed:
+                    raise ConnectionLost("the client is closed")
+                settings = ProducerSettings(
+                    linger_ms=0,
+                    batch_bytes=256 * 1024,
+                    batch_messages=10_000,
+                    acks="leader",
+                    compression=None,
+                    buffer_bytes=_PUBLISH_BUFFER_BYTES,
+                    window=8,
+                    delivery_timeout_s=self._target.timeout_s,
+                    send_timeout_s=self._target.timeout_s,
+                    partition=None,
+                    fsync=fsync,
+                )
+                publisher = AsyncProducer(
+                    self._link,
+                    await self._topic(topic),
+                    settings,
+                    await self._new_identity(),
+                    request_timeout_s=self._target.timeout_s,
+                    new_identity=self._new_identity,
+                    look_up=self._look_up,
+                    owns_link=False,
+                )
+                self._publishers[topic, fsync] = publisher
+            return publisher
+
+    # --- producers and streams -----------------------------------------------------------------------------------
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger_ms: float = 5,
+        batch_bytes: int = 65_536,
+        batch_messages: int = 10_000,
+        acks: Literal["none", "leader", "all"] = "leader",
+        compression: Literal["lz4", "zstd"] | None = None,
+        buffer_bytes: int = 32 * 1024 * 1024,
+        window: int = 8,
+        delivery_timeout_s: float = 120.0,
+        send_timeout_s: float | None = None,
+        partition: int | None = None,
+        fsync: Literal["group", "interval", "always", "never"] | None = None,
+        on_error: Callable[[BatchFailure], None] | None = None,
+    ) -> Opening[AsyncProducer]:
+        """A producer that batches in the background, for `async with` or `await`; see `AsyncProducer`."""
+        settings = ProducerSettings(
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            acks=acks,
+            compression=compression,
+            buffer_bytes=buffer_bytes,
+            window=window,
+            delivery_timeout_s=delivery_timeout_s,
+            send_timeout_s=self._target.timeout_s if send_timeout_s is None else send_timeout_s,
+            partition=partition,
+            fsync=fsync,
+        )
+
+        async def open_producer() -> AsyncProducer:
+            known = await self._topic(topic)
+            identity = await self._new_identity() if acks != "none" else 0
+            link = AsyncLink(self._target)
+            await link.open()
+            producer = AsyncProducer(
+                link,
+                known,
+                settings,
+                identity,
+                request_timeout_s=self._target.timeout_s,
+                new_identity=self._new_identity,
+                look_up=self._look_up,
+                on_error=on_error,
+            )
+            self._children.add(producer)
+            return producer
+
+        return Opening(open_producer)
+
+    def stream(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str | None = None,
+        start: StartAt = "earliest",
+        partitions: Iterable[int] | None = None,
+        commit: Literal["auto", "manual"] = "auto",
+        commit_interval_s: float = 5.0,
+        strategy: Literal["range", "round_robin", "sticky"] = "sticky",
+        protocol: Literal["cooperative", "eager"] = "cooperative",
+        instance_id: str | None = None,
+        session_ms: int = 30_000,
+        rebalance_ms: int = 120_000,
+        max_bytes: int = 1024 * 1024,
+        timeout_s: float | None = None,
+        on_assigned: Callable[[list[TopicPartition]], object] | None = None,
+        on_revoked: Callable[[list[TopicPartition], bool], object] | None = None,
+        on_damage: Literal["raise", "skip"] = "raise",
+    ) -> OpeningStream:
+        """Read topics, with `async for`, `async with` or `await`; see `AsyncStream`.
+
+        The callbacks may be coroutine functions.
+        """
+        settings = StreamSettings(
+            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            group=group,
+            start=start if not isinstance(start, Mapping) else dict(start),
+            partitions=None if partitions is None else tuple(partitions),
+            commit=commit,
+            commit_interval_s=commit_interval_s,
+            strategy=strategy,
+            protocol=protocol,
+            instance_id=instance_id,
+            session_ms=session_ms,
+            rebalance_ms=rebalance_ms,
+            max_bytes=max_bytes,
+            timeout_s=timeout_s,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            on_damage=on_damage,
+        )
+
+        async def open_stream() -> AsyncStream:
+            stream = AsyncStream(self._target, settings, self._call)
+            self._children.add(stream)
+            await stream.open()
+            return stream
+
+        return OpeningStream(open_stream)

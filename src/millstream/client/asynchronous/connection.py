@@ -1,0 +1,287 @@
+"""One connection of the asynchronous client: requests out, answers to whoever waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+import time
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+import msgspec
+
+from millstream.client.address import Target
+from millstream.client.backoff import Backoff
+from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout, ShuttingDown
+from millstream.wire.calls import Call
+from millstream.wire.frames import FrameReader, FrameType, encode_frame
+from millstream.wire.messages import Welcome, decode_error, decode_json, response_body
+
+__all__ = ["AsyncConnection", "AsyncLink"]
+
+_HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
+_RECEIVE_BYTES: Final = 256 * 1024
+_encode: Final = msgspec.json.Encoder().encode
+
+#: Gets the payload of an answer, valid only during the call, or the error that ended the connection.
+OnAnswer = Callable[[int, memoryview | ConnectionLost], None]
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """A socket after a successful handshake."""
+
+    def __init__(self, target: Target, receive_bytes: int) -> None:
+        self._target = target
+        self._loop = asyncio.get_running_loop()
+        self._reader = FrameReader(shared=bytearray(receive_bytes))
+        self._transport: asyncio.Transport = cast(asyncio.Transport, None)
+        self._waiting: dict[int, OnAnswer] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_sent_s = time.monotonic()
+        self.welcome: Welcome
+        self.lost: ConnectionLost | None = None
+        self.goaway = False
+        #: Called when the broker asks us to go, or the connection ends.
+        self.on_trouble: Callable[[], None] | None = None
+
+    @classmethod
+    async def open(cls, target: Target, *, timeout_s: float, receive_bytes: int = _RECEIVE_BYTES) -> AsyncConnection:
+        """Connect and shake hands.  Raises ConnectionLost with a sentence that helps, or the broker's refusal."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(timeout_s):
+                _, connection = await loop.create_connection(
+                    lambda: cls(target, receive_bytes), target.host, target.port
+                )
+                await connection._shake_hands()
+        except TimeoutError as problem:
+            raise target.unreachable(problem) from None
+        except OSError as problem:
+            raise target.unreachable(_plainest(problem)) from None
+        except ProtocolViolation as problem:
+            raise ConnectionLost(f"{target.address} is not a Millstream broker: {problem}") from None
+        return connection
+
+    async def _shake_hands(self) -> None:
+        try:
+            answer = await self._exchange(0, self._target.hello(0))
+            self.welcome = decode_json(response_body(memoryview(answer)), Welcome)
+        except BaseException:
+            self.close()
+            raise
+        self._keep_alive()
+
+    @property
+    def usable(self) -> bool:
+        return self.lost is None and not self.goaway
+
+    @property
+    def idle(self) -> bool:
+        """Open, with nobody waiting for anything."""
+        return self.lost is None and not self._waiting
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    def send(self, *parts: bytes) -> None:
+        """Write the pieces; never waits.  What is sent on a lost connection is lost."""
+        if self.lost is None:
+            self._last_sent_s = time.monotonic()
+            self._transport.writelines(parts)
+
+    def expect(self, correlation: int, on_answer: OnAnswer) -> None:
+        """Call back when this request is answered; at once if it never can be."""
+        if self.lost is not None:
+            on_answer(correlation, self.lost)
+        else:
+            self._waiting[correlation] = on_answer
+
+    async def call(self, correlation: int, call: Call, kind: Any, *, timeout_s: float) -> Any:
+        """Make a call and decode its answer.  Raises the broker's error, ConnectionLost or RequestTimeout."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._exchange(correlation, encode_frame(FrameType.CALL, _encode(call), correlation))
+        except TimeoutError:
+            raise RequestTimeout(f"the broker did not answer within {timeout_s:g} s") from None
+        return decode_json(response_body(memoryview(answer)), kind)
+
+    async def _exchange(self, correlation: int, frame: bytes) -> bytes:
+        future: asyncio.Future[bytes] = self._loop.create_future()
+
+        def on_answer(_: int, answer: memoryview | ConnectionLost) -> None:
+            if future.done():
+                return
+            if isinstance(answer, ConnectionLost):
+                future.set_exception(ConnectionLost(str(answer)))
+            else:
+                future.set_result(bytes(answer))
+
+        self.expect(correlation, on_answer)
+        self.send(frame)
+        try:
+            return await future
+        finally:
+            self._waiting.pop(correlation, None)
+
+    def _keep_alive(self) -> None:
+        interval_s = self.welcome.heartbeat_ms / 3000
+        if time.monotonic() - self._last_sent_s >= interval_s:
+            self.send(_HEARTBEAT_FRAME)
+        if self.lost is None:
+            self._timer = self._loop.call_later(interval_s / 2, self._keep_alive)
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock: socket.socket | None = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self._reader.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._reader.received(nbytes)
+        try:
+            for kind, correlation, payload in self._reader.frames():
+                if kind == FrameType.RESPONSE:
+                    if correlation is None:
+                        self._end(f"the broker ended the connection: {decode_error(payload)}")
+                        return
+                    on_answer = self._waiting.pop(correlation, None)
+                    if on_answer is not None:  # otherwise its caller ran out of time
+                        on_answer(correlation, payload)
+                elif kind == FrameType.GOAWAY:
+                    self.goaway = True
+                    self._trouble()
+        except MillstreamError as problem:
+            self._end(f"the broker at {self._target.address} sent a damaged frame: {problem}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f": {exc}" if exc is not None else " (closed)"
+        self._end(f"the connection to {self._target.address} is lost{why}")
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._end("the connection was closed")
+
+    def _end(self, why: str) -> None:
+        if self.lost is not None:
+            return
+        self.lost = ConnectionLost(why)
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+        waiting, self._waiting = self._waiting, {}
+        for correlation, on_answer in waiting.items():
+            on_answer(correlation, self.lost)
+        self._trouble()
+
+    def _trouble(self) -> None:
+        if self.on_trouble is not None:
+            self.on_trouble()
+
+
+class AsyncLink:
+    """A connection that is there when it is needed: opened again, with growing pauses, whenever it is lost."""
+
+    def __init__(self, target: Target, *, receive_bytes: int = _RECEIVE_BYTES) -> None:
+        self._target = target
+        self._receive_bytes = receive_bytes
+        self._lock = asyncio.Lock()
+        self._connection: AsyncConnection | None = None
+        self._closed = False
+        #: Shared by everything on this link, so that ids never meet.
+        self.correlations = itertools.count(1)
+        self.trouble: str = ""
+        self.opened = 0
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def current(self) -> AsyncConnection | None:
+        connection = self._connection
+        return connection if connection is not None and connection.usable else None
+
+    def listen(self, on_trouble: Callable[[], None]) -> None:
+        """Be told when the connection is lost or should be left."""
+        self._listeners.append(on_trouble)
+
+    def forget(self, on_trouble: Callable[[], None]) -> None:
+        with contextlib.suppress(ValueError):
+            self._listeners.remove(on_trouble)
+
+    async def open(self) -> None:
+        """Connect now; raises ConnectionLost at once if that fails."""
+        await self._open(self._target.timeout_s)
+
+    async def _open(self, timeout_s: float) -> AsyncConnection:
+        connection = await AsyncConnection.open(self._target, timeout_s=timeout_s, receive_bytes=self._receive_bytes)
+        connection.on_trouble = lambda: self._tell(connection)
+        old, self._connection = self._connection, connection
+        self.opened += 1
+        self.trouble = ""
+        if old is not None and old.idle:
+            old.close()
+        return connection
+
+    def _tell(self, connection: AsyncConnection) -> None:
+        if connection.goaway and connection.idle:
+            connection.close()
+            return
+        for listener in list(self._listeners):
+            listener()
+
+    async def get(self, deadline_s: float | None) -> AsyncConnection:
+        """A usable connection.  Tries until the deadline; raises ConnectionLost after it."""
+        backoff = Backoff()
+        while (connection := self.current) is None:
+            async with self._lock:  # one task connects, the others wait for it
+                if (connection := self.current) is not None:
+                    break
+                if self._closed:
+                    raise ConnectionLost("the client is closed")
+                remaining_s = 10.0 if deadline_s is None else max(0.05, deadline_s - time.monotonic())
+                try:
+                    return await self._open(min(remaining_s, self._target.timeout_s))
+                except (ConnectionLost, ShuttingDown) as error:
+                    self.trouble = str(error)
+                    wait_s = backoff.next_s()
+                    if deadline_s is not None and time.monotonic() + wait_s >= deadline_s:
+                        raise ConnectionLost(str(error)) from None
+            await asyncio.sleep(wait_s)
+        return connection
+
+    async def call(self, call: Call, kind: Any, *, repeatable: bool) -> Any:
+        """Make a call; one whose answer is lost is made again if that cannot do harm."""
+        deadline_s = time.monotonic() + self._target.timeout_s
+        while True:
+            connection = await self.get(deadline_s)
+            try:
+                remaining_s = max(0.001, deadline_s - time.monotonic())
+                return await connection.call(self.next_correlation(), call, kind, timeout_s=remaining_s)
+            except (ConnectionLost, ShuttingDown) as error:
+                if isinstance(error, ConnectionLost) and not repeatable:
+                    raise ConnectionLost(f"{error}; the request may or may not have been carried out") from None
+                connection.goaway = True  # not for new requests
+                if time.monotonic() >= deadline_s:
+                    raise
+
+    def next_correlation(self) -> int:
+        return next(self.correlations) & 0x7FFF_FFFF
+
+    def close(self) -> None:
+        self._closed = True
+        if self._connection is not None:
+            self._connection.close()
+
+
+def _plainest(problem: OSError) -> OSError:
+    """asyncio reports several addresses that refused as one error without a kind."""
+    if type(problem) is OSError and "Connect call failed" in str(problem):
+        return ConnectionRefusedError(str(problem))
+    return problem

@@ -1,0 +1,305 @@
+"""The asynchronous producer.  `await producer.send(...)` only really waits when there is no room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Unpack
+
+import mmh3
+
+from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
+from millstream.client.backoff import Backoff
+from millstream.client.delivery import Settled
+from millstream.client.messages import BatchFailure, ProducerStats, TopicPartition, receipt
+from millstream.client.metadata import Topic
+from millstream.client.outbox import Outbox, settled_all
+from millstream.client.settings import ProducerSettings
+from millstream.client.values import AnyEntry, Headers, Key, SendOptions, Value, make_entry
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
+
+__all__ = ["AsyncProducer"]
+
+_hash: Final = mmh3.hash
+_IDLE_S: Final = 1.0
+
+
+class AsyncProducer:
+    """Batches messages for one topic and sends them in order, each exactly once.
+
+    Errors surface as exceptions of the next `send`, `flush` or `close` (the first one), and all of them through
+    `on_error`.  After an error the producer goes on.  Belongs to one event loop.
+    """
+
+    def __init__(
+        self,
+        link: AsyncLink,
+        topic: Topic,
+        settings: ProducerSettings,
+        identity: int,
+        *,
+        request_timeout_s: float,
+        new_identity: Callable[[], Awaitable[int]],
+        look_up: Callable[[str], Awaitable[Topic]],
+        on_error: Callable[[BatchFailure], None] | None = None,
+        owns_link: bool = True,
+    ) -> None:
+        self._link = link
+        self._owns_link = owns_link
+        self._new_identity = new_identity
+        self._look_up = look_up
+        self._on_error = on_error
+        self._outbox = Outbox(
+            topic, settings, identity, request_timeout_s=request_timeout_s, correlations=link.correlations
+        )
+        self._accumulator = self._outbox.accumulator
+        self._loop = asyncio.get_running_loop()
+        self._connection: AsyncConnection | None = None
+        self._wake = asyncio.Event()
+        self._progress: asyncio.Future[None] | None = None
+        self._soon: asyncio.Handle | None = None
+        self._closing = False
+        self._task = self._loop.create_task(self._run(), name=f"millstream-producer-{topic.name}")
+        link.listen(self._on_trouble)
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    async def send(
+        self, value: Value = None, key: Key = None, headers: Headers | None = None, **options: Unpack[SendOptions]
+    ) -> None:
+        """Put a message on its way; waits only while `buffer_bytes` are waiting already, `send_timeout_s` at most."""
+        if type(value) is bytes and headers is None and not options:
+            accumulator = self._accumulator
+            if key is None:
+                pile = accumulator.sticky
+                left = pile.left - len(value) - pile.surcharge
+                if left > 0:
+                    pile.left = left
+                    pile.entries.append(value)
+                    return
+            elif type(key) is bytes:
+                piles = accumulator.piles
+                pile = piles[_hash(key, 0, False) % len(piles)]
+                left = pile.left - len(value) - len(key) - pile.surcharge
+                if left > 0:
+                    accumulator.special = True
+                    pile.left = left
+                    pile.entries.append((value, key))
+                    return
+        await self.add(make_entry(value, key, headers, **options), options.get("partition"))
+        # A loop of sends never gives way by itself; once per batch the answers get their turn.
+        await asyncio.sleep(0)
+
+    async def add(self, entry: AnyEntry, partition: int | None, ticket: Any = None) -> None:
+        """The slow path: whatever may be in the way of a message is dealt with here."""
+        outbox = self._outbox
+        self._accumulator.check_size(entry)
+        if not outbox.knows(partition):
+            await self._look_again()
+        self._check()
+        if outbox.full:
+            limit_s = outbox.settings.send_timeout_s
+            await self._await(lambda: not outbox.full, limit_s, "no room in the producer's buffer")
+            self._check()
+        idle = not self._accumulator.gate_open
+        outbox.add(entry, partition, ticket)
+        if not outbox.settings.linger_ms:
+            # Not now: whatever else is published in this turn of the loop travels in the same batch.
+            if self._soon is None:
+                self._soon = self._loop.call_soon(self._seal_soon)
+            return
+        if idle:
+            self._wake.set()
+        self._pump()
+
+    def _seal_soon(self) -> None:
+        self._soon = None
+        self._outbox.seal_all()
+        self._pump()
+        self._wake.set()
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything sent so far is confirmed.  Raises the first error, or RequestTimeout."""
+        outbox = self._outbox
+        if not self._task.done():
+            outbox.seal_all()
+            self._pump()
+            self._wake.set()
+            marks = outbox.marks()
+            limit_s = outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
+            await self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
+        self._raise_failure()
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Flush, then let go of the connection.  Raises the first error that was not raised before."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            await self.flush(timeout_s)
+        finally:
+            self._accumulator.close_gate()
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._link.forget(self._on_trouble)
+            self._settle(self._outbox.abandon(ConnectionLost("the producer was closed")))
+            if self._owns_link:
+                self._link.close()
+        self._raise_failure()
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            await self.close()
+            return
+        with contextlib.suppress(MillstreamError):  # the exception that ended the block says more
+            await self.close()
+
+    @property
+    def stats(self) -> ProducerStats:
+        return self._outbox.stats(self._link.opened)
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closing:
+            raise InvalidArgument("the producer is closed")
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        failure = self._outbox.take_failure()
+        if failure is not None:
+            raise failure
+
+    async def _await(self, reached: Callable[[], bool], limit_s: float, what: str) -> None:
+        try:
+            async with asyncio.timeout(limit_s):
+                while not reached():
+                    if self._progress is None:
+                        self._progress = self._loop.create_future()
+                    await asyncio.shield(self._progress)
+        except TimeoutError:
+            raise RequestTimeout(f"{what} after {limit_s:g} s") from None
+
+    def _moved(self) -> None:
+        progress, self._progress = self._progress, None
+        if progress is not None and not progress.done():
+            progress.set_result(None)
+
+    def _pump(self) -> None:
+        """Send what may be sent."""
+        connection, outbox = self._connection, self._outbox
+        if connection is None or not connection.usable:
+            return
+        while (frame := outbox.next_frame()) is not None:
+            correlation, *parts = frame
+            if outbox.wants_answers:
+                connection.expect(correlation, self._on_answer)
+            connection.send(*parts)
+        if not outbox.wants_answers:
+            self._moved()
+
+    def _on_answer(self, correlation: int, answer: memoryview | ConnectionLost) -> None:
+        if isinstance(answer, ConnectionLost):
+            return  # the loss of the connection is dealt with as a whole
+        self._settle(self._outbox.answered(correlation, answer))
+        self._pump()
+        delivery = self._outbox.delivery
+        if delivery.wants_identity or not delivery.flying:
+            self._wake.set()  # time may matter now: a refusal to wait for, or nothing left to do
+
+    def _on_trouble(self) -> None:
+        self._wake.set()
+
+    def _settle(self, outcomes: list[Settled]) -> None:
+        for settled in outcomes:
+            if settled.batch.ticket is not None:
+                self._resolve(settled)
+        failures, self._outbox.failures = self._outbox.failures, []
+        if self._on_error is not None:
+            for failure in failures:
+                self._loop.call_soon(self._on_error, failure)
+        if outcomes:
+            self._moved()
+
+    def _resolve(self, settled: Settled) -> None:
+        """Answer those who wait for single messages of a batch."""
+        batch, result, error = settled
+        topic = self._outbox.topic
+        place = TopicPartition(topic.name, batch.line.partition)
+        for index, future in enumerate(batch.ticket):
+            if future.done():
+                continue  # cancelled
+            if result is not None:
+                future.set_result(receipt(place, topic.uids[place.partition], result, index))
+            else:
+                assert error is not None
+                future.set_exception(type(error)(str(error)))
+
+    # --- the background task -------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        backoff = Backoff()
+        while True:
+            self._wake.clear()
+            idle = self._tick()
+            if self._outbox.outdated() and not idle:
+                await self._look_again()
+            if self._connection is None and not idle:
+                await self._reconnect()
+            elif self._outbox.delivery.wants_identity:
+                if await self._renew():
+                    backoff.reset()
+                else:
+                    await asyncio.sleep(backoff.next_s())
+            else:
+                await self._sleep(None if idle else self._outbox.wait_s(_IDLE_S))
+
+    def _tick(self) -> bool:
+        """Seal what has waited, give up what waited too long, move what can move; True when there is nothing to do."""
+        outbox, connection = self._outbox, self._connection
+        outbox.seal_due()
+        if connection is not None:
+            if outbox.overdue():
+                connection.close()
+            if connection.lost is not None or (connection.goaway and not outbox.delivery.flying):
+                self._connection = None
+                outbox.delivery.disconnected()
+        outbox.trouble = self._link.trouble
+        self._settle(outbox.expire())
+        self._pump()
+        return outbox.come_to_rest()
+
+    async def _sleep(self, wait_s: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._wake.wait()
+
+    async def _reconnect(self) -> None:
+        deadline_s = time.monotonic() + self._outbox.wait_s(10 * _IDLE_S)
+        try:
+            self._connection = await self._link.get(deadline_s)
+        except ConnectionLost:
+            await asyncio.sleep(max(0.0, min(_IDLE_S, deadline_s - time.monotonic())))
+        except MillstreamError as error:
+            self._link.trouble = str(error)
+            await asyncio.sleep(_IDLE_S)
+
+    async def _renew(self) -> bool:
+        try:
+            identity = await self._new_identity()
+        except MillstreamError:
+            return False
+        self._outbox.delivery.renew(identity)
+        return True
+
+    async def _look_again(self) -> None:
+        """More partitions may have been added to the topic."""
+        self._outbox.topic.loaded_s = time.monotonic()  # whatever comes of it, not again at once
+        with contextlib.suppress(MillstreamError):
+            self._outbox.learn(await self._look_up(self._outbox.topic.name))

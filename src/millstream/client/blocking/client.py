@@ -1,0 +1,375 @@
+"""The synchronous client: publishing one by one, and the way to producers, streams and administration."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from millstream.client.address import DEFAULT_ADDRESS, Target
+from millstream.client.backoff import Backoff
+from millstream.client.blocking.admin import Admin
+from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.link import Link
+from millstream.client.blocking.producer import Producer
+from millstream.client.blocking.stream import Stream
+from millstream.client.messages import (
+    BatchFailure,
+    Message,
+    Outgoing,
+    Receipt,
+    TopicPartition,
+    receipt,
+)
+from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable
+from millstream.client.publishing import Attempt, Identity, fsync_number, plan_batches
+from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
+from millstream.client.values import AnyEntry, Headers, Key, Value, make_entry
+from millstream.errors import (
+    ConnectionLost,
+    MillstreamError,
+    OutOfSequence,
+    PartitionNotFound,
+    RequestTimeout,
+    ShuttingDown,
+    TopicNotFound,
+)
+from millstream.names import DEFAULT_NAMESPACE, check_topic
+from millstream.wire import calls
+from millstream.wire.messages import PublishResult, decode_publish_result
+
+__all__ = ["Client", "connect"]
+
+#: The options of a message that is nothing but a value.
+_PLAIN = (None,) * 8
+
+
+def connect(
+    address: str = DEFAULT_ADDRESS,
+    *,
+    namespace: str = DEFAULT_NAMESPACE,
+    client_id: str | None = None,
+    token: str | None = None,
+    timeout_s: float = 30.0,
+) -> Client:
+    """Connect to a broker.  Raises ConnectionLost when nobody answers there.
+
+    `timeout_s` is how long any request may take, reconnecting included, before RequestTimeout or ConnectionLost.
+    """
+    return Client(Target.of(address, namespace=namespace, client_id=client_id, token=token, timeout_s=timeout_s))
+
+
+class Client(Admin):
+    """A connection to a broker, safe to share between threads."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._link = Link(target)
+        self._link.open()
+        self._topics: dict[str, Topic] = {}
+        self._identities: list[Identity] = []
+        self._children: weakref.WeakSet[Producer | Stream] = weakref.WeakSet()
+        self._children_lock = threading.Lock()  # the background thread looks at them too
+        self._closed = threading.Event()
+        self._keeper = threading.Thread(
+            target=_keep_alive, args=(weakref.ref(self), self._closed), name="millstream-keepalive", daemon=True
+        )
+        self._keeper.start()
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(MillstreamError):  # the exception that ended the block says more
+            self.close()
+
+    def _adopt(self, child: Producer | Stream) -> None:
+        with self._children_lock:
+            self._children.add(child)
+
+    def _family(self) -> list[Producer | Stream]:
+        with self._children_lock:
+            return list(self._children)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self._closed.set()
+
+    def close(self) -> None:
+        """Close streams and producers (which flush), then the connection."""
+        failure: MillstreamError | None = None
+        for child in self._family():
+            try:
+                child.close()
+            except MillstreamError as error:
+                failure = failure or error
+        self._closed.set()
+        self._link.close()
+        if failure is not None:
+            raise failure
+
+    def keep_alive(self, now_s: float) -> None:
+        """Called by the background thread: idle connections are closed by the broker otherwise."""
+        self._link.keep_alive(now_s)
+        for child in self._family():
+            if isinstance(child, Stream):
+                child.keep_alive(now_s)
+
+    @property
+    def heartbeat_s(self) -> float:
+        connection = self._link.current
+        return connection.transport.welcome.heartbeat_ms / 3000 if connection is not None else 10.0
+
+    # --- requests ------------------------------------------------------------------------------------------------
+
+    def _deadline_s(self) -> float:
+        return time.monotonic() + self._target.timeout_s
+
+    def _call(self, call: calls.Call, kind: Any) -> Any:
+        """Make a call; one whose answer is lost is made again if that cannot do harm."""
+        deadline_s = self._deadline_s()
+        while True:
+            connection = self._link.get(deadline_s)
+            try:
+                answer = connection.call(call, kind, deadline_s=deadline_s)
+                if isinstance(call, calls.AlterTopic | calls.DeleteTopic):
+                    self._topics.pop(call.name, None)
+                return answer
+            except (ConnectionLost, ShuttingDown) as error:
+                if isinstance(error, ConnectionLost) and not is_repeatable(call):
+                    raise ConnectionLost(f"{error}; the request may or may not have been carried out") from None
+                connection.retire()
+                if time.monotonic() >= deadline_s:
+                    raise
+
+    def call(self, call: calls.Call, kind: Any) -> Any:
+        """Any call of the control protocol, for what has no method of its own."""
+        return self._call(call, kind)
+
+    def _topic(self, name: str, *, refresh: bool = False) -> Topic:
+        """What is known about a topic; looked up, and created if the broker does that, when it is not."""
+        topic = self._topics.get(name)
+        if topic is None or refresh or time.monotonic() - topic.loaded_s > METADATA_AGE_S:
+            check_topic(name)
+            call = calls.Metadata(topics=[name], create=True)
+            found: list[calls.TopicMetadata] = self._call(call, list[calls.TopicMetadata])
+            topic = self._topics[name] = Topic(found[0], time.monotonic())
+        return topic
+
+    def _new_identity(self) -> int:
+        answer: calls.ProducerIdentity = self._call(calls.NewProducer(), calls.ProducerIdentity)
+        return answer.producer_id << 16 | answer.epoch
+
+    # --- publish -------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        topic: str,
+        value: Value = None,
+        *,
+        key: Key = None,
+        headers: Headers | None = None,
+        json: Any = None,
+        partition: int | None = None,
+        priority: int | None = None,
+        delay: float | timedelta | None = None,
+        deliver_at: float | datetime | None = None,
+        ttl: float | timedelta | None = None,
+        timestamp: float | datetime | None = None,
+        fsync: Literal["group", "interval", "always", "never"] | None = None,
+    ) -> Receipt:
+        """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
+
+        Retries what can be retried; a message is never stored twice.  After RequestTimeout or ConnectionLost it may or
+        may not be stored.
+        """
+        entry: AnyEntry
+        if type(value) is bytes and (key, headers, json, priority, delay, deliver_at, ttl, timestamp) == _PLAIN:
+            entry = value
+        else:
+            entry = make_entry(
+                value,
+                key,
+                headers,
+                json=json,
+                priority=priority,
+                delay=delay,
+                deliver_at=deliver_at,
+                ttl=ttl,
+                timestamp=timestamp,
+            )
+        known = self._topic(topic)
+        if partition is not None and partition >= len(known.uids):
+            known = self._topic(topic, refresh=True)  # it may have been added since
+        known.check_size(entry)
+        place = TopicPartition(topic, known.choose(entry, partition))
+        result = self._publish_batch(known, place, (entry,), fsync_number(fsync))
+        return receipt(place, known.uids[place.partition], result)
+
+    def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
+        """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given."""
+        known = self._topic(topic)
+        receipts: dict[int, Receipt] = {}
+        for partition, indexes, entries in plan_batches(known, messages):
+            place = TopicPartition(topic, partition)
+            result = self._publish_batch(known, place, entries, 0)
+            uid = known.uids[partition]
+            receipts |= {at: receipt(place, uid, result, number) for number, at in enumerate(indexes)}
+        return [receipts[at] for at in range(len(receipts))]
+
+    def _publish_batch(
+        self, topic: Topic, place: TopicPartition, entries: Sequence[AnyEntry], fsync: int
+    ) -> PublishResult:
+        deadline_s = self._deadline_s()
+        try:
+            identity = self._identities.pop()
+        except IndexError:
+            identity = Identity(self._new_identity())
+        attempt = Attempt(topic, place, entries, identity, fsync, time.time_ns() // 1000)
+        backoff = Backoff()
+        connection: Connection | None = None
+        while True:
+            try:
+                connection = self._link.get(deadline_s)
+                correlation = connection.next_correlation()
+                answer = connection.request(correlation, *attempt.parts(correlation), deadline_s=deadline_s)
+                result = decode_publish_result(memoryview(answer))
+            except OutOfSequence:
+                identity = Identity(self._new_identity())
+                attempt.renew(identity)
+            except RequestTimeout:
+                # Its number may be used or not: the identity is not used again.
+                raise
+            except (ConnectionLost, ShuttingDown) as error:
+                if connection is not None and connection.usable:
+                    connection.retire()
+                if time.monotonic() >= deadline_s or self._closed.is_set():
+                    raise ConnectionLost(f"{error}; the message may or may not be stored") from None
+            except MillstreamError as error:
+                wait_s = backoff.next_s()
+                if not error.retriable or time.monotonic() + wait_s >= deadline_s:
+                    self._identities.append(identity)
+                    if isinstance(error, TopicNotFound | PartitionNotFound):
+                        self._topics.pop(place.topic, None)
+                    raise
+                time.sleep(wait_s)
+            else:
+                attempt.confirmed()
+                self._identities.append(identity)
+                return result
+
+    # --- producers and streams -----------------------------------------------------------------------------------
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger_ms: float = 5,
+        batch_bytes: int = 65_536,
+        batch_messages: int = 10_000,
+        acks: Literal["none", "leader", "all"] = "leader",
+        compression: Literal["lz4", "zstd"] | None = None,
+        buffer_bytes: int = 32 * 1024 * 1024,
+        window: int = 8,
+        delivery_timeout_s: float = 120.0,
+        send_timeout_s: float | None = None,
+        partition: int | None = None,
+        fsync: Literal["group", "interval", "always", "never"] | None = None,
+        on_error: Callable[[BatchFailure], None] | None = None,
+    ) -> Producer:
+        """A producer that batches in the background; see `Producer`."""
+        settings = ProducerSettings(
+            linger_ms=linger_ms,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            acks=acks,
+            compression=compression,
+            buffer_bytes=buffer_bytes,
+            window=window,
+            delivery_timeout_s=delivery_timeout_s,
+            send_timeout_s=self._target.timeout_s if send_timeout_s is None else send_timeout_s,
+            partition=partition,
+            fsync=fsync,
+        )
+        known = self._topic(topic)
+        identity = self._new_identity() if acks != "none" else 0
+        producer = Producer(
+            self._target,
+            known,
+            settings,
+            identity,
+            new_identity=self._new_identity,
+            look_up=lambda name: self._topic(name, refresh=True),
+            on_error=on_error,
+        )
+        self._adopt(producer)
+        return producer
+
+    def stream(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str | None = None,
+        start: StartAt = "earliest",
+        partitions: Iterable[int] | None = None,
+        commit: Literal["auto", "manual"] = "auto",
+        commit_interval_s: float = 5.0,
+        strategy: Literal["range", "round_robin", "sticky"] = "sticky",
+        protocol: Literal["cooperative", "eager"] = "cooperative",
+        instance_id: str | None = None,
+        session_ms: int = 30_000,
+        rebalance_ms: int = 120_000,
+        max_bytes: int = 1024 * 1024,
+        timeout_s: float | None = None,
+        on_assigned: Callable[[list[TopicPartition]], object] | None = None,
+        on_revoked: Callable[[list[TopicPartition], bool], object] | None = None,
+        on_damage: Literal["raise", "skip"] = "raise",
+    ) -> Stream:
+        """Read topics; see `Stream`.
+
+        With a group, progress is kept by the broker and partitions are shared with the group's other members; `start`
+        only counts where the group has no (usable) progress.  Without one, all partitions (or `partitions`) are read.
+        """
+        settings = StreamSettings(
+            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            group=group,
+            start=start if not isinstance(start, Mapping) else dict(start),
+            partitions=None if partitions is None else tuple(partitions),
+            commit=commit,
+            commit_interval_s=commit_interval_s,
+            strategy=strategy,
+            protocol=protocol,
+            instance_id=instance_id,
+            session_ms=session_ms,
+            rebalance_ms=rebalance_ms,
+            max_bytes=max_bytes,
+            timeout_s=timeout_s,
+            on_assigned=on_assigned,
+            on_revoked=on_revoked,
+            on_damage=on_damage,
+        )
+        stream = Stream(self._target, settings, self._call)
+        self._adopt(stream)
+        stream.open()
+        return stream
+
+
+def _keep_alive(client_ref: weakref.ref[Client], closed: threading.Event) -> None:
+    """Runs in the background as long as the client lives."""
+    wait_s = 1.0
+    while not closed.wait(wait_s):
+        client = client_ref()
+        if client is None:
+            return
+        client.keep_alive(time.monotonic())
+        wait_s = min(1.0, client.heartbeat_s / 2)
+        del client

@@ -1,0 +1,73 @@
+"""A connection that is there when it is needed: opened again, with growing pauses, whenever it is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from millstream.client.address import Target
+from millstream.client.backoff import Backoff
+from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.transport import Transport
+from millstream.errors import ConnectionLost, MillstreamError, ShuttingDown
+
+__all__ = ["Link"]
+
+
+class Link:
+    """The requests of one client, over one connection at a time."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._connection: Connection | None = None
+
+    @property
+    def current(self) -> Connection | None:
+        return self._connection
+
+    def open(self) -> None:
+        """Connect now; raises ConnectionLost at once if that fails."""
+        self._connection = Connection(Transport.open(self._target))
+
+    def get(self, deadline_s: float) -> Connection:
+        """A usable connection.  Tries until the deadline; raises ConnectionLost after it."""
+        connection = self._connection
+        if connection is not None and connection.usable:
+            return connection
+        backoff = Backoff()
+        with self._lock:  # one thread connects, the others wait for it
+            while True:
+                if self._closed:
+                    raise ConnectionLost("the client is closed")
+                connection = self._connection
+                if connection is not None and connection.usable:
+                    return connection
+                if connection is not None:
+                    connection.retire()
+                try:
+                    remaining_s = max(0.05, deadline_s - time.monotonic())
+                    self._connection = Connection(Transport.open(self._target, timeout_s=remaining_s))
+                except (ConnectionLost, ShuttingDown) as error:
+                    wait_s = backoff.next_s()
+                    if time.monotonic() + wait_s >= deadline_s:
+                        raise ConnectionLost(str(error)) from None
+                    self._wake.wait(wait_s)
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.set()
+        if self._connection is not None:
+            self._connection.close()
+
+    def keep_alive(self, now_s: float) -> None:
+        """Called now and then by the background thread of the client."""
+        connection = self._connection
+        if connection is not None and connection.usable:
+            try:
+                connection.transport.keep_alive(now_s)
+                connection.poll()
+            except MillstreamError:
+                pass  # the next request connects again

@@ -1,0 +1,346 @@
+"""The synchronous producer: messages are batched by whoever sends them, in the caller's own thread.
+
+`send` puts a message on a pile and returns.  The call that fills a batch also encodes and sends it; a background thread
+does what no caller does: batches that waited long enough (linger), answers while nobody sends, reconnecting, giving up.
+Both work on the same state under one lock, which the fast path of `send` does not take (see accumulator.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, Unpack
+
+import mmh3
+
+from millstream.client.address import Target
+from millstream.client.backoff import Backoff
+from millstream.client.blocking.transport import Transport
+from millstream.client.messages import BatchFailure, ProducerStats
+from millstream.client.metadata import Topic
+from millstream.client.outbox import Outbox, settled_all
+from millstream.client.settings import ProducerSettings
+from millstream.client.values import AnyEntry, Headers, Key, SendOptions, Value, make_entry
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
+
+__all__ = ["Producer"]
+
+_hash: Final = mmh3.hash
+#: The longest the background thread sleeps: it also answers the broker's question whether we are alive.
+_IDLE_S: Final = 1.0
+#: How long callers are trusted to take in answers by themselves.
+_BUSY_S: Final = 0.005
+
+
+class Producer:
+    """Batches messages for one topic and sends them in order, each exactly once.
+
+    Errors surface as exceptions of the next `send`, `flush` or `close` (the first one), and all of them through
+    `on_error`.  After an error the producer goes on.  Safe to share between threads.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        topic: Topic,
+        settings: ProducerSettings,
+        identity: int,
+        *,
+        new_identity: Callable[[], int],
+        look_up: Callable[[str], Topic],
+        on_error: Callable[[BatchFailure], None] | None,
+    ) -> None:
+        self._target = target
+        self._new_identity = new_identity
+        self._look_up = look_up
+        self._on_error = on_error
+        self._outbox = Outbox(topic, settings, identity, request_timeout_s=target.timeout_s)
+        self._accumulator = self._outbox.accumulator
+        self._lock = threading.Lock()
+        self._progress = threading.Condition(self._lock)
+        self._wake = threading.Event()
+        self._asleep = False
+        self._busy = 0
+        self._closing = False
+        self._ended = False
+        self._connections = 1
+        self._transport: Transport | None = Transport.open(target)
+        self._thread = threading.Thread(target=self._run, name=f"millstream-producer-{topic.name}", daemon=True)
+        self._thread.start()
+
+    # --- sending -------------------------------------------------------------------------------------------------
+
+    def send(
+        self, value: Value = None, key: Key = None, headers: Headers | None = None, **options: Unpack[SendOptions]
+    ) -> None:
+        """Put a message on its way.
+
+        Returns at once, unless `buffer_bytes` are waiting already: then it blocks until there is room, and raises
+        RequestTimeout (the message is not taken) after `send_timeout_s`.
+        """
+        if type(value) is bytes and headers is None and not options:
+            accumulator = self._accumulator
+            if key is None:
+                pile = accumulator.sticky
+                left = pile.left - len(value) - pile.surcharge
+                if left > 0:
+                    pile.left = left
+                    pile.entries.append(value)
+                    return
+            elif type(key) is bytes:
+                piles = accumulator.piles
+                pile = piles[_hash(key, 0, False) % len(piles)]
+                left = pile.left - len(value) - len(key) - pile.surcharge
+                if left > 0:
+                    accumulator.special = True
+                    pile.left = left
+                    pile.entries.append((value, key))
+                    return
+        self._send_closely(make_entry(value, key, headers, **options), options.get("partition"))
+
+    def _send_closely(self, entry: AnyEntry, partition: int | None) -> None:
+        """The slow path: whatever may be in the way of a message is dealt with here."""
+        outbox = self._outbox
+        self._accumulator.check_size(entry)
+        if not outbox.knows(partition):
+            self._look_again()
+        with self._lock:
+            self._check()
+            if outbox.full:
+                limit_s = outbox.settings.send_timeout_s
+                self._await(lambda: not outbox.full, limit_s, "no room in the producer's buffer")
+                self._check()
+            outbox.add(entry, partition)
+            if not outbox.settings.linger_ms:
+                outbox.seal_all()
+            self._busy += 1
+            self._pump()
+            if self._asleep:
+                self._wake.set()
+        self._report()
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything sent so far is confirmed.  Raises the first error, or RequestTimeout."""
+        outbox = self._outbox
+        with self._lock:
+            if not self._ended:
+                outbox.seal_all()
+                self._pump()
+                self._wake.set()
+                marks = outbox.marks()
+                limit_s = outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
+                self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
+        self._report()
+        self._raise_failure()
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Flush, then let go of the connection.  Raises the first error that was not raised before."""
+        try:
+            if not self._closing:
+                self._closing = True
+                self.flush(timeout_s)
+        finally:
+            with self._lock:
+                first, self._ended = not self._ended, True
+                self._accumulator.close_gate()
+                if first:
+                    self._outbox.abandon(ConnectionLost("the producer was closed"))
+                self._wake.set()
+                if self._transport is not None:
+                    self._transport.close()  # also wakes the thread if it waits for answers
+            self._report()
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout=5)
+        self._raise_failure()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(MillstreamError):  # the exception that ended the block says more
+            self.close()
+
+    @property
+    def stats(self) -> ProducerStats:
+        with self._lock:
+            return self._outbox.stats(self._connections)
+
+    # --- under the lock ------------------------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        if self._closing:
+            raise InvalidArgument("the producer is closed")
+        failure = self._outbox.take_failure()
+        if failure is not None:
+            raise failure
+
+    def _await(self, reached: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Drive the connection from this thread until something is the case.  The lock is free while it waits."""
+        deadline_s = time.monotonic() + limit_s
+        while not reached() and not self._ended:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise RequestTimeout(f"{what} after {limit_s:g} s")
+            transport = self._transport
+            if transport is None or not self._outbox.delivery.flying:
+                self._progress.wait(min(remaining_s, 0.05))
+            else:
+                self._lock.release()
+                try:
+                    transport.wait(min(remaining_s, 0.05))
+                finally:
+                    self._lock.acquire()
+            self._pump()
+
+    def _pump(self) -> None:
+        """Take in answers, send what may be sent.  Never waits for the broker, only for the socket's buffer."""
+        transport, outbox = self._transport, self._outbox
+        if transport is None:
+            return
+        try:
+            if outbox.delivery.flying:
+                while transport.receive(0):
+                    self._take_answers(transport)
+            if transport.goaway:
+                if not outbox.delivery.flying:
+                    self._disconnect()
+                return
+            while (frame := outbox.next_frame()) is not None:
+                transport.send(*frame[1:])
+        except ConnectionLost:
+            self._disconnect()
+
+    def _take_answers(self, transport: Transport) -> None:
+        for frame in transport.frames():
+            assert frame.correlation is not None
+            self._outbox.answered(frame.correlation, frame.payload)
+        self._progress.notify_all()
+
+    def _disconnect(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+            self._transport = None
+        self._outbox.delivery.disconnected()
+        self._wake.set()
+
+    # --- without the lock ----------------------------------------------------------------------------------------
+
+    def _report(self) -> None:
+        """Tell `on_error`, which may call us back."""
+        while self._outbox.failures:
+            with self._lock:
+                failures, self._outbox.failures = self._outbox.failures, []
+            if self._on_error is not None:
+                for failure in failures:
+                    self._on_error(failure)
+
+    def _raise_failure(self) -> None:
+        with self._lock:
+            failure = self._outbox.take_failure()
+        if failure is not None:
+            raise failure
+
+    # --- the background thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        backoff = Backoff()
+        while not self._ended:
+            with self._lock:
+                busy, self._busy = self._busy, 0
+                idle = self._tick()
+                transport = self._transport
+                wants_identity = self._outbox.delivery.wants_identity
+                wait_s = max(0.0002, self._outbox.wait_s(_IDLE_S))
+            self._report_quietly()
+            if self._outbox.outdated():
+                self._look_again()
+            if transport is None and not idle:
+                self._reconnect(backoff)
+            elif wants_identity:
+                if self._renew():
+                    backoff.reset()
+                else:
+                    self._wake.wait(backoff.next_s())
+            elif idle:
+                self._rest(transport)
+            elif transport is not None and self._outbox.delivery.flying and not busy:
+                transport.wait(wait_s)
+            else:
+                # While callers keep sending they take in the answers themselves; waking for each would slow them down.
+                self._wake.wait(min(wait_s, _BUSY_S))
+                self._wake.clear()
+
+    def _tick(self) -> bool:
+        """Seal what has waited, give up what waited too long, move what can move; True when there is nothing to do."""
+        outbox = self._outbox
+        outbox.seal_due()
+        if outbox.overdue():
+            self._disconnect()
+        if outbox.expire():
+            self._progress.notify_all()
+        self._pump()
+        self._asleep = outbox.come_to_rest()
+        return self._asleep
+
+    def _rest(self, transport: Transport | None) -> None:
+        self._wake.wait(_IDLE_S)
+        self._wake.clear()
+        self._asleep = False
+        if transport is None:
+            return
+        with self._lock:
+            if self._transport is transport and not self._outbox.delivery.flying:
+                try:
+                    transport.keep_alive(time.monotonic())
+                    while transport.receive(0):
+                        self._take_answers(transport)
+                    if transport.goaway:
+                        self._disconnect()
+                except ConnectionLost:
+                    self._disconnect()
+
+    def _reconnect(self, backoff: Backoff) -> None:
+        try:
+            transport = Transport.open(self._target, timeout_s=min(self._target.timeout_s, 10))
+        except MillstreamError as error:
+            self._outbox.trouble = str(error)
+            self._wake.clear()
+            self._wake.wait(backoff.next_s())
+            return
+        backoff.reset()
+        with self._lock:
+            if self._ended:
+                transport.close()
+                return
+            self._outbox.trouble = ""
+            self._transport = transport
+            self._connections += 1
+
+    def _renew(self) -> bool:
+        try:
+            identity = self._new_identity()
+        except MillstreamError:
+            return False
+        with self._lock:
+            self._outbox.delivery.renew(identity)
+        return True
+
+    def _look_again(self) -> None:
+        """More partitions may have been added to the topic."""
+        self._outbox.topic.loaded_s = time.monotonic()  # whatever comes of it, not again at once
+        with contextlib.suppress(MillstreamError):
+            topic = self._look_up(self._outbox.topic.name)
+            with self._lock:
+                self._outbox.learn(topic)
+
+    def _report_quietly(self) -> None:
+        try:
+            self._report()
+        except Exception as problem:  # a callback of the user's; it must not end the thread that delivers
+            with self._lock:
+                self._outbox.failure = self._outbox.failure or InvalidArgument(f"on_error raised {problem!r}")

@@ -1,0 +1,361 @@
+"""The synchronous stream: messages of topics, one by one or in lists, read in the thread that iterates.
+
+Each partition has one fetch under way; the next one is sent before the answer to the last is decoded, so the broker
+works while we do.  Answers wait in the socket's buffer until they are asked for: nothing is read ahead into memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import operator
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from millstream.client.address import Target
+from millstream.client.backoff import Backoff
+from millstream.client.blocking.bell import Bell
+from millstream.client.blocking.transport import Transport
+from millstream.client.membership import Membership
+from millstream.client.messages import Message, TopicPartition
+from millstream.client.metadata import FETCH_WAIT_MS, METADATA_AGE_S, Place
+from millstream.client.reading import Reading
+from millstream.client.settings import StreamSettings
+from millstream.errors import ConnectionLost, MillstreamError, RequestError, ShuttingDown
+from millstream.names import is_pattern
+from millstream.wire import calls
+from millstream.wire.frames import Frame
+from millstream.wire.messages import encode_fetch
+
+__all__ = ["Stream"]
+
+_log = logging.getLogger("millstream.client")
+
+#: A fetch is answered within its waiting time; a broker this much later is gone.
+_SILENCE_S: Final = FETCH_WAIT_MS / 1000 + 15
+_COMMIT_S: Final = 10.0
+
+
+class Stream(Reading):
+    """An endless sequence of messages; `for message in stream`.
+
+    With a group and commit="auto" progress is committed every few seconds, when partitions move and at `close`: all
+    messages before the one in hand.  The one in hand counts as done when the next one is asked for, so whatever happens
+    in between, it is delivered again rather than lost.  For one thread at a time; `close` may come from any.
+    """
+
+    def __init__(self, target: Target, settings: StreamSettings, call: Callable[[calls.Call, Any], Any]) -> None:
+        super().__init__(settings)
+        self._target = target
+        self._call = call
+        self._transport: Transport | None = None
+        self._frames: Iterator[Frame] | None = None
+        self._backoff = Backoff()
+        self._bell = Bell()
+        self._retry_at_s = 0.0
+        self._heard_s = 0.0
+        self._topics: list[str] = []
+
+    def open(self) -> None:
+        """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""
+        names = [topic for topic in self._settings.topics if not is_pattern(topic)]
+        if names:
+            self._learn(self._call(*self._metadata_lookup(names)))
+        if self._settings.group is not None:
+            self._join()
+            return
+        for pattern in filter(is_pattern, self._settings.topics):
+            found: list[calls.TopicInfo] = self._call(calls.ListTopics(pattern=pattern), list[calls.TopicInfo])
+            names += [info.name for info in found if info.name not in names]
+        self._topics = names
+        self._look_up_topics()
+
+    def _join(self) -> None:
+        me = weakref.ref(self)
+
+        def on_change() -> None:
+            stream = me()
+            if stream is not None:
+                stream._attention = True
+                stream._bell.ring()
+
+        def finished() -> dict[TopicPartition, int] | None:
+            stream = me()
+            return None if stream is None else stream.finished()
+
+        self._membership = Membership(self._target, self._settings, on_change=on_change, finished=finished)
+        self._membership.start()
+        try:
+            self._membership.wait_joined(self._target.timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    def _look_up_topics(self) -> None:
+        """All partitions there are, including those added since."""
+        self._looked_up_s = time.monotonic()
+        if not self._topics:
+            return
+        self._learn(self._call(*self._metadata_lookup(self._topics)))
+        new = [place for place in self._all_places(self._topics) if self._positions.get(place) is None]
+        if new:
+            self._take(set(new))
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages as they come, until `close`, or until none came for `timeout_s`."""
+        while True:
+            for message in self._pending:
+                self._last = message
+                yield message
+                if self._attention:
+                    break
+            if not self._advance(self._settings.timeout_s):
+                return
+
+    def next(self, timeout_s: float | None = None) -> Message | None:
+        """The next message; None when none comes within `timeout_s` (None waits forever) or the stream is closed."""
+        ready = not self._attention and operator.length_hint(self._pending)
+        if not ready and not self._advance(timeout_s):
+            return None
+        self._last = message = next(self._pending)
+        return message
+
+    def batches(self) -> Iterator[list[Message]]:
+        """Messages in lists, each from one partition: less work per message.  A whole list is in hand at a time."""
+        while True:
+            if not self._attention and (messages := list(self._pending)):
+                self._last = None
+                yield messages
+            if not self._advance(self._settings.timeout_s):
+                return
+
+    def _advance(self, wait_s: float | None) -> bool:
+        """Make sure that there is a message to hand out; False when none came in time."""
+        self._finish()
+        deadline_s = None if wait_s is None else time.monotonic() + wait_s
+        while not self._closed:
+            if self._attention:
+                self._attend()
+            if operator.length_hint(self._pending):
+                return True
+            if self._ready:
+                handout = self._ready.popleft()
+                self._begin(handout)
+                if handout.damage is not None:
+                    raise handout.damage
+                if not handout.messages:
+                    self._finish()
+                continue
+            remaining_s = 1.0 if deadline_s is None else deadline_s - time.monotonic()
+            self._fetch(max(0.0, remaining_s))
+            if remaining_s <= 0 and not self._ready:
+                return False
+        return False
+
+    def _fetch(self, wait_s: float) -> None:
+        """Work on the connection until there is something to hand out, or a moment has passed."""
+        transport = self._connected(wait_s)
+        if transport is None:
+            return
+        if self._membership is None and time.monotonic() - self._looked_up_s > METADATA_AGE_S:
+            self._look_up_topics()
+        try:
+            self._request(transport)
+            if self._frames is None:
+                if not self._receive(transport, self._patience_s(wait_s)):
+                    if self._positions.fetching and time.monotonic() - self._heard_s > _SILENCE_S:
+                        raise ConnectionLost("the broker has not answered for too long")
+                    return
+                self._heard_s = time.monotonic()
+                self._frames = transport.frames()
+            if not self._next_handout(transport, self._frames):
+                self._frames = None
+            if transport.goaway:
+                raise ConnectionLost("the broker asks its clients to go")
+        except ConnectionLost as error:
+            self._disconnect(error)
+        if self._out_of_range():
+            lookups = [(call, kind) for call, kind in self._lookups(self._out_of_range())]
+            self._restart([self._call(call, kind) for call, kind in lookups if isinstance(call, calls.ListOffsets)])
+
+    def _receive(self, transport: Transport, wait_s: float) -> bool:
+        """Wait for bytes, or for the bell."""
+        if transport.receive(0):
+            return True
+        if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
+            return False
+        self._bell.clear()
+        return transport.receive(0)
+
+    def _request(self, transport: Transport) -> None:
+        requests = self._positions.requests(_now_ms())
+        if requests:
+            self._heard_s = time.monotonic()
+            transport.send(*[encode_fetch(request, correlation) for correlation, request in requests])
+
+    def _next_handout(self, transport: Transport, frames: Iterator[Frame]) -> bool:
+        """Take in answers up to the first that has messages; False when the frames are exhausted."""
+        for frame in frames:
+            assert frame.correlation is not None
+            fetched = self._positions.accept(frame.correlation, frame.payload, _now_ms())
+            if fetched is not None:
+                # The next request travels while this answer is decoded and handled.
+                self._request(transport)
+                self._ready.append(self._positions.decode(fetched))
+                return True
+        return False
+
+    def _patience_s(self, wait_s: float) -> float:
+        retry_ms = self._positions.next_retry_ms(_now_ms())
+        return wait_s if retry_ms is None else min(wait_s, max(0.001, retry_ms / 1000))
+
+    # --- connection ----------------------------------------------------------------------------------------------
+
+    def _connected(self, wait_s: float) -> Transport | None:
+        if self._transport is not None:
+            return self._transport
+        now_s = time.monotonic()
+        if now_s < self._retry_at_s:
+            self._bell.wait(min(wait_s, self._retry_at_s - now_s))
+            return None
+        try:
+            receive_bytes = self._settings.max_bytes + 64 * 1024
+            self._transport = Transport.open(
+                self._target, timeout_s=min(self._target.timeout_s, max(0.25, wait_s)), receive_bytes=receive_bytes
+            )
+        except (ConnectionLost, ShuttingDown) as error:
+            self._retry_at_s = time.monotonic() + self._backoff.next_s()
+            if self._backoff.attempts == 1:
+                _log.warning("stream: %s; trying again", error)
+            return None
+        self._backoff.reset()
+        self._heard_s = time.monotonic()
+        return self._transport
+
+    def _disconnect(self, error: MillstreamError | None = None) -> None:
+        transport, self._transport, self._frames = self._transport, None, None
+        if transport is not None:
+            transport.close()
+        self._positions.disconnected()
+        if error is not None and not self._closed:
+            _log.info("stream: %s; connecting again", error)
+
+    def keep_alive(self, now_s: float) -> None:
+        transport = self._transport
+        if transport is not None:
+            with contextlib.suppress(MillstreamError):  # the reading thread finds out
+                transport.keep_alive(now_s)
+
+    # --- the group -----------------------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        """Do what the group asks, between two messages."""
+        changes = self._look_up_group()
+        if changes is None:
+            return
+        if changes.lost:
+            self._lose(changes.lost)
+            if self._settings.on_revoked is not None:
+                self._settings.on_revoked(sorted(changes.lost), True)
+        if changes.give_up:
+            self._commit_finished(changes.give_up)
+            if self._settings.on_revoked is not None:
+                self._settings.on_revoked(sorted(changes.give_up), False)
+            self._release(changes.give_up)
+        if changes.take:
+            self._take(changes.take)
+
+    def _take(self, places: set[TopicPartition]) -> None:
+        try:
+            unknown = self._unknown_topics(places)
+            if unknown:
+                self._learn(self._call(*self._metadata_lookup(unknown)))
+            answers = [self._call(call, kind) for call, kind in self._lookups(places)]
+        except RequestError as error:
+            if self._membership is None:
+                raise
+            _log.warning("stream: cannot begin with %s: %s", sorted(places), error)  # the topic is being deleted
+            return
+        self._add(self._starts(places, answers))
+        if self._membership is not None:
+            self._membership.took(places, self._epoch)
+        if self._settings.on_assigned is not None:
+            self._settings.on_assigned(sorted(places))
+
+    def _commit_finished(self, places: set[TopicPartition]) -> None:
+        if not self._settings.commits_itself or self._membership is None:
+            return
+        offsets = {place: offset for place, offset in self.finished().items() if place in places}
+        try:
+            self._membership.commit(offsets).wait(min(_COMMIT_S, self._target.timeout_s))
+        except MillstreamError as error:
+            _log.warning("stream: progress could not be committed, messages will be delivered again: %s", error)
+
+    # --- what users do -------------------------------------------------------------------------------------------
+
+    def commit(self, message: Message | None = None) -> None:
+        """Commit everything handed out, or everything up to and including a message of its partition.
+
+        Waits for the broker.  Raises StaleGeneration or UnknownMember when the partition has moved to another member.
+        """
+        offsets = self._to_commit(message)
+        if self._membership is not None and offsets:
+            self._membership.commit(offsets).wait(self._target.timeout_s)
+            self._note_commit(offsets)
+
+    def seek(self, topic: str, partition: int, to: Place) -> None:
+        """Go on from another place: an offset, a datetime, "earliest" or "latest"."""
+        place = TopicPartition(topic, partition)
+        lookup = self._seek_lookup(place, to)
+        if lookup is None:
+            assert type(to) is int
+            self._move(self._known(place), to, explicit=True)
+        else:
+            (entry,) = self._call(*lookup)
+            self._move(self._known(place), entry.offset, explicit=False)
+
+    def close(self) -> None:
+        """Commit what is finished (commit="auto"), leave the group, end the iteration."""
+        if self._closed:
+            return
+        membership = self._membership
+        places = self._positions.places
+        try:
+            if membership is not None and places and membership.failure is None:
+                self._commit_finished(places)
+                if self._settings.on_revoked is not None:
+                    self._settings.on_revoked(sorted(places), False)
+        finally:
+            self._closed = True
+            if membership is not None:
+                membership.stop()
+            transport = self._transport
+            if transport is not None:
+                transport.close()
+            self._bell.ring()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # A loop that ends with `break` drops its stream without closing it; the group must not wait for it.
+        if getattr(self, "_closed", True):
+            return
+        self._closed = True
+        if self._membership is not None:
+            if self._settings.commits_itself:
+                self._membership.commit(self.finished())
+            self._membership.stop(wait_s=0)
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

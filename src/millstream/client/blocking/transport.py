@@ -1,0 +1,195 @@
+"""One connection to the broker as a blocking socket: frames out, frames in, and nothing about what they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from millstream.client.address import Target
+from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout
+from millstream.wire.frames import Frame, FrameReader, FrameType, encode_frame
+from millstream.wire.messages import Welcome, decode_error, decode_json, response_body
+
+__all__ = ["Transport"]
+
+#: A blocking receive returns this often, so that deadlines and `close` are noticed.  The kernel keeps the time: a
+#: timeout of Python's own would cost one more system call per operation.
+_SLICE_S: Final = 0.25
+_SEND_S: Final = 30
+_HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
+_RECEIVE_BYTES: Final = 64 * 1024
+_RESPONSE: Final = int(FrameType.RESPONSE)  # an IntEnum compares slowly
+
+
+class Transport:
+    """A socket after a successful handshake.  One thread receives; any thread may send."""
+
+    def __init__(self, sock: socket.socket, target: Target, *, receive_bytes: int) -> None:
+        self._sock = sock
+        self._target = target
+        # A buffer of its own: the one that readers share by default belongs to a single thread.
+        self.reader = FrameReader(shared=bytearray(receive_bytes))
+        self._send_lock = threading.Lock()
+        self.welcome: Welcome
+        self.lost: MillstreamError | None = None
+        #: The broker asked us to go: finish, then connect again.
+        self.goaway = False
+        self.last_sent_s = time.monotonic()
+        #: Called with frames that answer nothing (a REBALANCE), in the receiving thread.
+        self.on_push: Callable[[Frame], None] | None = None
+
+    @classmethod
+    def open(cls, target: Target, *, timeout_s: float | None = None, receive_bytes: int = _RECEIVE_BYTES) -> Transport:
+        """Connect and shake hands.  Raises ConnectionLost with a sentence that helps, or the broker's refusal."""
+        deadline_s = time.monotonic() + (target.timeout_s if timeout_s is None else timeout_s)
+        try:
+            sock = socket.create_connection((target.host, target.port), max(0.001, deadline_s - time.monotonic()))
+        except OSError as problem:
+            raise target.unreachable(problem) from None
+        sock.settimeout(None)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_SLICE_S))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
+        transport = cls(sock, target, receive_bytes=receive_bytes)
+        try:
+            transport.send(target.hello(0))
+            transport.welcome = transport._shake_hands(deadline_s)
+        except BaseException:
+            transport.close()
+            raise
+        return transport
+
+    def _shake_hands(self, deadline_s: float) -> Welcome:
+        while True:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                raise ConnectionLost(f"{self._target.address} does not answer: is it the native port of a broker?")
+            if not self.receive(remaining_s):
+                continue
+            try:
+                for frame in self.reader.frames():
+                    if frame.type == FrameType.RESPONSE:
+                        welcome: Welcome = decode_json(response_body(frame.payload), Welcome)
+                        return welcome
+            except ProtocolViolation as problem:
+                raise ConnectionLost(f"{self._target.address} is not a Millstream broker: {problem}") from None
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    def send(self, *parts: bytes) -> None:
+        """Send the pieces as one, without joining them.  Raises ConnectionLost."""
+        size = sum(map(len, parts))
+        try:
+            with self._send_lock:
+                sent = self._sock.sendmsg(parts)
+                while sent < size:
+                    # Rare: the socket's buffer is full.
+                    size -= sent
+                    rest = b"".join(parts)[-size:]
+                    parts = (rest,)
+                    sent = self._sock.send(rest)
+        except BlockingIOError:
+            raise self._break(f"the broker at {self._target.address} takes no data for {_SEND_S} s") from None
+        except OSError as problem:
+            raise self._break(f"the connection to {self._target.address} is lost: {problem.strerror}") from None
+        self.last_sent_s = time.monotonic()
+
+    def keep_alive(self, now_s: float) -> None:
+        """Say that we are here, if we said nothing for a third of what the broker tolerates."""
+        if now_s - self.last_sent_s >= self.welcome.heartbeat_ms / 3000 and self.lost is None:
+            self.send(_HEARTBEAT_FRAME)
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def receive(self, wait_s: float) -> bool:
+        """Wait for bytes, a moment at most; True when there may be frames.  Raises ConnectionLost."""
+        flags = 0
+        if wait_s < _SLICE_S:
+            if wait_s > 0 and not self.wait(wait_s):
+                return False
+            flags = socket.MSG_DONTWAIT
+        try:
+            size = self._sock.recv_into(self.reader.buffer(), 0, flags)
+        except BlockingIOError:
+            return False
+        except OSError as problem:
+            raise self._break(f"the connection to {self._target.address} is lost: {problem.strerror}") from None
+        if not size:
+            raise self._break(f"the broker at {self._target.address} closed the connection")
+        self.reader.received(size)
+        return True
+
+    def wait(self, wait_s: float, bell: int | None = None) -> bool:
+        """Whether something arrives within this time, here or at another descriptor; nothing is taken."""
+        try:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLIN)
+            if bell is not None:
+                poll.register(bell, select.POLLIN)
+            return bool(poll.poll(wait_s * 1000))
+        except (OSError, ValueError):  # closed by another thread
+            return True
+
+    def frames(self) -> Iterator[Frame]:
+        """Answers among the frames received.  Exhaust it before receiving again; payloads are valid until then."""
+        try:
+            for frame in self.reader.frames():
+                if frame.type == _RESPONSE and frame.correlation is not None:
+                    yield frame
+                else:
+                    self.note(frame)
+        except MillstreamError as problem:
+            raise self.damaged(problem) from None
+
+    def note(self, frame: Frame) -> None:
+        """Act on a frame that answers nothing."""
+        if frame.type == FrameType.RESPONSE:
+            raise self._break(f"the broker ended the connection: {decode_error(frame.payload)}")
+        if frame.type == FrameType.GOAWAY:
+            self.goaway = True
+        elif frame.type == FrameType.REBALANCE and self.on_push is not None:
+            self.on_push(frame)
+
+    def damaged(self, problem: MillstreamError) -> ConnectionLost:
+        """What becomes of the connection after an error in its frames."""
+        if isinstance(problem, ConnectionLost):
+            return problem
+        return self._break(f"the broker at {self._target.address} sent a damaged frame: {problem}")
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    def _break(self, why: str) -> ConnectionLost:
+        error = ConnectionLost(why)
+        self.lost = self.lost or error
+        self.close()
+        return error
+
+    def close(self) -> None:
+        """End the connection; a thread that is receiving notices."""
+        self.lost = self.lost or ConnectionLost("the connection was closed")
+        with contextlib.suppress(OSError):
+            # Wakes a receiver in another thread, which closing alone does not.
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+def _timeval(seconds: float) -> bytes:
+    return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
+
+
+def remaining(deadline_s: float, what: str) -> float:
+    """Seconds until a deadline; raises RequestTimeout after it."""
+    left = deadline_s - time.monotonic()
+    if left <= 0:
+        raise RequestTimeout(f"{what} took longer than it may")
+    return left

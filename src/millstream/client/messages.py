@@ -1,0 +1,233 @@
+"""What users hold in their hands: messages that were read, receipts for messages that were published.
+
+Messages are built a whole batch at a time by `map` over columns, so a message has only what differs from its
+neighbours; everything else (topic, partition, append time) sits in one `Source` that the batch shares, and what costs
+time (ids, headers as text, datetimes) is worked out when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import repeat
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from millstream.errors import InvalidArgument
+from millstream.ids import message_id
+from millstream.records import Batch, decode_headers
+from millstream.wire.messages import PublishResult
+
+__all__ = [
+    "BatchFailure",
+    "Message",
+    "Outgoing",
+    "ProducerStats",
+    "Receipt",
+    "Source",
+    "TopicPartition",
+    "messages_of",
+    "moment",
+]
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition}"
+
+
+def moment(time_us: int) -> datetime:
+    """A point in time as a datetime in UTC, exact to the microsecond."""
+    return _EPOCH + timedelta(microseconds=time_us)
+
+
+class Source:
+    """What all messages of one batch have in common."""
+
+    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "place", "uid")
+
+    def __init__(
+        self,
+        place: TopicPartition,
+        uid: int,
+        append_time_us: int,
+        base_timestamp_us: int,
+        commit: Callable[[Message], object] | None,
+    ) -> None:
+        self.place = place
+        self.uid = uid
+        self.append_time_us = append_time_us
+        self.base_timestamp_us = base_timestamp_us
+        #: Must not keep the stream alive: messages are invisible to the garbage collector.
+        self.commit = commit
+
+
+class Message(msgspec.Struct, gc=False, eq=False):
+    """One message as it was read.  `value` is None for a deletion marker of a compacted topic."""
+
+    offset: int
+    value: bytes | None
+    source: Source
+    key: bytes | None = None
+    raw_headers: bytes | None = None
+    own_timestamp_us: int | None = None
+
+    @property
+    def topic(self) -> str:
+        return self.source.place.topic
+
+    @property
+    def partition(self) -> int:
+        return self.source.place.partition
+
+    @property
+    def timestamp_us(self) -> int:
+        """When the message was made, by the producer's clock; microseconds since 1970, UTC."""
+        own = self.own_timestamp_us
+        return self.source.base_timestamp_us if own is None else own
+
+    @property
+    def timestamp(self) -> datetime:
+        return moment(self.timestamp_us)
+
+    @property
+    def append_time(self) -> datetime:
+        """When the broker stored the message."""
+        return moment(self.source.append_time_us)
+
+    @property
+    def id(self) -> str:
+        """A ULID that says where the message is."""
+        return message_id(self.source.append_time_us, self.source.uid, self.offset)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers as text; of a repeated name the last one counts.  `header_items` has all of them, as bytes."""
+        return {name: value.decode("utf-8", "replace") for name, value in decode_headers(self.raw_headers)}
+
+    def header_items(self) -> list[tuple[str, bytes]]:
+        return decode_headers(self.raw_headers)
+
+    @property
+    def text(self) -> str:
+        """The value as text.  Raises InvalidArgument when it is not UTF-8."""
+        try:
+            return self._present().decode()
+        except UnicodeDecodeError as problem:
+            raise InvalidArgument(f"the value of {self!r} is not UTF-8 text: {problem}") from None
+
+    def json(self, kind: Any = Any) -> Any:
+        """The value as JSON, checked against a type if one is given.  Raises InvalidArgument when it does not fit."""
+        try:
+            return msgspec.json.decode(self._present(), type=kind)
+        except msgspec.DecodeError as problem:
+            raise InvalidArgument(f"the value of {self!r} does not fit: {problem}") from None
+
+    def commit(self) -> None:
+        """Record that this message, and all before it in its partition, are done.  Await it on an async stream."""
+        if self.source.commit is None:
+            raise InvalidArgument("only messages of a stream with a group can be committed")
+        return self.source.commit(self)  # type: ignore[return-value]
+
+    def _present(self) -> bytes:
+        if self.value is None:
+            raise InvalidArgument(f"{self!r} is a deletion marker and has no value")
+        return self.value
+
+    def __repr__(self) -> str:
+        value = self.value
+        shown = repr(value) if value is None or len(value) <= 40 else f"{value[:40]!r}... ({len(value)} bytes)"
+        return f"<Message {self.topic}/{self.partition} @{self.offset} key={self.key!r} value={shown}>"
+
+
+def messages_of(
+    batch: Batch, place: TopicPartition, uid: int, commit: Callable[[Message], object] | None
+) -> list[Message]:
+    """All messages of a batch.  Copies what it needs: the batch's buffer may be reused afterwards."""
+    header = batch.header
+    source = Source(place, uid, header.append_time_us, header.base_timestamp_us, commit)
+    keys, headers, timestamps = batch.keys(), batch.raw_headers(), batch.timestamps_us()
+    offsets, values = batch.offsets(), batch.values()
+    if headers is None and timestamps is None:
+        if keys is None:
+            return list(map(Message, offsets, values, repeat(source)))
+        return list(map(Message, offsets, values, repeat(source), keys))
+    columns = (keys or repeat(None), headers or repeat(None), timestamps or repeat(None))
+    return list(map(Message, offsets, values, repeat(source), *columns))
+
+
+class Receipt(msgspec.Struct, gc=False, frozen=True):
+    """Proof of a publish: where the message is, and (`label`) what it survives."""
+
+    topic: str
+    partition: int
+    offset: int
+    #: memory, os (a crash of the process), disk (a power cut) or replicated.
+    label: str
+    append_time_us: int
+    partition_uid: int
+
+    @property
+    def id(self) -> str:
+        return message_id(self.append_time_us, self.partition_uid, self.offset)
+
+    @property
+    def timestamp(self) -> datetime:
+        """When the broker stored the message."""
+        return moment(self.append_time_us)
+
+
+def receipt(place: TopicPartition, uid: int, result: PublishResult, index: int = 0) -> Receipt:
+    """The receipt for message `index` of a batch."""
+    return Receipt(place.topic, place.partition, result.base_offset + index, result.label, result.append_time_us, uid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message for `publish_many` that is more than a value; fields as the arguments of `publish`."""
+
+    value: bytes | str | None = None
+    key: bytes | str | None = None
+    headers: Mapping[str, str | bytes] | None = None
+    json: Any = None
+    partition: int | None = None
+    priority: int | None = None
+    delay: float | timedelta | None = None
+    deliver_at: float | datetime | None = None
+    ttl: float | timedelta | None = None
+    timestamp: float | datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFailure:
+    """What `on_error` is told: these messages of a producer were not confirmed."""
+
+    topic: str
+    partition: int
+    messages: int
+    error: Exception
+    #: True when they may be stored nevertheless: the connection ended before the answer came.
+    in_doubt: bool
+
+
+@dataclass(slots=True)
+class ProducerStats:
+    """Counters of one producer."""
+
+    #: A message that is sent again counts again.
+    messages_sent: int = 0
+    messages_confirmed: int = 0
+    messages_failed: int = 0
+    batches_sent: int = 0
+    batches_confirmed: int = 0
+    bytes_sent: int = 0
+    retries: int = 0
+    connections: int = 0
+    buffered_bytes: int = 0

@@ -1,0 +1,116 @@
+"""What a client knows about topics, and the calls of the control protocol as users write their arguments."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final, Literal, NoReturn, cast
+
+from millstream.client.messages import TopicPartition
+from millstream.client.values import AnyEntry, key_partition, microseconds
+from millstream.errors import InvalidArgument, PartitionNotFound, PayloadTooLarge
+from millstream.wire import calls
+
+__all__ = ["FETCH_WAIT_MS", "Place", "Topic", "commit_call", "is_repeatable", "offsets_call", "reset_call"]
+
+#: How long the broker keeps a fetch that finds nothing.
+FETCH_WAIT_MS: Final = 10_000
+#: A topic's partitions can become more; looked up again after this long.
+METADATA_AGE_S: Final = 60.0
+
+#: Where to read from: a word, a point in time, or an offset.
+Place = Literal["earliest", "latest"] | datetime | int
+
+#: Calls that may be made again when their answer is lost: they only look, or say the same thing twice.
+_REPEATABLE: Final = (
+    calls.DescribeBroker,
+    calls.ListNamespaces,
+    calls.DescribeTopic,
+    calls.ListTopics,
+    calls.Metadata,
+    calls.ListOffsets,
+    calls.NewProducer,
+    calls.CommitOffsets,
+    calls.CommittedOffsets,
+    calls.ListGroups,
+    calls.DescribeGroup,
+)
+
+
+def is_repeatable(call: calls.Call) -> bool:
+    return isinstance(call, _REPEATABLE)
+
+
+class Topic:
+    """A topic as a publisher sees it."""
+
+    __slots__ = ("_next", "loaded_s", "message_bytes_max", "name", "raw_name", "uids")
+
+    def __init__(self, metadata: calls.TopicMetadata, loaded_s: float) -> None:
+        self.name = metadata.name
+        self.raw_name = metadata.name.encode()
+        self.uids = metadata.partition_uids
+        self.message_bytes_max = metadata.max_message_bytes
+        self.loaded_s = loaded_s
+        self._next = random.randrange(len(self.uids))
+
+    def choose(self, entry: AnyEntry, partition: int | None) -> int:
+        """The partition of a single message: as asked, by key, or the next in turn."""
+        if partition is not None:
+            if type(partition) is not int or not 0 <= partition < len(self.uids):
+                self._no_partition(partition)
+            return partition
+        if type(entry) is not bytes and entry[1] is not None:
+            return key_partition(cast(bytes, entry[1]), len(self.uids))
+        self._next = chosen = (self._next + 1) % len(self.uids)
+        return chosen
+
+    def check_size(self, entry: AnyEntry) -> None:
+        size = len(entry) if type(entry) is bytes else sum(map(len, filter(None, entry[:3])))  # type: ignore[arg-type]
+        if size > self.message_bytes_max:
+            raise PayloadTooLarge(f"the message has {size} bytes, topic {self.name!r} allows {self.message_bytes_max}")
+
+    def _no_partition(self, partition: int) -> NoReturn:
+        raise PartitionNotFound(f"topic {self.name!r} has partitions 0 to {len(self.uids) - 1}, not {partition!r}")
+
+
+def offsets_call(
+    topic: str, at: Literal["earliest", "latest"] | datetime, partitions: list[int] | None
+) -> calls.ListOffsets:
+    if isinstance(at, datetime):
+        # Rounded up: an offset before the moment asked for would be a surprise.
+        timestamp_ms = -(-microseconds(at) // 1000)
+        return calls.ListOffsets(topic=topic, at="timestamp", timestamp_ms=timestamp_ms, partitions=partitions)
+    if at not in ("earliest", "latest"):
+        raise InvalidArgument(f"offsets can be asked for at 'earliest', 'latest' or a datetime, not {at!r}")
+    return calls.ListOffsets(topic=topic, at=at, partitions=partitions)
+
+
+def reset_call(
+    group: str, topic: str, to: str, value: int | datetime | None, partitions: Iterable[int] | None, dry_run: bool
+) -> calls.ResetOffsets:
+    if to not in ("earliest", "latest", "timestamp", "offset", "shift"):
+        raise InvalidArgument(f"a group is reset to earliest, latest, timestamp, offset or shift, not {to!r}")
+    number = microseconds(value) // 1000 if isinstance(value, datetime) else value
+    return calls.ResetOffsets(
+        group=group,
+        topic=topic,
+        to=to,  # type: ignore[arg-type]
+        value=number,
+        partitions=None if partitions is None else list(partitions),
+        dry_run=dry_run,
+    )
+
+
+def commit_call(
+    group: str,
+    offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int],
+    member_id: str = "",
+    generation: int = 0,
+) -> calls.CommitOffsets:
+    entries = [
+        calls.OffsetEntry(topic=topic, partition=partition, offset=offset)
+        for (topic, partition), offset in offsets.items()
+    ]
+    return calls.CommitOffsets(group=group, offsets=entries, member_id=member_id, generation=generation)

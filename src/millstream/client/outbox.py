@@ -1,0 +1,213 @@
+"""Everything about a producer that is neither a socket nor a thread; the synchronous and the asynchronous one share it.
+
+Messages go in through the accumulator, frames come out through `next_frame`, answers go in through `answered`, and
+what became of each batch ends in counters, in the first error to raise, and in the list of failures to report.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Iterator
+
+from millstream.client.accumulator import Accumulator
+from millstream.client.delivery import Delivery, SealedBatch, Settled
+from millstream.client.messages import BatchFailure, ProducerStats
+from millstream.client.metadata import METADATA_AGE_S, Topic
+from millstream.client.publishing import acks_number, fsync_number
+from millstream.client.settings import ProducerSettings
+from millstream.client.values import AnyEntry
+from millstream.errors import MillstreamError, PartitionNotFound
+from millstream.wire.messages import PublishResult, decode_publish_result, encode_publish_head
+
+__all__ = ["Outbox"]
+
+
+class Outbox:
+    """What one producer has taken and not yet confirmed."""
+
+    def __init__(
+        self,
+        topic: Topic,
+        settings: ProducerSettings,
+        identity: int,
+        *,
+        request_timeout_s: float,
+        correlations: Iterator[int] | None = None,
+    ) -> None:
+        partitions = len(topic.uids)
+        if settings.partition is not None and not 0 <= settings.partition < partitions:
+            raise PartitionNotFound(
+                f"topic {topic.name!r} has partitions 0 to {partitions - 1}, not {settings.partition}"
+            )
+        self.topic = topic
+        self.settings = settings
+        self.wants_answers = settings.acks != "none"
+        self._acks = acks_number(settings.acks)
+        self._fsync = fsync_number(settings.fsync)
+        self._linger_s = settings.linger_ms / 1000
+        self._linger_due_s = 0.0
+        self.delivery = Delivery(
+            window=settings.window,
+            delivery_timeout_ms=round(settings.delivery_timeout_s * 1000),
+            request_timeout_ms=round(request_timeout_s * 1000),
+            jitter=random.random,
+            confirmed=self.wants_answers,
+            correlations=correlations,
+        )
+        self.accumulator = Accumulator(
+            topic.name,
+            self.delivery,
+            partitions=partitions,
+            producer=identity,
+            batch_bytes=settings.batch_bytes,
+            batch_messages=settings.batch_messages,
+            buffer_bytes=settings.buffer_bytes,
+            message_bytes_max=topic.message_bytes_max,
+            codec=settings.codec,
+            partition=settings.partition,
+            lingers=settings.linger_ms > 0,
+        )
+        self._stats = ProducerStats()
+        self.failure: MillstreamError | None = None
+        self.failures: list[BatchFailure] = []
+        #: Why there is no connection, for the errors that this leads to.
+        self.trouble = ""
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    @property
+    def full(self) -> bool:
+        return self.delivery.buffered_bytes >= self.settings.buffer_bytes
+
+    def add(self, entry: AnyEntry, partition: int | None, ticket: object = None) -> None:
+        self.accumulator.add(entry, partition, now_us=now_us(), now_ms=now_ms(), ticket=ticket)
+        if self._linger_s and not self.accumulator.gate_open:
+            self.accumulator.open_gate()
+            self._linger_due_s = time.monotonic() + self._linger_s
+
+    def knows(self, partition: int | None) -> bool:
+        return partition is None or partition < len(self.topic.uids)
+
+    def outdated(self) -> bool:
+        """Whether it is time to look whether the topic has more partitions."""
+        return time.monotonic() - self.topic.loaded_s > METADATA_AGE_S
+
+    def learn(self, topic: Topic) -> None:
+        if len(topic.uids) >= len(self.topic.uids):
+            self.topic = topic
+            self.accumulator.grow(len(topic.uids))
+
+    def seal_all(self) -> None:
+        self.accumulator.seal_all(now_us=now_us(), now_ms=now_ms())
+
+    def seal_due(self) -> None:
+        """Seal what has waited long enough.  It is everything: no message waits longer than one round of lingering."""
+        now_s = time.monotonic()
+        if now_s >= self._linger_due_s:
+            self.seal_all()
+            self._linger_due_s = now_s + self._linger_s
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    def next_frame(self) -> tuple[int, bytes, bytes, bytes] | None:
+        """The next PUBLISH to send: its correlation id, and the frame in three pieces."""
+        taken = self.delivery.take(now_ms())
+        if taken is None:
+            return None
+        correlation, batch = taken
+        front = encode_publish_head(
+            self.topic.raw_name,
+            batch.line.partition,
+            acks=self._acks,
+            fsync=self._fsync,
+            batch_size=batch.size,
+            correlation=correlation,
+        )
+        stats = self._stats
+        stats.batches_sent += 1
+        stats.messages_sent += batch.count
+        stats.bytes_sent += batch.size
+        if not self.wants_answers:
+            stats.messages_confirmed += batch.count
+        return correlation, front, batch.head, batch.tail
+
+    def answered(self, correlation: int, payload: memoryview) -> list[Settled]:
+        result: PublishResult | MillstreamError
+        try:
+            result = decode_publish_result(payload)
+        except MillstreamError as error:
+            result = error
+        return self.note(self.delivery.answered(correlation, result, now_ms()))
+
+    def expire(self) -> list[Settled]:
+        return self.note(self.delivery.expire(now_ms(), self.trouble))
+
+    def abandon(self, error: MillstreamError) -> list[Settled]:
+        return self.note(self.delivery.abandon(error))
+
+    def note(self, outcomes: list[Settled]) -> list[Settled]:
+        """Count outcomes, and remember what went wrong.  Batches with tickets tell their owners themselves."""
+        stats = self._stats
+        for settled in outcomes:
+            batch, _, error = settled
+            if error is None:
+                stats.batches_confirmed += 1
+                stats.messages_confirmed += batch.count
+                continue
+            stats.messages_failed += batch.count
+            if batch.ticket is None:
+                self.failure = self.failure or error
+                self.accumulator.close_gate()  # so that the next message finds out
+                failure = BatchFailure(self.topic.name, batch.line.partition, batch.count, error, settled.in_doubt)
+                self.failures.append(failure)
+        return outcomes
+
+    def overdue(self) -> bool:
+        """Whether an answer is missing for so long that the connection must be dead."""
+        return self.delivery.overdue(now_ms())
+
+    def take_failure(self) -> MillstreamError | None:
+        failure, self.failure = self.failure, None
+        return failure
+
+    def marks(self) -> list[SealedBatch]:
+        """What has to be settled for everything sealed so far to be settled."""
+        return self.delivery.marks()
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    def come_to_rest(self) -> bool:
+        """True when there is nothing to do; the gate is closed then, so that the next message is noticed."""
+        if not self.delivery.idle or not self.accumulator.empty:
+            return False
+        self.accumulator.close_gate()
+        # In another thread a message may have slipped through before the gate was closed.
+        return self.accumulator.empty
+
+    def wait_s(self, longest_s: float) -> float:
+        """How long nothing happens unless an answer or a message comes."""
+        due_ms = self.delivery.next_due_ms(now_ms())
+        wait_s = longest_s if due_ms is None else min(longest_s, due_ms / 1000)
+        if self._linger_s:
+            wait_s = min(wait_s, self._linger_due_s - time.monotonic())
+        return max(0.0, wait_s)
+
+    def stats(self, connections: int) -> ProducerStats:
+        stats = self._stats
+        stats.buffered_bytes = self.delivery.buffered_bytes
+        stats.retries = self.delivery.retries
+        stats.connections = connections
+        return ProducerStats(**{name: getattr(stats, name) for name in ProducerStats.__slots__})
+
+
+def settled_all(marks: Iterable[SealedBatch]) -> bool:
+    return all(mark.settled for mark in marks)
+
+
+def now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000

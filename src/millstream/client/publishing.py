@@ -1,0 +1,134 @@
+"""Publishing one batch at a time, so that a retry is recognised: numbers for `publish`, without a socket.
+
+Publishes that run side by side (threads) must not share a sequence of numbers, or a lost connection could bring them
+back in another order.  So each borrows an identity of its own for as long as it takes; one thread alone always gets the
+same one back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from millstream.client.delivery import renumbered
+from millstream.client.messages import Message, Outgoing, TopicPartition
+from millstream.client.metadata import Topic
+from millstream.client.values import AnyEntry, Value, encode_entries, entry_bytes, make_entry
+from millstream.errors import InvalidArgument
+from millstream.wire.messages import ACKS, FSYNC_POLICIES, encode_publish_head
+
+__all__ = ["Attempt", "Identity", "acks_number", "as_entry", "fsync_number", "plan_batches"]
+
+_SEQUENCE: Final = 0xFFFF_FFFF
+#: `publish_many` splits larger amounts; well below the limit of a frame.
+_BATCH_BYTES: Final = 1024 * 1024
+_BATCH_MESSAGES: Final = 10_000
+
+
+class Identity:
+    """A producer identity and how far it has counted in each partition."""
+
+    __slots__ = ("producer", "sequences")
+
+    def __init__(self, producer: int) -> None:
+        self.producer = producer
+        self.sequences: dict[TopicPartition, int] = {}
+
+
+class Attempt:
+    """One batch that is sent until it is confirmed."""
+
+    __slots__ = ("_count", "_fsync", "_head", "_identity", "_place", "_raw_topic", "_sequence", "_tail")
+
+    def __init__(
+        self,
+        topic: Topic,
+        place: TopicPartition,
+        entries: Sequence[AnyEntry],
+        identity: Identity,
+        fsync: int,
+        now_us: int,
+    ) -> None:
+        self._raw_topic = topic.raw_name
+        self._place = place
+        self._fsync = fsync
+        self._identity = identity
+        self._count = len(entries)
+        self._sequence = identity.sequences.get(place, 0)
+        self._head, self._tail = encode_entries(
+            entries,
+            base_timestamp_us=now_us,
+            producer=identity.producer,
+            first_sequence=self._sequence,
+            plain=self._count == 1 and type(entries[0]) is bytes,
+        )
+
+    def parts(self, correlation: int) -> tuple[bytes, bytes, bytes]:
+        """The frame, in pieces."""
+        front = encode_publish_head(
+            self._raw_topic,
+            self._place.partition,
+            acks=1,
+            fsync=self._fsync,
+            batch_size=len(self._head) + len(self._tail),
+            correlation=correlation,
+        )
+        return front, self._head, self._tail
+
+    def confirmed(self) -> None:
+        self._identity.sequences[self._place] = (self._sequence + self._count) & _SEQUENCE
+
+    def renew(self, identity: Identity) -> None:
+        """The broker does not remember what it confirmed: start counting again under another identity."""
+        self._identity, self._sequence = identity, 0
+        self._head, self._tail = renumbered(self._head, self._tail, producer=identity.producer, first_sequence=0)
+
+
+def acks_number(acks: str) -> int:
+    if acks not in ACKS:
+        raise InvalidArgument(f"acks is one of {', '.join(ACKS)}, not {acks!r}")
+    return ACKS.index(acks)
+
+
+def fsync_number(fsync: str | None) -> int:
+    if fsync is None:
+        return 0
+    if fsync not in FSYNC_POLICIES or not fsync:
+        raise InvalidArgument(f"fsync is one of {', '.join(FSYNC_POLICIES[1:])}, not {fsync!r}")
+    return FSYNC_POLICIES.index(fsync)
+
+
+def as_entry(item: Value | Outgoing | Message) -> tuple[AnyEntry, int | None]:
+    """What `publish_many` is given, and the partition it asks for."""
+    if isinstance(item, Outgoing):
+        options = {name: getattr(item, name) for name in Outgoing.__slots__ if name not in ("value", "key", "headers")}
+        return make_entry(item.value, item.key, item.headers, **options), item.partition
+    if isinstance(item, Message):
+        return make_entry(item.value, item.key, dict(item.header_items()) or None, timestamp=item.timestamp), None
+    return make_entry(item), None
+
+
+def plan_batches(
+    topic: Topic, items: Iterable[Value | Outgoing | Message]
+) -> Iterable[tuple[int, list[int], list[AnyEntry]]]:
+    """Batches to publish: partition, positions in the input, entries.  Values without a key stay together, in order."""
+    piles: dict[int, tuple[list[int], list[AnyEntry]]] = {}
+    keyless: int | None = None
+    for index, item in enumerate(items):
+        entry, partition = as_entry(item)
+        topic.check_size(entry)
+        if partition is None and (type(entry) is bytes or entry[1] is None):
+            if keyless is None:
+                keyless = topic.choose(b"", None)
+            partition = keyless
+        indexes, entries = piles.setdefault(topic.choose(entry, partition), ([], []))
+        indexes.append(index)
+        entries.append(entry)
+    for partition, (indexes, entries) in piles.items():
+        start = size = 0
+        for at, entry in enumerate(entries):
+            if at > start and (size + entry_bytes(entry) > _BATCH_BYTES or at - start >= _BATCH_MESSAGES):
+                yield partition, indexes[start:at], entries[start:at]
+                start, size = at, 0
+            size += entry_bytes(entry)
+        yield partition, indexes[start:], entries[start:]

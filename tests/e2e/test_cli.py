@@ -1,0 +1,409 @@
+"""The command line against a real broker: most commands in this process, `serve` as the process it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream.cli.main import main
+from millstream.config import LogSettings
+from millstream.server.logs import set_up_logs
+from millstream.testing.broker import BrokerForTests
+
+MILLSTREAM = [sys.executable, "-m", "millstream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.splitlines()
+
+
+Run = Callable[..., Outcome]
+
+
+class _Input(io.BytesIO):
+    """Standard input as a command sees it: text with bytes underneath."""
+
+    @property
+    def buffer(self) -> _Input:
+        return self
+
+
+@pytest.fixture
+def run(broker: BrokerForTests, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `millstream ARGUMENTS...` against the test's broker; fails unless it ends with the code expected."""
+    monkeypatch.setenv("MILLSTREAM_BROKER", broker.address)
+    # The broker shares this process and would log into the output under test.
+    set_up_logs(LogSettings(), io.StringIO())
+
+    def invoke(*arguments: str, code: int = 0, given: bytes = b"") -> Outcome:
+        capfdbinary.readouterr()
+        monkeypatch.setattr(sys, "stdin", _Input(given))
+        with pytest.raises(SystemExit) as caught:
+            main(arguments)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        shown = capfdbinary.readouterr()
+        assert isinstance(caught.value.code, int)
+        outcome = Outcome(caught.value.code, shown.out.decode(), shown.err.decode())
+        assert outcome.code == code, outcome
+        return outcome
+
+    return invoke
+
+
+# --- topics ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_created_listed_shown_altered_and_deleted(run: Run) -> None:
+    run("topic", "create", "orders.eu", "-p", "3", "-c", "retention_ms=2d")
+    run("topic", "create", "orders.us")
+    run("topic", "create", "prices", "-c", "cleanup=compact")
+    assert [topic["name"] for topic in run("topic", "list", "--json").json] == ["orders.eu", "orders.us", "prices"]
+    assert [topic["name"] for topic in run("topic", "list", "orders.*", "--json").json] == ["orders.eu", "orders.us"]
+    assert "newest per key" in run("topic", "list", "prices").out
+    shown = run("topic", "show", "orders.eu", "--json").json
+    assert shown["config"]["retention_ms"] == 172_800_000
+    assert [partition["partition"] for partition in shown["partitions"]] == [0, 1, 2]
+    assert "2 d" in run("topic", "show", "orders.eu").out
+    run("topic", "alter", "orders.eu", "--partitions", "4", "-c", "retention_ms=1h")
+    assert run("topic", "show", "orders.eu", "--json").json["partition_count"] == 4
+    run("topic", "delete", "orders.us", "--yes")
+    assert run("topic", "show", "orders.us", code=1).err.startswith("error: ")
+
+
+def test_deleting_without_a_terminal_needs_yes(run: Run) -> None:
+    run("topic", "create", "orders")
+    outcome = run("topic", "delete", "orders", code=2)
+    assert "Add --yes to agree" in outcome.err
+    assert run("topic", "list", "--json").json
+
+
+def test_creating_twice_is_an_error_unless_told(run: Run) -> None:
+    run("topic", "create", "orders")
+    assert "[TOPIC_EXISTS]" in run("topic", "create", "orders", code=1).err
+    run("topic", "create", "orders", "--if-missing")
+
+
+def test_broker_errors_keep_their_code_and_hint(run: Run) -> None:
+    error, hint = run("topic", "create", "a..b", code=1).err.splitlines()
+    assert error.endswith("[INVALID_NAME]")
+    assert hint.startswith("hint: ")
+    assert "did you mean 'retention_ms'?" in run("topic", "create", "x", "-c", "retention=1", code=2).err
+
+
+# --- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_published_values_have_receipts_and_can_be_consumed(run: Run) -> None:
+    receipts = run("publish", "orders", "first", "second", "--key", "c-17", "-H", "source=test", "--json").json
+    assert [(receipt["partition"], receipt["offset"], receipt["label"]) for receipt in receipts] == [
+        (0, 0, "disk"),
+        (0, 1, "disk"),
+    ]
+    assert run("consume", "orders", "--no-follow").lines == ["first", "second"]
+    documents = [json.loads(line) for line in run("consume", "orders", "--max", "2", "--json").lines]
+    assert [document["id"] for document in documents] == [receipt["id"] for receipt in receipts]
+    assert documents[0]["key"] == "c-17"
+    assert documents[0]["headers"] == {"source": "test"}
+    assert run("consume", "orders", "--max", "1", "--format", "{partition}:{offset} {key}={value}").lines == [
+        "0:0 c-17=first"
+    ]
+
+
+def test_lines_of_a_pipe_become_messages_in_order(run: Run) -> None:
+    lines = [f"line {number}" for number in range(5000)]
+    summary = run("publish", "log", "--json", given="\n".join(lines).encode() + b"\n").json
+    assert summary["messages"] == 5000
+    assert run("consume", "log", "--no-follow").lines == lines
+
+
+def test_files_whole_files_keyed_lines_and_compression(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"k1:v1\nk2:v2:w")
+    run("publish", "keyed", "--file", str(file), "--key-separator", ":", "--compression", "zstd")
+    assert run("consume", "keyed", "--no-follow", "--format", "{key}|{value}").lines == ["k1|v1", "k2|v2:w"]
+    run("publish", "whole", "--file", str(file), "--whole")
+    assert run("consume", "whole", "--no-follow").out == "k1:v1\nk2:v2:w\n"
+    assert "cannot read" in run("publish", "whole", "--file", str(tmp_path / "none"), code=2).err
+
+
+def test_a_topic_can_be_copied_through_json_lines(run: Run) -> None:
+    run("publish", "a", "one", "--key", "k", "-H", "h=1")
+    run("publish", "a", "--key", "k", "--tombstone")
+    copied = run("consume", "a", "--no-follow", "--json").out
+    run("publish", "b", "--json-lines", given=copied.encode())
+    first, second = (json.loads(line) for line in run("consume", "b", "--no-follow", "--json").lines)
+    assert (first["key"], first["value"], first["headers"]) == ("k", "one", {"h": "1"})
+    assert (second["key"], second["value"]) == ("k", None)
+
+
+def test_consuming_starts_where_told(run: Run) -> None:
+    run("publish", "orders", *"abcde")
+    assert run("consume", "orders", "--no-follow", "--from", "3").lines == ["d", "e"]
+    assert run("consume", "orders", "--no-follow", "--from", "latest").lines == []
+    assert run("consume", "orders", "--no-follow", "--from", "1h").lines == list("abcde")
+    assert run("consume", "orders", "--from", "latest", "--timeout", "200ms").lines == []
+    assert run("consume", "orders", "--no-follow", "--from", "99").lines == []
+    assert "[OFFSET_OUT_OF_RANGE]" in run("consume", "orders", "--from", "99", "--timeout", "5s", code=1).err
+
+
+def test_consuming_an_empty_topic_without_following_ends(run: Run) -> None:
+    run("topic", "create", "empty", "-p", "4")
+    assert run("consume", "empty", "--no-follow").lines == []
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_goes_on_where_it_stopped_and_can_be_moved(run: Run) -> None:
+    run("publish", "orders", *"abcde")
+    assert run("consume", "orders", "--group", "audit", "--max", "2").lines == ["a", "b"]
+    assert run("consume", "orders", "--group", "audit", "--no-follow").lines == ["c", "d", "e"]
+    assert [group["name"] for group in run("group", "list", "--json").json] == ["audit"]
+    (lag,) = run("group", "lag", "audit", "--json").json
+    assert (lag["committed"], lag["lag"]) == (5, 0)
+    planned = run("group", "reset", "audit", "orders", "--to", "shift:-2", "--dry-run", "--json").json
+    assert planned == {
+        "group": "audit",
+        "dry_run": True,
+        "offsets": [{"topic": "orders", "partition": 0, "from": 5, "to": 3}],
+    }
+    assert run("group", "lag", "audit", "--json").json[0]["lag"] == 0
+    run("group", "reset", "audit", "orders", "--to", "shift:-2", "--yes")
+    assert "audit" in run("group", "show", "audit").out
+    assert run("consume", "orders", "--group", "audit", "--no-follow").lines == ["d", "e"]
+    run("group", "delete", "audit", "--yes")
+    assert run("group", "list", "--json").json == []
+    assert "[GROUP_NOT_FOUND]" in run("group", "show", "audit", code=1).err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 0)])
+def test_a_consumer_that_is_stopped_has_committed_what_it_printed(run: Run, number: int, code: int) -> None:
+    """Ctrl-C, `timeout` and container managers: none of them may make a group read everything again."""
+    run("publish", "orders", *"abc")
+    process = subprocess.Popen(
+        [*MILLSTREAM, "consume", "orders", "--group", "audit"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(3)] == ["a\n", "b\n", "c\n"]
+    process.send_signal(number)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (code, "")
+    (lag,) = run("group", "lag", "audit", "--json").json
+    assert (lag["committed"], lag["member_id"]) == (3, None), "committed, and the member has left"
+
+
+def test_a_member_can_be_evicted(run: Run) -> None:
+    run("topic", "create", "orders")
+    process = subprocess.Popen(
+        [*MILLSTREAM, "consume", "orders", "--group", "audit"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not (groups := run("group", "list", "--json").json) or not groups[0]["members"]:
+            assert process.poll() is None, process.communicate()
+        member = run("group", "show", "audit", "--json").json["members"][0]["member_id"]
+        assert "[GROUP_NOT_EMPTY]" in run("group", "reset", "audit", "orders", "--to", "earliest", "--yes", code=1).err
+        assert "[UNKNOWN_MEMBER]" in run("group", "evict", "audit", "nobody", code=1).err
+        run("group", "evict", "audit", member)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# --- the rest --------------------------------------------------------------------------------------------------------
+
+
+def test_namespaces_are_worlds_of_their_own(run: Run) -> None:
+    run("namespace", "create", "team-a")
+    run("publish", "orders", "hidden", "--namespace", "team-a")
+    assert run("topic", "list", "--json").json == []
+    assert run("namespace", "list", "--json").json == ["default", "team-a"]
+    assert "[NAMESPACE_NOT_EMPTY]" in run("namespace", "delete", "team-a", "--yes", code=1).err
+    run("namespace", "delete", "team-a", "--force", "--yes")
+    assert run("namespace", "list", "--json").json == ["default"]
+
+
+def test_status(run: Run) -> None:
+    assert run("status", "--json").json["mode"] == "normal"
+    assert "uptime" in run("status").out
+
+
+def test_nobody_there_is_exit_code_3() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    done = subprocess.run([*MILLSTREAM, "status", "--broker", address], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: ")
+    assert address in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_pipe_that_closes_ends_consume_quietly(run: Run, broker: BrokerForTests) -> None:
+    run("publish", "log", given=b"".join(b"%d\n" % number for number in range(20_000)))
+    done = subprocess.run(
+        f"{sys.executable} -m millstream consume log --broker {broker.address} | head -2",
+        shell=True,
+        capture_output=True,
+        timeout=30,
+    )
+    assert (done.stdout, done.stderr) == (b"0\n1\n", b"")
+
+
+@pytest.mark.parametrize("mode", [["publish"], ["publish", "--one-by-one"], ["consume"], ["both"]])
+def test_bench_reports_what_it_moved(run: Run, mode: list[str]) -> None:
+    results = run("bench", *mode, "--messages", "200", "--json").json
+    assert all(result["messages"] == 200 for result in results.values())
+    assert run("topic", "list", "--json").json == [], "the benchmark's topic is gone"
+
+
+def test_bench_latency(run: Run) -> None:
+    results = run("bench", "latency", "--rate", "200", "--seconds", "1", "--json").json
+    assert results["consume"]["messages"] == 200
+    assert results["consume"]["latency_us"]["p50"] > 0
+
+
+# --- serve -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A broker as a user starts it, and its address."""
+    process = subprocess.Popen(
+        [*MILLSTREAM, "serve", "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("listening on 127.0.0.1:"), process.communicate()
+        yield process, line.removeprefix("listening on ").strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def millstream(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*MILLSTREAM, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_serve_publish_stop_serve_consume(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with serving("--data", data) as (process, address):
+        assert millstream("publish", "orders", "kept", "--broker", address).returncode == 0
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 0, err
+        assert out == "", "nothing but the address goes to standard output"
+        assert all(json.loads(line)["event"] for line in err.splitlines()), "the log is JSON where there is no terminal"
+    with serving("--data", data) as (process, address):
+        consumed = millstream("consume", "orders", "--no-follow", "--broker", address)
+        assert consumed.stdout == "kept\n", consumed.stderr
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0
+
+
+def test_a_second_broker_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    with serving("--data", data) as (process, _):
+        second = millstream("serve", "--data", data, "--port", "0")
+        assert second.returncode == 4
+        assert f"process {process.pid}" in second.stderr
+        assert "[DATA_DIR_LOCKED]" in second.stderr
+        assert millstream("log", "verify", data).returncode == 4
+
+
+def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = millstream("serve", "--data", str(tmp_path / "data"), "--port", port)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_bad_setting_stops_serve_before_anything_is_touched(tmp_path: Path) -> None:
+    config = tmp_path / "millstream.yaml"
+    config.write_text("storage:\n  fsinc: always\n", encoding="utf-8")
+    done = millstream("serve", "--data", str(tmp_path / "data"), "--config", str(config))
+    assert done.returncode == 2
+    assert "unknown setting 'storage.fsinc'" in done.stderr
+    assert "did you mean 'storage.fsync'?" in done.stderr
+    assert not (tmp_path / "data").exists()
+
+
+# --- log -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stopped_data(tmp_path: Path) -> Path:
+    data = tmp_path / "stopped"
+    with BrokerForTests(data) as broker:
+        for value in ("first", "second", "third"):
+            done = millstream("publish", "orders", value, "--key", "k", "--broker", broker.address)
+            assert done.returncode == 0, done.stderr
+    return data
+
+
+def test_a_good_directory_verifies_and_can_be_dumped(stopped_data: Path) -> None:
+    verified = millstream("log", "verify", str(stopped_data), "--topic", "orders", "--json")
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    (partition,) = json.loads(verified.stdout)
+    assert partition["directory"] == "topics/default/orders/0"
+    assert sum(segment["messages"] for segment in partition["segments"]) == 3
+    assert millstream("log", "verify", str(stopped_data)).returncode == 0
+    dumped = millstream("log", "dump", str(stopped_data), "--topic", "orders", "--from", "1", "--json")
+    documents = [json.loads(line) for line in dumped.stdout.splitlines()]
+    assert [(d["offset"], d["key"], d["value"]) for d in documents] == [(1, "k", "second"), (2, "k", "third")]
+    limited = millstream("log", "dump", str(stopped_data), "--topic", "orders", "--max", "1")
+    assert [line.split("\t")[-1] for line in limited.stdout.splitlines()] == ["first"]
+    batches = millstream("log", "dump", str(stopped_data), "--topic", "orders", "--batches", "--json")
+    assert [json.loads(line)["first_offset"] for line in batches.stdout.splitlines()] == [0, 1, 2]
+
+
+def test_a_flipped_bit_is_found(stopped_data: Path) -> None:
+    (segment,) = (stopped_data / "topics" / "default" / "orders" / "0").glob("*.log")
+    content = bytearray(segment.read_bytes())
+    content[len(content) // 2] ^= 1
+    segment.write_bytes(content)
+    verified = millstream("log", "verify", str(stopped_data))
+    assert verified.returncode == 4
+    assert "are damaged" in verified.stdout
+    assert segment.read_bytes() == content, "verify only reads"
+
+
+def test_what_is_not_a_data_directory_is_left_alone(tmp_path: Path) -> None:
+    done = millstream("log", "verify", str(tmp_path))
+    assert done.returncode == 2
+    assert "is not a data directory" in done.stderr
+    assert os.listdir(tmp_path) == []

@@ -1,0 +1,18 @@
+"""The reference pages say what the code says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from millstream.cli.reference import PAGES
+
+REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_reference_pages_are_fresh(name: str) -> None:
+    assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name](), (
+        f"docs/reference/{name} is out of date; run `python -m millstream.cli.reference`"
+    )

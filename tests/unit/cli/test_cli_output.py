@@ -1,0 +1,63 @@
+"""Numbers, sizes and times as people read them; tables that programs can read as well."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from millstream.cli.output import bytes_text, duration_text, plural, print_json, print_table, prose, time_text
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [(0, "0 B"), (1023, "1,023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (64 * 1024**2, "64 MiB"),
+     (1024**4 * 5000, "5,000 TiB")],
+)  # fmt: skip
+def test_sizes(size: int, expected: str) -> None:
+    assert bytes_text(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "expected"),
+    [(0, "0 ms"), (999, "999 ms"), (1000, "1 s"), (1500, "1.5 s"), (60_000, "1 m"), (5_400_000, "1 h 30 m"),
+     (604_800_000, "7 d"), (90_061_000, "1 d 1 h")],
+)  # fmt: skip
+def test_durations(duration_ms: int, expected: str) -> None:
+    assert duration_text(duration_ms) == expected
+
+
+def test_times_are_utc_and_say_so() -> None:
+    assert time_text(1_767_225_600_999) == "2026-01-01T00:00:00Z"
+
+
+def test_plurals() -> None:
+    assert [plural(n, "message") for n in (0, 1, 1000)] == ["0 messages", "1 message", "1,000 messages"]
+
+
+def test_a_piped_table_is_never_cut_to_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "orders." + "x" * 248
+    print_table(("topic", "partitions"), [(name, 3)], numbers="partitions")
+    assert name in capsys.readouterr().out
+
+
+def test_markup_in_data_is_data(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("value",), [("[red]not markup[/red]",)])
+    assert "[red]not markup[/red]" in capsys.readouterr().out
+
+
+def test_an_empty_table_leaves_standard_output_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("topic",), [], empty="no topics")
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.strip()) == ("", "no topics")
+
+
+def test_json_keeps_letters_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"name": "Mühle"})
+    out = capsys.readouterr().out
+    assert "Mühle" in out
+    assert json.loads(out) == {"name": "Mühle"}
+
+
+def test_prose_flows() -> None:
+    assert prose("First\n    line.\n\n    Second\n    [one].\n    ") == "First line.\n\nSecond \\[one]."

@@ -1,0 +1,123 @@
+"""A message as a line: bytes for pipes, something safe for terminals, JSON that can be published again."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from millstream.cli import publish
+from millstream.cli.failure import UsageProblem
+from millstream.cli.rendering import make_renderer
+
+
+@dataclass
+class Message:
+    value: bytes | None = b"wheat"
+    key: bytes | None = b"k"
+    headers: dict[str, str] = field(default_factory=dict)
+    topic: str = "grain"
+    partition: int = 2
+    offset: int = 7
+    timestamp_us: int = 1_767_225_600_123_456
+    id: str = "01KE"
+
+    @property
+    def timestamp(self) -> datetime.datetime:
+        return datetime.datetime.fromtimestamp(self.timestamp_us / 1e6, datetime.UTC)
+
+
+def render(message: Any, line_format: str = "{value}", *, as_json: bool = False, terminal: bool = False) -> bytes:
+    return make_renderer(line_format, as_json=as_json, terminal=terminal)(message)
+
+
+@pytest.mark.parametrize("value", [b"wheat", b"", b"\x00\xff\xfe", "Mühle".encode(), b"\x1b[2J"])
+def test_values_go_through_a_pipe_unchanged(value: bytes) -> None:
+    assert render(Message(value=value)) == value + b"\n"
+    assert render(Message(value=value), "<{value}>") == b"<" + value + b">\n"
+
+
+def test_a_terminal_is_not_at_the_mercy_of_messages() -> None:
+    """Clear screen, set the title, ring the bell: all of it can be in a message and none of it may happen."""
+    shown = render(Message(value=b"a\x1b[2J\x07\x9b\tb\n\xc2\x9bc"), terminal=True).decode()
+    assert "\x1b" not in shown
+    assert "\x07" not in shown
+    assert "\x9b" not in shown
+    assert "\\x1b[2J\\x07" in shown
+    assert "\tb\n" in shown
+
+
+def test_every_field_can_be_named() -> None:
+    line = render(
+        Message(headers={"a": "ü"}), "{id} {topic} {partition}:{offset:04} {timestamp} {key} {headers}\\t{value}"
+    )
+    assert line.decode() == '01KE grain 2:0007 2026-01-01T00:00:00.123Z k {"a": "ü"}\twheat\n'
+
+
+def test_absent_keys_and_values_are_empty() -> None:
+    assert render(Message(key=None, value=None), "[{key}|{value}]") == b"[|]\n"
+
+
+@pytest.mark.parametrize("line_format", ["{nothing}", "{}", "{value", "{offset:q}", "{value.__class__}", "{0}"])
+def test_formats_that_cannot_work_are_refused_before_the_first_message(line_format: str) -> None:
+    with pytest.raises(UsageProblem):
+        make_renderer(line_format, as_json=False, terminal=False)
+
+
+def test_json_says_when_bytes_are_not_text() -> None:
+    document = json.loads(render(Message(key=None, value=b"\xff\x00"), as_json=True))
+    assert document["key"] is None
+    assert document["value_base64"] == "/wA="
+    assert "value" not in document
+    assert document["timestamp_ms"] == 1_767_225_600_123
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(headers={"a": "b"}),
+        Message(key=None, value=b"\xff\x00"),
+        Message(key=b"\xfe", value=None),
+        Message(value='line\nbreak "quoted" ü'.encode()),
+    ],
+)
+def test_what_consume_prints_as_json_publish_reads_back(message: Message) -> None:
+    line = render(message, as_json=True)
+    assert line.count(b"\n") == 1
+    (read,) = publish._from_json_lines(io.BytesIO(line), None, None)
+    assert (read.value, read.key, read.headers or {}) == (message.value, message.key, message.headers)
+
+
+def test_json_lines_may_hold_any_value_and_take_defaults_from_options() -> None:
+    lines = io.BytesIO(b'{"value": {"total": 12}}\n\n{"value": "x", "key": "own", "headers": {"h": "own"}}\n')
+    first, second = publish._from_json_lines(lines, b"common", {"h": "common", "g": "1"})
+    assert (first.value, first.key, first.headers) == (b'{"total": 12}', b"common", {"h": "common", "g": "1"})
+    assert (second.value, second.key, second.headers) == (b"x", b"own", {"h": "own", "g": "1"})
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"not json", "line 1 is not JSON"),
+        (b"[1]", "line 1 is not an object with a value"),
+        (b'{"key": "k"}', "line 1 is not an object with a value"),
+        (b'{"value_base64": "%"}', "not base 64"),
+        (b'{"value": "\\ud800"}', "surrogate"),
+        (b'{"value": "x", "headers": {"n": 1}}', "headers that are not names with texts"),
+        (b'{"value": "\xff"}', "line 1 is not JSON"),
+    ],
+)
+def test_bad_json_lines_are_named(line: bytes, problem: str) -> None:
+    with pytest.raises(UsageProblem, match=problem):
+        list(publish._from_json_lines(io.BytesIO(line), None, None))
+
+
+def test_keyed_lines_split_at_the_first_separator() -> None:
+    (read,) = publish._from_keyed_lines(io.BytesIO(b"k:v:w\n"), b":", None)
+    assert (read.key, read.value) == (b"k", b"v:w")
+    with pytest.raises(UsageProblem, match="line 1 has no separator"):
+        list(publish._from_keyed_lines(io.BytesIO(b"novalue\n"), b":", None))

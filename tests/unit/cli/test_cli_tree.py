@@ -1,0 +1,55 @@
+"""Manners that every command must have, checked over the whole tree so that a new one cannot forget them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+
+from millstream.cli.main import app
+
+READS = {
+    "topic list", "topic show", "group list", "group show", "group lag", "namespace list", "config show", "errors list",
+    "errors explain", "status", "version", "consume", "log verify", "log dump",
+}  # fmt: skip
+
+
+def commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    children = getattr(command, "commands", None)
+    if not children:
+        yield path, command
+        return
+    for name, child in children.items():
+        yield from commands(child, f"{path} {name}".strip())
+
+
+TREE = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("path", TREE)
+def test_help_ends_in_examples_that_use_the_command(path: str) -> None:
+    epilog = TREE[path].epilog or ""
+    assert "Examples" in epilog
+    assert f"millstream {path}" in epilog
+
+
+@pytest.mark.parametrize("path", TREE)
+def test_every_option_is_explained(path: str) -> None:
+    for parameter in TREE[path].params:
+        if getattr(parameter, "hidden", False):
+            continue
+        assert parameter.help, f"millstream {path}: {parameter.name} has no help"
+        if parameter.param_type_name == "option" and not parameter.is_flag:
+            assert parameter.metavar, f"millstream {path}: {parameter.name} needs a metavar, the reference shows it"
+
+
+@pytest.mark.parametrize("path", sorted(READS))
+def test_every_read_offers_json(path: str) -> None:
+    assert any("--json" in parameter.opts for parameter in TREE[path].params)
+
+
+def test_shell_completion_stays_on(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
+    assert {"--install-completion", "--show-completion"} <= names

@@ -1,0 +1,403 @@
+"""The asynchronous client keeps the promises of the synchronous one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+import pytest
+from fake_broker import FakeBroker, Fault
+
+import millstream
+from millstream import aio
+from millstream.client.messages import TopicPartition
+from millstream.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    OutOfSequence,
+    PayloadTooLarge,
+    QuotaExceeded,
+    RequestTimeout,
+    ShuttingDown,
+    Throttled,
+    TopicNotFound,
+    Unauthorized,
+)
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%05d" % number for number in range(start, start + count)]
+
+
+def run(fake: FakeBroker, scenario: Callable[[aio.Client], Awaitable[object]], timeout_s: float = 10) -> None:
+    """Run a scenario with a connected client, and see that it leaves no task behind."""
+
+    async def main() -> None:
+        async with asyncio.timeout(30), aio.connect(fake.address, timeout_s=timeout_s) as client:
+            await scenario(client)
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+# --- publish ---------------------------------------------------------------------------------------------------------
+
+
+def test_tasks_that_publish_together_share_batches_and_get_their_own_receipts(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        first = await client.publish("t", b"first", key=b"k", headers={"a": "b"})
+        assert (first.offset, first.label) == (0, "disk")
+        receipts = await asyncio.gather(*(client.publish("t", value) for value in numbered(500)))
+        assert [receipt.offset for receipt in receipts] == list(range(1, 501))
+        assert len({receipt.id for receipt in receipts}) == 500
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", *numbered(500)]
+    assert len(fake.publishes) < 30
+
+
+FAULTS = {
+    "lost before storing": Fault(store=False, drop=True),
+    "lost after storing": Fault(drop=True),
+    "lost inside the answer": Fault(cut_at=17),
+    "refused for now": Fault(error=Throttled("slow down")),
+    "refused by a broker that stops": Fault(error=ShuttingDown("bye")),
+    "forgotten by the broker": Fault(error=OutOfSequence("expected 0")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("at", [0, 2])
+def test_no_fault_loses_or_repeats_a_publish(fake: FakeBroker, fault: Fault, at: int) -> None:
+    fake.faults.extend([*[Fault() for _ in range(at)], fault])
+
+    async def scenario(client: aio.Client) -> None:
+        for number in range(5):
+            assert (await client.publish("t", b"%d" % number)).offset == number
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_refusal_concerns_only_its_own_batch(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a")
+        fake.faults.append(Fault(error=QuotaExceeded("full")))
+        with pytest.raises(QuotaExceeded):
+            await client.publish("t", b"b")
+        assert (await client.publish("t", b"c")).offset == 1
+        with pytest.raises(PayloadTooLarge):
+            await client.publish("t", bytes(2 << 20))
+        with pytest.raises(InvalidArgument):
+            await client.publish("t", b"x", fsync="maybe")  # type: ignore[arg-type]
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a", b"c"]
+
+
+def test_no_answer_in_time_raises(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a")
+        fake.faults.extend([Fault(store=False, silent=True)] * 2)
+        with pytest.raises(RequestTimeout):
+            await client.publish("t", b"lost")
+        fake.faults.clear()
+        await client.publish("t", b"b")
+
+    run(fake, scenario, timeout_s=0.5)
+    assert fake.values("t") == [b"a", b"b"]
+
+
+def test_publish_many_and_json(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        receipts = await client.publish_many("t", [b"a", "b", millstream.Outgoing(json=[1], key="k")])
+        assert [receipt.offset for receipt in receipts] == [0, 1, 2]
+        assert await client.broker() == {"software": "fake"}
+        assert await client.ping() < 5
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a", b"b", b"[1]"]
+
+
+def test_a_cancelled_publish_harms_nobody(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a")
+        fake.hold_answers.clear()
+        doomed = asyncio.create_task(client.publish("t", b"b"))
+        await asyncio.sleep(0.05)
+        doomed.cancel()
+        other = asyncio.create_task(client.publish("t", b"c"))
+        await asyncio.sleep(0.01)
+        fake.hold_answers.set()
+        assert (await other).offset == 2
+
+    run(fake, scenario)
+
+
+def test_connecting_to_nobody_says_what_to_do(fake: FakeBroker) -> None:
+    fake.stop_listening()
+
+    async def main() -> None:
+        with pytest.raises(ConnectionLost, match="millstream serve"):
+            await aio.connect(fake.address, timeout_s=1)
+
+    asyncio.run(main())
+
+
+def test_goodbye_is_followed_by_a_new_connection(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a")
+        fake.say_goodbye()
+        await asyncio.sleep(0.05)
+        await client.publish("t", b"b")
+        assert fake.connections == 2
+
+    run(fake, scenario)
+
+
+# --- producer --------------------------------------------------------------------------------------------------------
+
+
+def test_a_producer_batches_and_keeps_order(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t") as producer:
+            for number in range(0, 3000, 3):
+                await producer.send(b"%05d" % number)
+                await producer.send(b"%05d" % (number + 1), b"key")
+                await producer.send(f"{number + 2:05d}", headers={"h": "v"})
+        assert producer.stats.messages_confirmed == 3000
+
+    run(fake, scenario)
+    assert fake.values("t") == numbered(3000)
+    assert len(fake.publishes) < 100
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("at", [0, 5])
+def test_no_fault_loses_repeats_or_reorders(fake: FakeBroker, fault: Fault, at: int) -> None:
+    fake.faults.extend([*[Fault() for _ in range(at)], fault])
+
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t", batch_messages=7, linger_ms=1) as producer:
+            for value in numbered(150):
+                await producer.send(value)
+
+    run(fake, scenario)
+    assert fake.values("t") == numbered(150)
+
+
+def test_linger_sends_what_nobody_fills_up(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=10)
+        for count in (1, 2, 3):
+            await producer.send(b"x")
+            await asyncio.to_thread(fake.wait_for, lambda: "t" in fake.topics and len(fake.values("t")) == count)  # noqa: B023
+
+    run(fake, scenario)
+
+
+def test_a_full_buffer_makes_send_wait_then_refuses(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer(
+            "t", batch_messages=1, linger_ms=1000, buffer_bytes=1000, window=1, send_timeout_s=0.05
+        )
+        fake.hold_answers.clear()
+        taken = 0
+        try:
+            for value in numbered(100):
+                await producer.send(value)
+                taken += 1
+        except RequestTimeout:
+            pass
+        assert 5 < taken < 20
+        fake.hold_answers.set()
+        await producer.close()
+        assert fake.values("t") == numbered(taken)
+
+    run(fake, scenario)
+
+
+def test_errors_surface_and_the_producer_goes_on(fake: FakeBroker) -> None:
+    failures: list[millstream.BatchFailure] = []
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=1, on_error=failures.append)
+        fake.faults.append(Fault(error=QuotaExceeded("full")))
+        await producer.send(b"a")
+        with pytest.raises(QuotaExceeded):
+            await producer.flush()
+        await producer.send(b"b")
+        await producer.close()
+        with pytest.raises(InvalidArgument):
+            await producer.send(b"c")
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"b"]
+    assert len(failures) == 1
+
+
+def test_what_cannot_be_delivered_in_time_fails_with_the_reason(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", delivery_timeout_s=0.3, linger_ms=1)
+        fake.stop_listening()
+        await producer.send(b"a")
+        with pytest.raises(RequestTimeout, match="nobody listens"):
+            await producer.flush()
+        fake.listen()
+        await producer.send(b"b")
+        await producer.close()
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"b"]
+
+
+def test_acks_none_asks_for_no_answer(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t", acks="none") as producer:
+            for value in numbered(100):
+                await producer.send(value)
+        await asyncio.to_thread(fake.wait_for, lambda: "t" in fake.topics and len(fake.values("t")) == 100)
+
+    run(fake, scenario)
+    assert set(fake.acks_seen) == {0}
+
+
+# --- stream ----------------------------------------------------------------------------------------------------------
+
+
+def fill(fake: FakeBroker, partitions: int = 1, count: int = 30) -> None:
+    fake.partitions_default = partitions
+    with millstream.connect(fake.address) as client:
+        for partition in range(partitions):
+            for start in range(0, count, 10):
+                client.publish_many(
+                    "t", [millstream.Outgoing(value=value, partition=partition) for value in numbered(10, start)]
+                )
+    fake.grant = [("t", number) for number in range(partitions)]
+
+
+def test_a_stream_reads_everything_in_order_and_waits_for_more(fake: FakeBroker) -> None:
+    fill(fake)
+
+    async def scenario(client: aio.Client) -> None:
+        seen = []
+        async for message in client.stream("t"):
+            seen.append(message.value)
+            if len(seen) == 30:
+                asyncio.get_running_loop().call_later(0.05, lambda: asyncio.ensure_future(client.publish("t", b"late")))
+            if len(seen) == 31:
+                break
+        assert seen == [*numbered(30), b"late"]
+        async with client.stream("t", timeout_s=0.05, start=25) as stream:
+            assert [message.offset async for message in stream] == [25, 26, 27, 28, 29, 30]
+        async with client.stream("t", timeout_s=0.05) as stream:
+            assert sum([len(messages) async for messages in stream.batches()]) == 31
+            assert await stream.next(0) is None
+        with pytest.raises(TopicNotFound):
+            await client.stream("missing")
+
+    run(fake, scenario)
+
+
+def test_seek_pause_and_resume(fake: FakeBroker) -> None:
+    fill(fake)
+
+    async def scenario(client: aio.Client) -> None:
+        async with client.stream("t", timeout_s=0.05) as stream:
+            seen = []
+            async for message in stream:
+                seen.append(message.offset)
+                if message.offset == 4:
+                    await stream.seek("t", 0, 20)
+            assert seen == [*range(5), *range(20, 30)]
+            await stream.seek("t", 0, "earliest")
+            assert (await stream.next(1)).offset == 0  # type: ignore[union-attr]
+            stream.pause()
+            assert await stream.next(0.05) is None
+            stream.resume()
+            assert (await stream.next(1)).offset == 1  # type: ignore[union-attr]
+            assert stream.position() == {T0: 2}
+            assert stream.lag() == {T0: 28}
+
+    run(fake, scenario)
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_lost_connection_is_not_noticed(fake: FakeBroker, group: str | None) -> None:
+    fill(fake, count=60)
+
+    async def scenario(client: aio.Client) -> None:
+        seen = []
+        async with client.stream("t", group=group, max_bytes=300) as stream:
+            async for message in stream:
+                seen.append(message.value)
+                if len(seen) in (5, 25):
+                    fake.drop_all()
+                if len(seen) == 40:
+                    fake.stop_listening()
+                    asyncio.get_running_loop().call_later(0.2, fake.listen)
+                if len(seen) == 60:
+                    break
+        assert seen == numbered(60)
+
+    run(fake, scenario)
+
+
+def test_a_group_commits_what_is_finished(fake: FakeBroker) -> None:
+    fill(fake, partitions=2, count=10)
+    told: list[tuple[str, list[TopicPartition]]] = []
+
+    async def on_assigned(partitions: list[TopicPartition]) -> None:
+        told.append(("assigned", partitions))
+
+    async def scenario(client: aio.Client) -> None:
+        async with client.stream("t", group="g", on_assigned=on_assigned) as stream:
+            for _ in range(15):
+                assert await stream.next(1) is not None
+        assert sum(fake.committed.values()) == 14
+        async with client.stream("t", group="g", commit="manual") as stream:
+            message = await stream.next(1)
+            assert message is not None
+            await message.commit()  # type: ignore[func-returns-value]
+        assert sum(fake.committed.values()) == 15
+        assert not fake.members
+        fake.call_errors["JoinGroup"] = deque([Unauthorized("not you")])
+        with pytest.raises(Unauthorized):
+            await client.stream("t", group="g")
+
+    run(fake, scenario)
+    assert told == [("assigned", [T0, T1])]
+
+
+def test_a_partition_is_committed_before_it_is_given_up_while_others_go_on(fake: FakeBroker) -> None:
+    fill(fake, partitions=2, count=10)
+    revoked: list[tuple[list[TopicPartition], bool]] = []
+
+    async def scenario(client: aio.Client) -> None:
+        def on_revoked(partitions: list[TopicPartition], lost: bool) -> None:
+            revoked.append((partitions, lost))
+
+        stream = await client.stream("t", group="g", on_revoked=on_revoked)
+        first = await stream.next(1)
+        assert first is not None
+        kept = 1 - first.partition
+        (member,) = fake.members.values()
+        await asyncio.to_thread(fake.wait_for, lambda: len(member.owned) == 2)
+        member.generation += 1
+        member.allowed = [("t", kept)]
+        fake.push_rebalance("g")
+        while not stream._attention:  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+        assert ("t", first.partition) in member.owned  # still handling: kept
+        following = await stream.next(1)
+        assert following is not None
+        assert following.partition == kept
+        await asyncio.to_thread(fake.wait_for, lambda: member.owned == {("t", kept)})
+        assert fake.committed["g", "t", first.partition] == 1
+        assert revoked == [([TopicPartition("t", first.partition)], False)]
+
+    run(fake, scenario)

@@ -1,0 +1,379 @@
+"""The producer: batches, back-pressure, errors that surface, and every message once and in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from fake_broker import FakeBroker, Fault
+
+import millstream
+from millstream.errors import (
+    InvalidArgument,
+    OutOfSequence,
+    PartitionNotFound,
+    PayloadTooLarge,
+    QuotaExceeded,
+    RequestTimeout,
+    ShuttingDown,
+    Throttled,
+)
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%05d" % number for number in range(start, start + count)]
+
+
+def test_messages_sent_together_travel_together(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t", linger_ms=50) as producer:
+        for value in numbered(1000):
+            producer.send(value)
+        producer.flush()
+    assert fake.values("t") == numbered(1000)
+    assert len(fake.publishes) <= 3
+    assert producer.stats.messages_confirmed == 1000
+
+
+def test_a_batch_is_sealed_by_count(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t", linger_ms=60_000, batch_messages=10) as producer:
+        for value in numbered(30):
+            producer.send(value)
+        fake.wait_for(lambda: len(fake.publishes) == 3)
+        assert [count for *_, count in fake.publishes] == [10, 10, 10]
+
+
+def test_a_batch_is_sealed_by_bytes(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t", linger_ms=60_000, batch_bytes=10_000) as producer:
+        for number in range(30):
+            producer.send(bytes([number]) * 3000)
+        fake.wait_for(lambda: len(fake.publishes) >= 9)
+        assert {count for *_, count in fake.publishes} == {3}
+
+
+def test_a_batch_is_sealed_by_time(fake: FakeBroker, client: millstream.Client) -> None:
+    producer = client.producer("t", linger_ms=20)
+    for round_number in range(3):
+        producer.send(b"%d" % round_number)
+        fake.wait_for(lambda: len(fake.publishes) == round_number + 1, 5)  # noqa: B023
+    assert fake.values("t") == [b"0", b"1", b"2"]
+    producer.close()
+
+
+def test_without_linger_every_message_leaves_at_once(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t", linger_ms=0) as producer:
+        for value in numbered(5):
+            producer.send(value)
+        fake.wait_for(lambda: len(fake.publishes) == 5)
+    assert fake.values("t") == numbered(5)
+
+
+def test_order_holds_when_kinds_of_messages_are_mixed(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t") as producer:
+        for number in range(0, 400, 4):
+            producer.send(b"%05d" % number)
+            producer.send(b"%05d" % (number + 1), b"key")
+            producer.send(f"{number + 2:05d}", headers={"h": "v"})
+            producer.send(b"%05d" % (number + 3), "key", priority=1)
+    assert fake.values("t") == numbered(400)
+    assert fake.topics["t"][0].keys == [None, b"key", None, b"key"] * 100
+
+
+def test_keys_keep_their_partition_and_values_alone_are_spread() -> None:
+    with FakeBroker(partitions=4) as fake, millstream.connect(fake.address) as client:
+        with client.producer("t", batch_messages=10, linger_ms=1000) as producer:
+            for number in range(400):
+                producer.send(b"plain")
+                producer.send(b"keyed-%d" % (number % 7), b"key-%d" % (number % 7))
+            producer.send(b"asked", partition=2)
+            producer.send(json=[1])
+        stored = fake.topics["t"]
+        assert sum(len(partition.values) for partition in stored) == 802
+        assert all(partition.values.count(b"plain") > 0 for partition in stored)
+        for key in range(7):
+            assert sum(b"key-%d" % key in partition.keys for partition in stored) == 1
+        assert b"asked" in stored[2].values
+
+
+def test_a_producer_can_be_bound_to_a_partition() -> None:
+    with FakeBroker(partitions=3) as fake, millstream.connect(fake.address) as client:
+        with client.producer("t", partition=1) as producer:
+            producer.send(b"a")
+            producer.send(b"b", b"some key")
+        assert fake.values("t", 1) == [b"a", b"b"]
+        with pytest.raises(PartitionNotFound):
+            client.producer("t", partition=3)
+        with client.producer("t") as producer, pytest.raises(PartitionNotFound):
+            producer.send(b"x", partition=9)
+
+
+def test_compression_is_undone_by_readers(fake: FakeBroker, client: millstream.Client) -> None:
+    for codec in ("lz4", "zstd"):
+        with client.producer(codec, compression=codec) as producer:  # type: ignore[arg-type]
+            for value in numbered(1000):
+                producer.send(value * 10)
+        assert fake.values(codec) == [value * 10 for value in numbered(1000)]
+        assert producer.stats.bytes_sent < 25_000
+
+
+FAULTS = {
+    "lost before storing": Fault(store=False, drop=True),
+    "lost after storing": Fault(drop=True),
+    "lost inside the answer": Fault(cut_at=17),
+    "refused for now": Fault(error=Throttled("slow down")),
+    "refused by a broker that stops": Fault(error=ShuttingDown("bye")),
+    "forgotten by the broker": Fault(error=OutOfSequence("expected 0")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize("window", [1, 8])
+def test_no_fault_loses_repeats_or_reorders(
+    fake: FakeBroker, client: millstream.Client, fault: Fault, at: int, window: int
+) -> None:
+    fake.faults.extend([*[Fault() for _ in range(at)], fault])
+    with client.producer("t", batch_messages=7, window=window, linger_ms=1) as producer:
+        for value in numbered(150):
+            producer.send(value)
+    assert fake.values("t") == numbered(150)
+    assert producer.stats.messages_confirmed == 150
+
+
+def test_many_faults_in_a_row(fake: FakeBroker, client: millstream.Client) -> None:
+    fake.faults.extend([FAULTS["lost after storing"], Fault(), FAULTS["lost before storing"], Fault(), Fault()] * 3)
+    with client.producer("t", batch_messages=5, linger_ms=1) as producer:
+        for value in numbered(200):
+            producer.send(value)
+    assert fake.values("t") == numbered(200)
+
+
+def test_a_broker_that_restarts_is_not_noticed(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t", batch_messages=5, linger_ms=1) as producer:
+        for value in numbered(50):
+            producer.send(value)
+        fake.stop_listening()
+        for value in numbered(50, 50):
+            producer.send(value)
+        fake.listen()
+        for value in numbered(50, 100):
+            producer.send(value)
+    assert fake.values("t") == numbered(150)
+    assert producer.stats.connections == 2
+
+
+def test_goodbye_is_followed_by_a_new_connection(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t", linger_ms=1) as producer:
+        producer.send(b"a")
+        producer.flush()
+        fake.say_goodbye()
+        producer.send(b"b")
+        producer.flush()
+        producer.send(b"c")
+    assert fake.values("t") == [b"a", b"b", b"c"]
+    assert producer.stats.connections == 2
+
+
+def test_errors_surface_at_the_next_call_and_the_producer_goes_on(fake: FakeBroker, client: millstream.Client) -> None:
+    failures: list[millstream.BatchFailure] = []
+    producer = client.producer("t", batch_messages=2, linger_ms=1000, on_error=failures.append)
+    fake.faults.append(Fault(error=QuotaExceeded("full")))
+    producer.send(b"a")
+    producer.send(b"b")
+    with pytest.raises(QuotaExceeded):
+        producer.flush()
+    producer.send(b"c")
+    producer.flush()
+    producer.close()
+    assert fake.values("t") == [b"c"]
+    assert [(failure.messages, type(failure.error), failure.in_doubt) for failure in failures] == [
+        (2, QuotaExceeded, False)
+    ]
+
+
+def test_an_error_surfaces_at_send_and_the_message_is_not_taken(fake: FakeBroker, client: millstream.Client) -> None:
+    failed = threading.Event()
+    producer = client.producer("t", linger_ms=1, on_error=lambda _: failed.set())
+    fake.faults.append(Fault(error=QuotaExceeded("full")))
+    producer.send(b"a")
+    assert failed.wait(5)
+    with pytest.raises(QuotaExceeded):
+        producer.send(b"b")
+    producer.send(b"c")
+    producer.close()
+    assert fake.values("t") == [b"c"]
+
+
+def test_close_raises_what_was_not_raised_before(fake: FakeBroker, client: millstream.Client) -> None:
+    fake.faults.append(Fault(error=QuotaExceeded("full")))
+    with pytest.raises(QuotaExceeded), client.producer("t") as producer:
+        producer.send(b"a")
+
+
+def test_an_exception_in_the_block_is_not_hidden(fake: FakeBroker, client: millstream.Client) -> None:
+    def fail_inside() -> None:
+        with client.producer("t") as producer:
+            producer.send(b"a")
+            raise KeyError("mine")
+
+    fake.faults.append(Fault(error=QuotaExceeded("full")))
+    with pytest.raises(KeyError):
+        fail_inside()
+
+
+def test_a_message_that_is_too_large_is_refused_alone(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t") as producer:
+        producer.send(b"a")
+        with pytest.raises(PayloadTooLarge):
+            producer.send(bytes(2 << 20))
+        producer.send(b"b")
+    assert fake.values("t") == [b"a", b"b"]
+
+
+def test_small_limits_are_checked_for_every_message() -> None:
+    with FakeBroker(max_message_bytes=10) as fake, millstream.connect(fake.address) as client:
+        with client.producer("t") as producer:
+            producer.send(b"0123456789")
+            with pytest.raises(PayloadTooLarge):
+                producer.send(b"0123456789!")
+            with pytest.raises(PayloadTooLarge):
+                producer.send(b"01234567", b"key")
+        assert fake.values("t") == [b"0123456789"]
+
+
+def test_a_full_buffer_blocks_send_and_then_refuses_the_message(fake: FakeBroker, client: millstream.Client) -> None:
+    fake.hold_answers.clear()
+    producer = client.producer("t", batch_messages=1, linger_ms=1000, buffer_bytes=1000, window=1, send_timeout_s=0.05)
+    taken: list[bytes] = []
+
+    def send_many() -> None:
+        for value in numbered(100):
+            producer.send(value)
+            taken.append(value)
+
+    with pytest.raises(RequestTimeout):
+        send_many()
+    assert 5 < len(taken) < 20
+    fake.hold_answers.set()
+    producer.close()
+    assert fake.values("t") == taken
+
+
+def test_send_goes_on_as_soon_as_there_is_room(fake: FakeBroker, client: millstream.Client) -> None:
+    fake.hold_answers.clear()
+    threading.Timer(0.1, fake.hold_answers.set).start()
+    with client.producer("t", batch_messages=1, linger_ms=1000, buffer_bytes=1000, window=1) as producer:
+        for value in numbered(50):
+            producer.send(value)
+    assert fake.values("t") == numbered(50)
+
+
+def test_what_cannot_be_delivered_in_time_fails_with_the_reason(fake: FakeBroker, client: millstream.Client) -> None:
+    failures: list[millstream.BatchFailure] = []
+    producer = client.producer("t", delivery_timeout_s=0.3, linger_ms=1, on_error=failures.append)
+    fake.stop_listening()
+    producer.send(b"a")
+    with pytest.raises(RequestTimeout, match="nobody listens"):
+        producer.flush()
+    fake.listen()
+    producer.send(b"b")
+    producer.close()
+    assert fake.values("t") == [b"b"]
+    assert len(failures) == 1
+
+
+def test_an_answer_that_never_comes_fails_as_in_doubt(fake: FakeBroker, client: millstream.Client) -> None:
+    failures: list[millstream.BatchFailure] = []
+    producer = client.producer("t", delivery_timeout_s=0.3, linger_ms=1, on_error=failures.append)
+    fake.faults.extend([Fault(silent=True, store=False)] * 3)
+    producer.send(b"a")
+    with pytest.raises(RequestTimeout, match="may or may not"):
+        producer.flush()
+    fake.faults.clear()
+    producer.send(b"b")
+    producer.close()
+    assert fake.values("t") == [b"b"]
+    assert [failure.in_doubt for failure in failures] == [True]
+
+
+def test_acks_none_asks_for_no_answer(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t", acks="none") as producer:
+        for value in numbered(100):
+            producer.send(value)
+    fake.wait_for(lambda: "t" in fake.topics and len(fake.values("t")) == 100)
+    assert set(fake.acks_seen) == {0}
+
+
+def test_a_closed_producer_takes_nothing(client: millstream.Client) -> None:
+    producer = client.producer("t")
+    producer.close()
+    producer.close()
+    with pytest.raises(InvalidArgument):
+        producer.send(b"x")
+
+
+def test_closing_the_client_flushes_its_producers(fake: FakeBroker) -> None:
+    client = millstream.connect(fake.address)
+    producer = client.producer("t", linger_ms=60_000)
+    producer.send(b"a")
+    client.close()
+    assert fake.values("t") == [b"a"]
+
+
+def test_threads_share_a_producer(fake: FakeBroker, client: millstream.Client) -> None:
+    with client.producer("t", batch_messages=50, linger_ms=1) as producer:
+
+        def work(name: int) -> None:
+            for number in range(500):
+                producer.send(b"%d:%04d" % (name, number), b"k" if number % 3 == 0 else None)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    values = fake.values("t")
+    assert len(values) == 2000
+    for name in range(4):
+        mine = [value for value in values if value and value.startswith(b"%d:" % name)]
+        assert mine == sorted(mine)
+        assert len(mine) == 500
+
+
+def test_flush_does_not_wait_for_what_others_send_meanwhile(fake: FakeBroker, client: millstream.Client) -> None:
+    producer = client.producer("t", linger_ms=1)
+    stop = threading.Event()
+
+    def chatter() -> None:
+        while not stop.is_set():
+            producer.send(b"x")
+            time.sleep(0.0001)
+
+    thread = threading.Thread(target=chatter)
+    thread.start()
+    try:
+        for _ in range(5):
+            producer.flush(timeout_s=5)
+    finally:
+        stop.set()
+        thread.join()
+        producer.close()
+
+
+def test_an_idle_producer_says_that_it_is_alive() -> None:
+    with FakeBroker(heartbeat_ms=300) as fake, millstream.connect(fake.address) as client:
+        fake.wait_for(lambda: fake.heartbeat_frames >= 1)
+        client.close()
+        before = fake.heartbeat_frames
+        with millstream.connect(fake.address) as other, other.producer("t"):
+            other._closed.set()  # the client's own connection is silent from here on
+            fake.wait_for(lambda: fake.heartbeat_frames >= before + 1, 5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"acks": "some"}, {"compression": "rar"}, {"window": 17}, {"linger_ms": -1}, {"batch_bytes": 0}, {"fsync": "x"}],
+)
+def test_settings_are_checked(client: millstream.Client, options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        client.producer("t", **options)  # type: ignore[arg-type]

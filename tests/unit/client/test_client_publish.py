@@ -1,0 +1,242 @@
+"""`publish`: once, in order, whatever happens to the connection."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from fake_broker import FakeBroker, Fault
+
+import millstream
+from millstream.client.values import key_partition
+from millstream.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    InvalidName,
+    OutOfSequence,
+    PartitionNotFound,
+    PayloadTooLarge,
+    QuotaExceeded,
+    RequestTimeout,
+    ShuttingDown,
+    Throttled,
+)
+from millstream.ids import parse_message_id
+from millstream.records import Batch, Columns
+
+
+def test_a_receipt_says_where_the_message_is(fake: FakeBroker, client: millstream.Client) -> None:
+    client.publish("orders", b"zero")
+    receipt = client.publish("orders", "eins", key="k", headers={"a": "b"})
+    assert (receipt.topic, receipt.partition, receipt.offset, receipt.label) == ("orders", 0, 1, "disk")
+    place = parse_message_id(receipt.id)
+    assert (place.partition_uid, place.offset) == (100, 1)
+    assert abs(receipt.timestamp - datetime.now(UTC)) < timedelta(seconds=10)
+    assert fake.values("orders") == [b"zero", b"eins"]
+    assert fake.topics["orders"][0].keys == [None, b"k"]
+
+
+def test_values_may_be_bytes_text_json_or_absent(fake: FakeBroker, client: millstream.Client) -> None:
+    client.publish("t", bytearray(b"bytes"))
+    client.publish("t", "ü")
+    client.publish("t", json={"n": 1})
+    client.publish("t", None, key=b"gone")
+    assert fake.values("t") == [b"bytes", "ü".encode(), b'{"n":1}', None]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"value": 5},
+        {"value": None},
+        {"value": b"x", "json": {}},
+        {"value": b"x", "key": 7},
+        {"value": b"x", "priority": 9},
+        {"value": b"x", "delay": 1, "deliver_at": datetime.now(UTC)},
+        {"value": b"x", "ttl": -1},
+        {"value": b"x", "headers": {"a": 1}},
+        {"value": b"x", "headers": "text"},
+        {"value": b"x", "fsync": "sometimes"},
+        {"json": {1, 2, object()}},
+    ],
+)
+def test_bad_arguments_are_refused_in_a_sentence(client: millstream.Client, arguments: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        client.publish("t", **arguments)  # type: ignore[arg-type]
+
+
+def test_columns_reach_the_batch(fake: FakeBroker, client: millstream.Client) -> None:
+    due = datetime(2030, 1, 1, tzinfo=UTC)
+    client.publish("t", b"x", priority=0, deliver_at=due, ttl=60, timestamp=datetime(2020, 1, 1, tzinfo=UTC))
+    batch = Batch.parse(fake.topics["t"][0].batches[0])
+    assert batch.priorities() == [0]
+    assert batch.deliver_at_us() == [round(due.timestamp() * 1_000_000)]
+    assert batch.expiry_us() == [round(due.timestamp() * 1_000_000) + 60_000_000]
+    assert batch.timestamps_us() == [1577836800_000_000]
+
+
+def test_a_plain_message_has_no_columns(fake: FakeBroker, client: millstream.Client) -> None:
+    client.publish("t", b"x")
+    assert Batch.parse(fake.topics["t"][0].batches[0]).header.flags == int(Columns.FIXED_VALUES)
+
+
+def test_bad_names_and_sizes_are_refused_before_anything_is_sent(client: millstream.Client) -> None:
+    with pytest.raises(InvalidName):
+        client.publish("no spaces", b"x")
+    with pytest.raises(PayloadTooLarge):
+        client.publish("t", bytes(2 << 20))
+    with pytest.raises(PartitionNotFound):
+        client.publish("t", b"x", partition=1)
+
+
+def test_keys_choose_partitions_as_documented_and_values_alone_take_turns() -> None:
+    with FakeBroker(partitions=4) as fake, millstream.connect(fake.address) as client:
+        for number in range(40):
+            client.publish("t", b"v", key=b"key-%d" % number)
+            client.publish("t", b"w")
+        assert client.publish("t", b"z", key=b"key-1", partition=3).partition == 3
+        for number, partition in enumerate(fake.topics["t"]):
+            assert partition.values.count(b"w") == 10
+            assert all(key_partition(key, 4) == number for key in partition.keys if key and key != b"key-1")
+
+
+def test_the_partition_of_a_key_never_changes() -> None:
+    """Other languages compute the same: murmur3 x86 32 bit, seed 0, unsigned."""
+    assert [key_partition(key, 1000) for key in (b"", b"a", b"c-17", "ü".encode())] == [0, 850, 943, 274]
+
+
+FAULTS = {
+    "lost before it was stored": Fault(store=False, drop=True),
+    "lost after it was stored": Fault(drop=True),
+    "lost inside the answer's header": Fault(cut_at=5),
+    "lost inside the answer": Fault(cut_at=20),
+    "lost one byte before the end": Fault(cut_at=35),
+    "refused for now": Fault(error=Throttled("slow down")),
+    "refused by a broker that stops": Fault(error=ShuttingDown("bye")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("at", [0, 1, 4])
+def test_a_fault_at_any_point_neither_loses_nor_repeats_a_message(
+    fake: FakeBroker, client: millstream.Client, fault: Fault, at: int
+) -> None:
+    fake.faults.extend([*[Fault() for _ in range(at)], fault])
+    receipts = [client.publish("t", b"%d" % number) for number in range(6)]
+    assert [receipt.offset for receipt in receipts] == list(range(6))
+    assert fake.values("t") == [b"%d" % number for number in range(6)]
+
+
+def test_many_faults_in_a_row_are_survived(fake: FakeBroker, client: millstream.Client) -> None:
+    fake.faults.extend([FAULTS["lost before it was stored"], FAULTS["lost after it was stored"]] * 2)
+    assert client.publish("t", b"x").offset == 0
+    assert fake.values("t") == [b"x"]
+
+
+def test_a_broker_that_forgot_what_it_confirmed_gets_the_next_message_under_a_new_identity(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    client.publish("t", b"a")
+    fake.faults.append(Fault(error=OutOfSequence("expected 0")))
+    client.publish("t", b"b")
+    assert fake.values("t") == [b"a", b"b"]
+    assert [sequence for *_, sequence, _ in fake.publishes] == [0, 1, 0]
+
+
+def test_a_refusal_for_good_is_raised_and_the_next_message_goes_through(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    fake.faults.append(Fault(error=QuotaExceeded("full")))
+    with pytest.raises(QuotaExceeded):
+        client.publish("t", b"a")
+    client.publish("t", b"b")
+    assert fake.values("t") == [b"b"]
+
+
+def test_no_answer_in_time_raises_and_later_messages_are_unharmed(fake: FakeBroker) -> None:
+    with millstream.connect(fake.address, timeout_s=0.3) as client:
+        client.publish("t", b"a")
+        fake.faults.append(Fault(store=False, silent=True))
+        with pytest.raises(RequestTimeout):
+            client.publish("t", b"lost")
+        client.publish("t", b"b")
+    assert fake.values("t") == [b"a", b"b"]
+
+
+def test_a_broker_that_is_down_is_reported_after_the_timeout(fake: FakeBroker) -> None:
+    client = millstream.connect(fake.address, timeout_s=0.5)
+    fake.stop_listening()
+    with pytest.raises(ConnectionLost, match="nobody listens"):
+        client.publish("t", b"a")
+    client.close()
+
+
+def test_a_broker_that_comes_back_in_time_is_not_noticed(fake: FakeBroker, client: millstream.Client) -> None:
+    client.publish("t", b"a")
+    fake.stop_listening()
+    threading.Timer(0.3, fake.listen).start()
+    client.publish("t", b"b")
+    assert fake.values("t") == [b"a", b"b"]
+
+
+def test_connecting_to_nobody_says_what_to_do(fake: FakeBroker) -> None:
+    fake.stop_listening()
+    with pytest.raises(ConnectionLost, match="millstream serve"):
+        millstream.connect(fake.address, timeout_s=1)
+    with pytest.raises(InvalidArgument):
+        millstream.connect("host:port:more")
+
+
+def test_threads_share_a_client(fake: FakeBroker, client: millstream.Client) -> None:
+    """Answers find the thread that waits for them, and each thread's messages keep their order."""
+    fake.faults.extend([Fault() for _ in range(40)] + [Fault(drop=True)])
+
+    def work(name: int) -> None:
+        for number in range(30):
+            client.publish("t", b"%d:%d" % (name, number))
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    values = fake.values("t")
+    assert len(values) == 180
+    for name in range(6):
+        mine = [value for value in values if value and value.startswith(b"%d:" % name)]
+        assert mine == [b"%d:%d" % (name, number) for number in range(30)]
+
+
+def test_goodbye_is_followed_by_a_new_connection(fake: FakeBroker, client: millstream.Client) -> None:
+    client.publish("t", b"a")
+    before = fake.connections
+    fake.say_goodbye()
+    client.publish("t", b"b")
+    client.publish("t", b"c")
+    assert fake.values("t") == [b"a", b"b", b"c"]
+    assert fake.connections == before + 1
+
+
+def test_an_idle_connection_says_that_it_is_alive() -> None:
+    with FakeBroker(heartbeat_ms=150) as fake, millstream.connect(fake.address):
+        fake.wait_for(lambda: fake.heartbeat_frames >= 2)
+
+
+def test_publish_many_keeps_order_and_gives_a_receipt_for_each() -> None:
+    with FakeBroker(partitions=3) as fake, millstream.connect(fake.address) as client:
+        items = [b"plain-0", millstream.Outgoing(value="keyed", key="k"), b"plain-1", "plain-2"]
+        receipts = client.publish_many("t", items)
+        places = [(receipt.partition, receipt.offset) for receipt in receipts]
+        found = [fake.values("t", partition)[offset] for partition, offset in places]
+        assert found == [b"plain-0", b"keyed", b"plain-1", b"plain-2"]
+        assert len({partition for partition, _ in (places[0], places[2], places[3])}) == 1
+        assert client.publish_many("t", []) == []
+
+
+def test_publish_many_splits_what_is_too_much_for_one_batch(fake: FakeBroker, client: millstream.Client) -> None:
+    values = [bytes([number]) * 300_000 for number in range(10)]
+    receipts = client.publish_many("t", values)
+    assert [receipt.offset for receipt in receipts] == list(range(10))
+    assert fake.values("t") == values
+    assert len(fake.publishes) == 4

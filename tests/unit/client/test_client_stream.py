@@ -1,0 +1,498 @@
+"""Streams: every message once and in order, progress that never runs ahead of the user, groups that move partitions."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+from fake_broker import FakeBroker, FakeMember
+
+import millstream
+from millstream.client.address import Target
+from millstream.client.membership import Membership
+from millstream.client.messages import TopicPartition
+from millstream.client.settings import StreamSettings
+from millstream.errors import (
+    DataDamaged,
+    InvalidArgument,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    StaleGeneration,
+    TopicNotFound,
+    Unauthorized,
+)
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+def fill(client: millstream.Client, count: int, topic: str = "t", batch: int = 10, start: int = 0) -> list[bytes]:
+    values = [b"%05d" % number for number in range(start, start + count)]
+    for at in range(0, count, batch):
+        client.publish_many(topic, [millstream.Outgoing(value=value, partition=0) for value in values[at : at + batch]])
+    return values
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.002)
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_reads_everything_in_order_and_waits_for_more(fake: FakeBroker, client: millstream.Client) -> None:
+    values = fill(client, 100)
+    with client.stream("t") as stream:
+        messages = iter(stream)
+        assert [next(messages).value for _ in range(100)] == values
+        threading.Timer(0.05, lambda: client.publish("t", b"late", key=b"k", headers={"a": "b"})).start()
+        late = next(messages)
+    assert (late.value, late.key, late.headers, late.topic, late.partition, late.offset) == (
+        b"late",
+        b"k",
+        {"a": "b"},
+        "t",
+        0,
+        100,
+    )
+    assert abs((late.timestamp - datetime.now(UTC)).total_seconds()) < 10
+    assert late.text == "late"
+    assert len(late.id) == 26
+
+
+def test_iteration_ends_when_nothing_came_for_a_while(fake: FakeBroker, client: millstream.Client) -> None:
+    values = fill(client, 30)
+    with client.stream("t", timeout_s=0.05) as stream:
+        assert [message.value for message in stream] == values
+        fill(client, 5, start=30)
+        assert len(list(stream)) == 5
+
+
+def test_breaking_off_and_iterating_again_loses_nothing(fake: FakeBroker, client: millstream.Client) -> None:
+    values = fill(client, 30)
+    seen = []
+    with client.stream("t", timeout_s=0.05) as stream:
+        for _ in range(4):
+            for number, message in enumerate(stream):
+                seen.append(message.value)
+                if number == 6:
+                    break
+        last = stream.next(1)
+        assert last is not None
+        seen.append(last.value)
+        for messages in stream.batches():
+            seen += [message.value for message in messages]
+    assert seen == values
+
+
+def test_start_may_be_an_offset_an_offset_per_partition_or_the_end(fake: FakeBroker, client: millstream.Client) -> None:
+    values = fill(client, 30)
+    with client.stream("t", start=13, timeout_s=0.05) as stream:
+        assert [message.value for message in stream] == values[13:]
+    with client.stream("t", start={0: 28}, timeout_s=0.05) as stream:
+        assert [message.value for message in stream] == values[28:]
+    with client.stream("t", start="latest", timeout_s=0.05) as stream:
+        assert stream.next(0.05) is None
+        client.publish("t", b"new")
+        assert [message.value for message in stream] == [b"new"]
+
+
+def test_an_offset_the_user_gave_must_exist(fake: FakeBroker, client: millstream.Client) -> None:
+    fill(client, 3)
+    with client.stream("t", start=50) as stream, pytest.raises(OffsetOutOfRange):
+        stream.next(1)
+
+
+def test_seek_pause_resume_position_and_lag(fake: FakeBroker, client: millstream.Client) -> None:
+    values = fill(client, 30)
+    with client.stream("t", timeout_s=0.05) as stream:
+        seen = []
+        for message in stream:
+            seen.append(message.value)
+            if message.offset == 4:
+                assert stream.position() == {T0: 5}
+                assert stream.lag() == {T0: 25}
+                stream.seek("t", 0, 20)
+                assert stream.position() == {T0: 20}
+        assert seen == values[:5] + values[20:]
+
+        stream.seek("t", 0, "earliest")
+        first = stream.next(1)
+        assert first is not None
+        assert first.offset == 0
+        stream.pause()
+        assert stream.next(0.05) is None
+        stream.resume([("t", 0)])
+        assert [message.value for message in stream] == values[1:]
+        stream.seek("t", 0, "latest")
+        assert stream.next(0.02) is None
+        with pytest.raises(InvalidArgument):
+            stream.seek("t", 9, 0)
+
+
+def test_several_partitions_and_topics_are_read_fairly() -> None:
+    with FakeBroker(partitions=3) as fake, millstream.connect(fake.address) as client:
+        for topic in ("a", "b"):
+            for partition in range(3):
+                for number in range(5):
+                    client.publish(topic, b"%s%d-%d" % (topic.encode(), partition, number), partition=partition)
+        with client.stream(["a", "b"], timeout_s=0.1) as stream:
+            seen = [(message.topic, message.partition, message.offset) for message in stream]
+            assert len(stream.assignment()) == 6
+        assert sorted(seen) == [(t, p, o) for t in "ab" for p in range(3) for o in range(5)]
+        with client.stream("a", partitions=[2], timeout_s=0.1) as stream:
+            assert {message.partition for message in stream} == {2}
+        with pytest.raises(PartitionNotFound):
+            client.stream("a", partitions=[3])
+
+
+def test_a_missing_topic_is_an_error_at_once(client: millstream.Client) -> None:
+    with pytest.raises(TopicNotFound):
+        client.stream("missing")
+    with pytest.raises(TopicNotFound):
+        client.stream("missing", group="g")
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_lost_connection_is_not_noticed(fake: FakeBroker, client: millstream.Client, group: str | None) -> None:
+    fake.grant = [("t", 0)]
+    values = fill(client, 60)
+    seen = []
+    with client.stream("t", group=group, max_bytes=300, timeout_s=1.0) as stream:
+        for message in stream:
+            seen.append(message.value)
+            if len(seen) in (5, 25):
+                fake.drop_all()
+            if len(seen) == 40:
+                fake.stop_listening()
+                threading.Timer(0.2, fake.listen).start()
+            if len(seen) == 60:
+                break
+    assert seen == values
+
+
+def test_a_broker_that_says_goodbye_is_left_and_found_again(fake: FakeBroker, client: millstream.Client) -> None:
+    fill(client, 3)
+    with client.stream("t", timeout_s=0.5) as stream:
+        assert stream.next(1) is not None
+        fake.say_goodbye()
+        fill(client, 1, start=3)
+        assert len(list(stream)) == 3
+
+
+def test_close_from_another_thread_ends_the_iteration(fake: FakeBroker, client: millstream.Client) -> None:
+    fill(client, 1)
+    stream = client.stream("t")
+    threading.Timer(0.1, stream.close).start()
+    assert len(list(stream)) == 1
+
+
+def test_damage_is_raised_once_and_reading_goes_on(fake: FakeBroker, client: millstream.Client) -> None:
+    values = fill(client, 20)
+    fake.topics["t"][0].damaged = (0, 5)
+    with client.stream("t", timeout_s=0.05) as stream:
+        with pytest.raises(DataDamaged, match="messages 0 to 4"):
+            list(stream)
+        assert [message.value for message in stream] == values
+    fake.topics["t"][0].damaged = (0, 5)
+    with client.stream("t", timeout_s=0.05, on_damage="skip") as stream:
+        assert [message.value for message in stream] == values
+
+
+def test_messages_do_not_keep_a_dropped_stream_alive(fake: FakeBroker, client: millstream.Client) -> None:
+    fake.grant = [("t", 0)]
+    fill(client, 3)
+    message = client.stream("t", group="g").next(5)
+    assert message is not None
+    gc.collect()
+    fake.wait_for(lambda: not fake.members)  # it left the group by itself
+    with pytest.raises(InvalidArgument):
+        message.commit()
+
+
+def test_message_conveniences(client: millstream.Client) -> None:
+    client.publish("t", json={"n": 1})
+    client.publish("t", b"\xff")
+    client.publish("t", None, key=b"gone")
+    with client.stream("t") as stream:
+        json, binary, nothing = (stream.next(1) for _ in range(3))
+    assert json is not None
+    assert binary is not None
+    assert nothing is not None
+    assert json.json() == {"n": 1}
+    assert json.json(dict[str, int]) == {"n": 1}
+    for bad in (lambda: json.json(list[int]), lambda: binary.text, lambda: binary.json(), lambda: nothing.text):
+        with pytest.raises(InvalidArgument):
+            bad()
+    assert nothing.value is None
+    with pytest.raises(InvalidArgument):
+        json.commit()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"start": "middle"},
+        {"start": -1},
+        {"commit": "maybe"},
+        {"on_damage": "cry"},
+        {"group": "g", "partitions": [1]},
+        {"max_bytes": 0},
+    ],
+)
+def test_settings_are_checked(client: millstream.Client, options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        client.stream("t", **options)  # type: ignore[arg-type]
+
+
+# --- groups ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def group(fake: FakeBroker, client: millstream.Client) -> FakeBroker:
+    """Two partitions of `t`, all granted to whoever joins."""
+    fake.partitions_default = 2
+    for partition in range(2):
+        client.publish_many(
+            "t", [millstream.Outgoing(value=b"%d-%d" % (partition, n), partition=partition) for n in range(10)]
+        )
+    fake.grant = [("t", 0), ("t", 1)]
+    return fake
+
+
+def member(fake: FakeBroker) -> FakeMember:
+    (only,) = fake.members.values()
+    return only
+
+
+def reassign(fake: FakeBroker, *partitions: int) -> None:
+    who = member(fake)
+    who.generation += 1
+    who.allowed = [("t", number) for number in partitions]
+    fake.push_rebalance("g")
+
+
+def test_progress_is_committed_at_the_end_up_to_what_is_finished(group: FakeBroker, client: millstream.Client) -> None:
+    with client.stream("t", group="g", timeout_s=0.2) as stream:
+        for number, _ in enumerate(stream):
+            if number == 14:
+                break
+    # 15 handed out; the one in hand is not finished.
+    assert sum(offset for (name, _, _), offset in group.committed.items() if name == "g") == 14
+    with client.stream("t", group="g", timeout_s=0.2) as stream:
+        assert len(list(stream)) == 6
+    assert group.committed == {("g", "t", 0): 10, ("g", "t", 1): 10}
+
+
+def test_progress_is_committed_while_a_handler_is_busy(group: FakeBroker, client: millstream.Client) -> None:
+    with client.stream("t", group="g", commit_interval_s=0.02) as stream:
+        for number, message in enumerate(stream):
+            if number == 3:
+                place = ("g", message.topic, message.partition)
+                group.wait_for(lambda: group.committed.get(place) == 3)  # noqa: B023
+                break
+
+
+def test_start_counts_only_where_the_group_has_no_progress(group: FakeBroker, client: millstream.Client) -> None:
+    group.committed["g", "t", 0] = 7
+    with client.stream("t", group="g", start="latest", timeout_s=0.2) as stream:
+        assert [(message.partition, message.offset) for message in stream] == [(0, 7), (0, 8), (0, 9)]
+    # Where it began is recorded too: whoever takes over must not skip what came since.
+    assert group.committed["g", "t", 1] == 10
+
+
+def test_progress_beyond_the_log_falls_back_to_start(group: FakeBroker, client: millstream.Client) -> None:
+    group.committed["g", "t", 0] = 700
+    with client.stream("t", group="g", timeout_s=0.2) as stream:
+        assert len(list(stream)) == 20
+
+
+def test_manual_commits_happen_only_on_demand(group: FakeBroker, client: millstream.Client) -> None:
+    with client.stream("t", group="g", commit="manual", timeout_s=0.2) as stream:
+        for number, message in enumerate(stream):
+            if number == 3:
+                message.commit()
+            if number == 5:
+                break
+    (commit,) = group.commits
+    assert [entry.offset for entry in commit.offsets] == [4]
+    assert commit.member_id.startswith("member-")
+    with client.stream("t", group="g", commit="manual", timeout_s=0.2) as stream:
+        consumed = [stream.next(1) for _ in range(16)]
+        stream.commit()
+    assert all(consumed)
+    assert sum(group.committed.values()) == 20
+
+
+def test_a_commit_by_hand_is_not_taken_back_by_the_next_automatic_one(
+    group: FakeBroker, client: millstream.Client
+) -> None:
+    with client.stream("t", group="g", commit_interval_s=0.02) as stream:
+        message = stream.next(5)
+        assert message is not None
+        message.commit()
+        place = ("g", "t", message.partition)
+        other = ("g", "t", 1 - message.partition)
+        group.wait_for(lambda: other in group.committed)  # the automatic commit has been
+        assert group.committed[place] == 1
+
+
+def test_what_the_broker_has_against_a_commit_is_raised(group: FakeBroker, client: millstream.Client) -> None:
+    with client.stream("t", group="g", commit="manual") as stream:
+        message = stream.next(5)
+        assert message is not None
+        group.call_errors["CommitOffsets"] = deque([StaleGeneration("moved on")])
+        with pytest.raises(StaleGeneration):
+            message.commit()
+
+
+def test_a_partition_is_committed_and_told_before_it_is_given_up(group: FakeBroker, client: millstream.Client) -> None:
+    story: list[tuple[str, list[TopicPartition], object]] = []
+
+    def on_revoked(partitions: list[TopicPartition], lost: bool) -> None:
+        story.append(("revoked", partitions, lost))
+        # Committed already, and not released yet.
+        assert all(("g", *place) in group.committed for place in partitions)
+        assert set(partitions) <= member(group).owned
+
+    stream = client.stream(
+        "t", group="g", on_assigned=lambda p: story.append(("assigned", p, None)), on_revoked=on_revoked
+    )
+    messages = iter(stream)
+    first = next(messages)
+    kept = 1 - first.partition
+    group.wait_for(lambda: len(member(group).owned) == 2)
+    reassign(group, kept)
+    eventually(lambda: stream._attention)
+    assert next(messages).partition == kept
+    group.wait_for(lambda: member(group).owned == {("t", kept)})
+    assert stream.assignment() == [TopicPartition("t", kept)]
+    assert story[0] == ("assigned", [T0, T1], None)
+    assert story[1][:2] == ("revoked", [TopicPartition("t", 1 - kept)])
+    stream.close()
+
+
+def test_a_slow_handler_keeps_its_partition_and_its_membership(group: FakeBroker, client: millstream.Client) -> None:
+    """Heartbeats go on, the partition stays listed, nobody else gets it, until the handler is done."""
+    stream = client.stream("t", group="g", session_ms=1000)
+    messages = iter(stream)
+    message = next(messages)
+    who = member(group)
+    group.wait_for(lambda: len(who.owned) == 2)
+    reassign(group, 1 - message.partition)
+    before = who.heartbeats
+    group.wait_for(lambda: who.heartbeats >= before + 3)  # while we are "handling"
+    assert ("t", message.partition) in who.owned
+    assert member(group) is who
+    assert next(messages).partition != message.partition
+    group.wait_for(lambda: who.owned == {("t", 1 - message.partition)})
+    assert group.committed["g", "t", message.partition] == 1
+    stream.close()
+
+
+def test_a_handler_that_takes_too_long_loses_the_partition_but_not_its_membership(
+    group: FakeBroker, client: millstream.Client
+) -> None:
+    revoked: list[tuple[list[TopicPartition], bool]] = []
+    stream = client.stream(
+        "t",
+        group="g",
+        session_ms=1000,
+        rebalance_ms=300,
+        on_revoked=lambda partitions, lost: revoked.append((partitions, lost)),
+    )
+    messages = iter(stream)
+    message = next(messages)
+    message = next(messages)
+    who = member(group)
+    group.wait_for(lambda: len(who.owned) == 2)
+    reassign(group, 1 - message.partition)
+    group.wait_for(lambda: who.owned == {("t", 1 - message.partition)})  # given up behind the handler's back
+    assert group.committed["g", "t", message.partition] == 1
+    assert next(messages).partition != message.partition
+    assert revoked == [([TopicPartition("t", message.partition)], True)]
+    stream.close()
+
+
+def test_a_member_the_broker_forgot_joins_again_and_rereads_its_progress(
+    group: FakeBroker, client: millstream.Client
+) -> None:
+    revoked: list[tuple[list[TopicPartition], bool]] = []
+    stream = client.stream(
+        "t",
+        group="g",
+        session_ms=1000,
+        on_revoked=lambda partitions, lost: revoked.append((partitions, lost)),
+        timeout_s=1.0,
+    )
+    messages = iter(stream)
+    next(messages)
+    group.committed = {("g", "t", 0): 9, ("g", "t", 1): 9}  # somebody else went on meanwhile
+    group.members.clear()
+    group.wait_for(lambda: len(group.members) == 1)
+    assert sorted((message.partition, message.offset) for message in messages) == [(0, 9), (1, 9)]
+    assert revoked[0] == ([T0, T1], True)
+    stream.close()
+
+
+def test_a_refused_join_is_raised_by_stream(group: FakeBroker, client: millstream.Client) -> None:
+    group.call_errors["JoinGroup"] = deque([Unauthorized("not you")])
+    with pytest.raises(Unauthorized):
+        client.stream("t", group="g")
+
+
+def test_closing_leaves_the_group(group: FakeBroker, client: millstream.Client) -> None:
+    stream = client.stream("t", group="g")
+    assert len(group.members) == 1
+    stream.close()
+    stream.close()
+    assert not group.members
+
+
+def test_new_partitions_of_a_group_are_picked_up_between_messages(group: FakeBroker, client: millstream.Client) -> None:
+    group.grant = [("t", 0)]
+    stream = client.stream("t", group="g", timeout_s=2.0)
+    messages = iter(stream)
+    assert next(messages).partition == 0
+    reassign(group, 0, 1)
+    seen = [next(messages) for _ in range(19)]
+    assert {message.partition for message in seen} == {0, 1}
+    stream.close()
+
+
+def test_membership_commits_one_by_one_what_is_partly_stale(group: FakeBroker) -> None:
+    """One partition that moved on must not keep the progress of the others from being recorded."""
+    group.call_errors["CommitOffsets"] = deque([StaleGeneration("one of them")])
+    settings = StreamSettings(
+        topics=("t",),
+        group="g",
+        start="earliest",
+        partitions=None,
+        commit="auto",
+        commit_interval_s=0.02,
+        strategy="sticky",
+        protocol="cooperative",
+        instance_id=None,
+        session_ms=1000,
+        rebalance_ms=1000,
+        max_bytes=1000,
+        timeout_s=None,
+        on_assigned=None,
+        on_revoked=None,
+        on_damage="raise",
+    )
+    target = Target.of(group.address, client_id=None, token=None, timeout_s=5)
+    finished: Callable[[], dict[TopicPartition, int]] = lambda: {T0: 3, T1: 4}  # noqa: E731
+    membership = Membership(target, settings, on_change=lambda: None, finished=finished)
+    membership.start()
+    membership.wait_joined(5)
+    membership.took({T0, T1}, 0)
+    group.wait_for(lambda: group.committed == {("g", "t", 0): 3, ("g", "t", 1): 4})
+    membership.stop()
