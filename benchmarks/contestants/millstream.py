@@ -1,0 +1,107 @@
+"""Millstream itself, through its SDK."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bodies import Schedule
+from benchmarks.contestants.contract import Level, Sink
+from benchmarks.servers import Server, free_port, launch
+
+__all__ = ["KEYS_PER_PARTITION", "Millstream"]
+
+_LINGER_MS = 5
+KEYS_PER_PARTITION = 16  # enough that hashing leaves few partitions without any
+
+
+@dataclass(frozen=True, slots=True)
+class Millstream:
+    fsync: str = "group"
+    client: str = "millstream"
+    partitions: int = 1
+    keyed: bool = False  # give messages keys, which spread them over the partitions
+
+    @property
+    def name(self) -> str:
+        return "Millstream" if self.fsync == "group" else f"Millstream {self.fsync}"
+
+    def missing(self) -> str | None:
+        if _binary() is None or importlib.util.find_spec("millstream") is None:
+            return "pip install ."
+        import millstream
+
+        return None if hasattr(millstream, "connect") else "its client is not built yet"
+
+    def version(self) -> str:
+        return importlib.metadata.version("millstream")
+
+    def promise(self, level: Level) -> str | None:
+        if self.fsync == "group":
+            return "fsync before confirm (group commit)"
+        return None if level is Level.FSYNC else "OS; fsync every second"
+
+    def start(self, directory: Path, _level: Level) -> Server:
+        server = Server(free_port())
+        command = [str(_binary()), "serve", "--data", str(directory), "--port", str(server.port)]
+        launch(server, command, directory.with_suffix(".log"))
+        return server
+
+    def declare(self, port: int, queue: str) -> None:
+        import millstream
+
+        with millstream.connect(f"127.0.0.1:{port}") as client:
+            client.create_topic(queue, partitions=self.partitions, config={"fsync": self.fsync})
+
+    def connect(self, port: int, queue: str) -> _Client:
+        import millstream
+
+        keys = self.partitions * KEYS_PER_PARTITION if self.keyed else 0
+        return _Client(millstream.connect(f"127.0.0.1:{port}"), queue, keys)
+
+
+def _binary() -> str | None:
+    return shutil.which("millstream", path=str(Path(sys.executable).parent)) or shutil.which("millstream")
+
+
+class _Client:
+    def __init__(self, connection: Any, topic: str, keys: int) -> None:
+        self._connection = connection
+        self._topic = topic
+        self._keys = [b"key-%d" % number for number in range(keys)]
+
+    def publish_many(self, bodies: Sequence[bytes]) -> None:
+        with self._connection.producer(self._topic, linger_ms=_LINGER_MS, acks="leader") as producer:
+            send = producer.send
+            if self._keys:
+                for body, key in zip(bodies, cycle(self._keys), strict=False):
+                    send(body, key=key)
+            else:
+                for body in bodies:
+                    send(body)
+            producer.flush()
+
+    def publish_each(self, bodies: Iterable[bytes]) -> None:
+        for body in bodies:
+            self._connection.publish(self._topic, body)
+
+    def publish_paced(self, schedule: Schedule) -> None:
+        with self._connection.producer(self._topic, linger_ms=0, acks="leader") as producer:
+            for body in schedule:
+                producer.send(body)
+            producer.flush()
+
+    def consume(self, sink: Sink) -> None:
+        messages = iter(self._connection.stream(self._topic, group="bench", start="earliest"))
+        while sink([message.value for message in islice(messages, sink.chunk)]):
+            pass
+
+    def close(self) -> None:
+        self._connection.close()
