@@ -1,0 +1,59 @@
+"""The examples run as they are, and print what they promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import millstream
+from millstream.testing.broker import BrokerForTests
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_publish_and_read(broker: BrokerForTests) -> None:
+    lines = run("publish_and_read.py", broker.address).splitlines()
+    assert lines[0].endswith("it survives: disk")
+    assert lines[1:] == [
+        "0 b'table-7' flat white",
+        "1 b'table-7' espresso number 1",
+        "2 b'table-7' espresso number 2",
+        "3 b'table-7' espresso number 3",
+    ]
+
+
+def test_group_worker(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.create_topic("jobs", partitions=4)
+        client.publish_many("jobs", [f"job {number}" for number in range(5)])
+    out = run("group_worker.py", broker.address, "5")
+    assert "assigned [0, 1, 2, 3]" in out
+    assert out.count("offset") == 5
+
+
+def test_async_fan_out(broker: BrokerForTests) -> None:
+    out = run("async_fan_out.py", broker.address).splitlines()
+    expected = [f"{group}: signal {number}" for group in ("audit", "billing") for number in range(3)]
+    assert sorted(out) == sorted(expected)
+
+
+def test_every_example_has_a_test() -> None:
+    text = Path(__file__).read_text()
+    for path in EXAMPLES.glob("*.py"):
+        assert path.name in text, f"{path.name} is not run by any test"
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_every_example_says_how_to_run_it(path: Path) -> None:
+    assert "Usage: python examples/" in path.read_text()
