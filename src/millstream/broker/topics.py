@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -29,6 +30,10 @@ __all__ = ["PartitionOpener", "Topics"]
 
 _log = structlog.get_logger("millstream.topics")
 
+_NOTES_BYTES_MIN: Final = 256 * 1024
+_SHORT_TAIL_BYTES: Final = 1024 * 1024
+_RECOVERY_THREADS: Final = 4  # more only wait for the same disk
+
 
 @dataclass(slots=True)
 class PartitionOpener:
@@ -48,15 +53,38 @@ class PartitionOpener:
     def open(
         self, directory: str, uid: int, *, segment_bytes: int, ephemeral: MemoryStorage | None = None
     ) -> Partition:
+        """A partition ready for traffic, repaired first if need be."""
+        # Paths repeat between storages, so files in memory have a cache of their own.
+        files = FileCache(limit=16) if ephemeral is not None else self.files
+        log = self._open_log(ephemeral or self.storage, directory, segment_bytes, files, self.tail)
+        return Partition(
+            log,
+            uid=uid,
+            committer=None if ephemeral is not None else self.committer,
+            clock=self.clock,
+            loop=self.loop,
+            metrics=self.metrics,
+            on_flush_needed=self.flush_later,
+            on_failed=self.on_failed,
+        )
+
+    def repair(self, directory: str, segment_bytes: int) -> None:
+        """Leave a partition's files in order.  Safe in a thread, before anybody has opened it."""
+        self._open_log(self.storage, directory, segment_bytes, FileCache(limit=8), TailCache(bytes_max=0)).close()
+
+    def _open_log(
+        self, storage: Storage, directory: str, segment_bytes: int, files: FileCache, tail: TailCache
+    ) -> PartitionLog:
         log = PartitionLog.open(
-            ephemeral or self.storage,
+            storage,
             directory,
             config=LogConfig(
-                segment_bytes=segment_bytes, index_interval_bytes=self.settings.storage.index_interval_bytes
+                segment_bytes=segment_bytes,
+                index_interval_bytes=self.settings.storage.index_interval_bytes,
+                notes_bytes_min=_NOTES_BYTES_MIN,
             ),
-            # Paths repeat between storages, so files in memory have a cache of their own.
-            files=FileCache(limit=16) if ephemeral is not None else self.files,
-            tail=self.tail,
+            files=files,
+            tail=tail,
             now_us=self.clock.now_us(),
         )
         report = log.recovery
@@ -69,16 +97,7 @@ class PartitionOpener:
                 moved_aside=report.moved_aside,
                 rebuilt_indexes=report.rebuilt_indexes,
             )
-        return Partition(
-            log,
-            uid=uid,
-            committer=None if ephemeral is not None else self.committer,
-            clock=self.clock,
-            loop=self.loop,
-            metrics=self.metrics,
-            on_flush_needed=self.flush_later,
-            on_failed=self.on_failed,
-        )
+        return log
 
 
 class Topics:
@@ -115,18 +134,25 @@ class Topics:
                     yield topic, partition
 
     def recover(self, progress: Callable[[int], None]) -> int:
-        """Open every partition that has files.  After a crash this runs before the first client is let in."""
-        opened = 0
+        """After a crash, before the first client is let in: repair what would take long to repair.
+
+        A partition with a short tail is repaired when it is first used, in less time than it takes to notice, so that
+        ten thousand of them do not make everybody wait.
+        """
         storage = self._opener.storage
-        for topic in list(self.registry.all_topics()):
+        long_tails: list[tuple[str, int]] = []
+        for topic in self.registry.all_topics():
             if topic.deleting or topic.config.mode == "ephemeral":
                 continue
-            for name in storage.names(_directory(topic)):
-                if name.isdecimal() and int(name) < len(topic.partitions):
-                    self._open(topic, int(name))
-                    opened += 1
-                    progress(opened)
-        return opened
+            for number in filter(str.isdecimal, storage.names(_directory(topic))):
+                directory = f"{_directory(topic)}/{number}"
+                newest = max((name for name in storage.names(directory) if name.endswith(".log")), default=None)
+                if newest is not None and storage.size(f"{directory}/{newest}") > _SHORT_TAIL_BYTES:
+                    long_tails.append((directory, topic.config.segment_bytes))
+        with ThreadPoolExecutor(_RECOVERY_THREADS) as pool:
+            for done, _ in enumerate(pool.map(lambda tail: self._opener.repair(*tail), long_tails), 1):
+                progress(done)
+        return len(long_tails)
 
     def _open(self, topic: Topic, number: int) -> Partition:
         partition = self._opener.open(

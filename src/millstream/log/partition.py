@@ -45,6 +45,9 @@ class LogConfig:
 
     segment_bytes: int = 64 * 1024 * 1024
     index_interval_bytes: int = 4096
+    #: `close` leaves notes for an active segment of this size or more.  Scanning a smaller one at the next start costs
+    #: less than the syncs that a note needs, which thousands of small partitions would feel when the broker stops.
+    notes_bytes_min: int = 0
 
 
 class PartitionLog:
@@ -455,8 +458,8 @@ class PartitionLog:
 
     def _leave_notes(self) -> None:
         active = self._active
-        if not active.size:
-            return  # the seal of the segment before says it all
+        if not active.size or active.size < self.config.notes_bytes_min:
+            return  # if it is empty, the seal of the segment before says it all
         active.no_producers = not len(self.producers)
         if not active.no_producers:
             snapshot = self.producers.encode(self.next_offset)
