@@ -181,7 +181,8 @@ def test_threads_publish_through_one_client(broker: BrokerForTests) -> None:
         assert [value for value in values if value.startswith(f"{name}:")] == [f"{name}:{n:03d}" for n in range(100)]
 
 
-def test_kill_nine_under_load_loses_and_repeats_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["kill", "stop"])
+def test_a_broker_that_ends_under_load_loses_and_repeats_nothing(tmp_path: Path, ending: str) -> None:
     """A producer that is in the middle of it, a broker that dies twice, and a reader that sees every message once."""
     process = BrokerProcess(tmp_path / "data").start()
     port = int(process.address.rsplit(":", 1)[1])
@@ -204,7 +205,7 @@ def test_kill_nine_under_load_loses_and_repeats_nothing(tmp_path: Path) -> None:
             for number in range(20_000):
                 producer.send(b"%05d" % number, b"key-%d" % (number % 20))
                 if number in (7_000, 14_000):
-                    process.kill()
+                    process.kill() if ending == "kill" else process.stop()
                     process = BrokerProcess(tmp_path / "data", port=port).start()
             producer.close()
             thread.join(60)

@@ -11,6 +11,7 @@ partition up by itself: better one message handled twice than the whole member t
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -23,6 +24,7 @@ from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.transport import Transport
+from millstream.client.commits import CommitTicket
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import commit_call
 from millstream.client.ownership import Changes, Ownership
@@ -37,7 +39,7 @@ from millstream.errors import (
 )
 from millstream.wire import calls
 
-__all__ = ["CommitTicket", "Membership"]
+__all__ = ["Membership"]
 
 _log = logging.getLogger("millstream.client")
 
@@ -47,33 +49,10 @@ _PENDING_HEARTBEAT_S: Final = 1.0
 #: The share of the broker's patience after which a partition is given up without the handler's consent.
 _PATIENCE: Final = 0.8
 _LEAVE_S: Final = 5.0
+#: How long the end of the program waits for its members to leave.
+_EXIT_S: Final = 2.0
 
-
-class CommitTicket:
-    """A commit under way."""
-
-    __slots__ = ("_callback", "done", "error", "offsets")
-
-    def __init__(
-        self, offsets: dict[TopicPartition, int], callback: Callable[[CommitTicket], None] | None = None
-    ) -> None:
-        self.offsets = offsets
-        self.error: MillstreamError | None = None
-        self.done = threading.Event()
-        self._callback = callback
-
-    def finish(self, error: MillstreamError | None) -> None:
-        self.error = error
-        self.done.set()
-        if self._callback is not None:
-            self._callback(self)
-
-    def wait(self, timeout_s: float) -> None:
-        """Raises the broker's refusal, or RequestTimeout."""
-        if not self.done.wait(timeout_s):
-            raise RequestTimeout(f"the commit was not confirmed within {timeout_s:g} s")
-        if self.error is not None:
-            raise self.error
+_live: Final[set[Membership]] = set()
 
 
 class Membership:
@@ -121,6 +100,7 @@ class Membership:
         return self._ownership.generation
 
     def start(self) -> None:
+        _live.add(self)
         self._thread.start()
 
     def wait_joined(self, timeout_s: float) -> None:
@@ -199,6 +179,7 @@ class Membership:
                 ticket.finish(self.failure or ConnectionLost("the stream is closed"))
             self._disconnect()
             self._bell.close()
+            _live.discard(self)
 
     def _connect(self) -> None:
         transport = Transport.open(self._target, timeout_s=min(self._target.timeout_s, 10))
@@ -383,6 +364,8 @@ class Membership:
             if self._connection is None:
                 self._connect()
             self._commit_tickets()
+            if self._settings.commits_itself:
+                self._commit_finished()
             if self._member_id:
                 self._call(calls.LeaveGroup(group=self._group, member_id=self._member_id), Any)
         except MillstreamError as error:
@@ -393,3 +376,13 @@ class Membership:
             self.failure = error
         self._joined.set()
         self._on_change()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """A program that ends leaves its groups, so that nobody waits for the end of its session."""
+    for member in list(_live):
+        member.stop(wait_s=0)
+    deadline_s = time.monotonic() + _EXIT_S
+    for member in list(_live):
+        member.stop(wait_s=max(0.01, deadline_s - time.monotonic()))

@@ -130,11 +130,11 @@ class Message(msgspec.Struct, gc=False, eq=False):
         except msgspec.DecodeError as problem:
             raise InvalidArgument(f"the value of {self!r} does not fit: {problem}") from None
 
-    def commit(self) -> None:
+    def commit(self) -> Any:
         """Record that this message, and all before it in its partition, are done.  Await it on an async stream."""
         if self.source.commit is None:
             raise InvalidArgument("only messages of a stream with a group can be committed")
-        return self.source.commit(self)  # type: ignore[return-value]
+        return self.source.commit(self)
 
     def _present(self) -> bytes:
         if self.value is None:

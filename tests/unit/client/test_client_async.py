@@ -362,7 +362,7 @@ def test_a_group_commits_what_is_finished(fake: FakeBroker) -> None:
         async with client.stream("t", group="g", commit="manual") as stream:
             message = await stream.next(1)
             assert message is not None
-            await message.commit()  # type: ignore[func-returns-value]
+            await message.commit()
         assert sum(fake.committed.values()) == 15
         assert not fake.members
         fake.call_errors["JoinGroup"] = deque([Unauthorized("not you")])

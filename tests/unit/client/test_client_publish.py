@@ -154,6 +154,18 @@ def test_a_refusal_for_good_is_raised_and_the_next_message_goes_through(
     assert fake.values("t") == [b"b"]
 
 
+@pytest.mark.parametrize("fault", [Fault(drop=True), Fault(cut_at=9)])
+def test_a_message_in_doubt_does_not_lend_its_number_to_the_next_one(
+    fake: FakeBroker, client: millstream.Client, fault: Fault
+) -> None:
+    """Stored, the answer lost, then refused for good: the next message must not be taken for a repetition."""
+    fake.faults.extend([fault, Fault(error=QuotaExceeded("full"))])
+    with pytest.raises(QuotaExceeded):
+        client.publish("t", b"a")
+    client.publish("t", b"b")
+    assert fake.values("t") == [b"a", b"b"]
+
+
 def test_no_answer_in_time_raises_and_later_messages_are_unharmed(fake: FakeBroker) -> None:
     with millstream.connect(fake.address, timeout_s=0.3) as client:
         client.publish("t", b"a")

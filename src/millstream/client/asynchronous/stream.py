@@ -14,7 +14,8 @@ from typing import Any, Final
 
 from millstream.client.address import Target
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
-from millstream.client.membership import CommitTicket, Membership
+from millstream.client.commits import CommitTicket
+from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS, METADATA_AGE_S, Place
 from millstream.client.reading import Reading

@@ -36,6 +36,7 @@ from millstream.errors import (
     PartitionNotFound,
     RequestTimeout,
     ShuttingDown,
+    StorageFailed,
     TopicNotFound,
 )
 from millstream.names import DEFAULT_NAMESPACE, check_topic
@@ -237,6 +238,7 @@ class Client(Admin):
         attempt = Attempt(topic, place, entries, identity, fsync, time.time_ns() // 1000)
         backoff = Backoff()
         connection: Connection | None = None
+        doubtful = False  # it may be stored although no answer said so; then its number must not be used again
         while True:
             try:
                 connection = self._link.get(deadline_s)
@@ -247,17 +249,19 @@ class Client(Admin):
                 identity = Identity(self._new_identity())
                 attempt.renew(identity)
             except RequestTimeout:
-                # Its number may be used or not: the identity is not used again.
-                raise
+                raise  # the identity is not used again
             except (ConnectionLost, ShuttingDown) as error:
+                doubtful |= isinstance(error, ConnectionLost)
                 if connection is not None and connection.usable:
                     connection.retire()
                 if time.monotonic() >= deadline_s or self._closed.is_set():
                     raise ConnectionLost(f"{error}; the message may or may not be stored") from None
             except MillstreamError as error:
                 wait_s = backoff.next_s()
+                doubtful |= isinstance(error, StorageFailed)
                 if not error.retriable or time.monotonic() + wait_s >= deadline_s:
-                    self._identities.append(identity)
+                    if not doubtful:
+                        self._identities.append(identity)
                     if isinstance(error, TopicNotFound | PartitionNotFound):
                         self._topics.pop(place.topic, None)
                     raise

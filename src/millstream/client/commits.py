@@ -1,0 +1,38 @@
+"""A commit on its way, from the stream that wants it to the thread that makes it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from millstream.client.messages import TopicPartition
+from millstream.errors import MillstreamError, RequestTimeout
+
+__all__ = ["CommitTicket"]
+
+
+class CommitTicket:
+    """A commit under way."""
+
+    __slots__ = ("_callback", "done", "error", "offsets")
+
+    def __init__(
+        self, offsets: dict[TopicPartition, int], callback: Callable[[CommitTicket], None] | None = None
+    ) -> None:
+        self.offsets = offsets
+        self.error: MillstreamError | None = None
+        self.done = threading.Event()
+        self._callback = callback
+
+    def finish(self, error: MillstreamError | None) -> None:
+        self.error = error
+        self.done.set()
+        if self._callback is not None:
+            self._callback(self)
+
+    def wait(self, timeout_s: float) -> None:
+        """Raises the broker's refusal, or RequestTimeout."""
+        if not self.done.wait(timeout_s):
+            raise RequestTimeout(f"the commit was not confirmed within {timeout_s:g} s")
+        if self.error is not None:
+            raise self.error
