@@ -4,91 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import pytest
 
-from millstream.broker.broker import Broker, FetchAnswer, Session
+from millstream.broker.broker import Broker
 from millstream.config import Settings
 from millstream.errors import MillstreamError, ReadOnly, StorageFailed
-from millstream.records import Batch, encode_batch
+from millstream.log.compaction import Compaction
+from millstream.records import encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
 from millstream.wire import calls
-from millstream.wire.messages import FetchRequest, PublishRequest
-
-
-@dataclass
-class Client:
-    """Talks to a broker without a socket, as every door does."""
-
-    broker: Broker
-    session: Session = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.session = self.broker.open_session(namespace="default", client_id="test", address="", push=lambda _: None)
-
-    async def call(self, call: object) -> object:
-        return await self.broker.call(self.session, call)
-
-    def send(
-        self, values: list[bytes], *, topic: str = "orders", producer: int = 0, sequence: int = 0
-    ) -> asyncio.Future[int]:
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def confirmed(error: MillstreamError | None, label: int, base: int, _time: int, _again: bool) -> None:
-            if future.done():
-                return
-            if error is not None:
-                future.set_exception(error)
-            else:
-                assert label == 3, "the default policy promises the disk"
-                future.set_result(base)
-
-        batch = encode_batch(values, base_timestamp_us=1, producer=producer << 16, first_sequence=sequence)
-        self.broker.publish(self.session, PublishRequest(topic, 0, 1, 0, memoryview(batch)), confirmed)
-        self.broker.flush()
-        return future
-
-    async def read_all(self, topic: str = "orders") -> list[bytes | None]:
-        values: list[bytes | None] = []
-        offset = 0
-        while True:
-            future: asyncio.Future[FetchAnswer | MillstreamError] = asyncio.get_running_loop().create_future()
-            self.broker.fetch(self.session, FetchRequest(topic, 0, offset, 1 << 20, 0), future.set_result)
-            answer = await future
-            if isinstance(answer, MillstreamError):
-                raise answer
-            data = b"".join(answer.buffers)
-            if not data:
-                return values
-            at = 0
-            while at < len(data):
-                batch = Batch.parse(data, at)
-                values += [v for v, o in zip(batch.values(), batch.offsets(), strict=True) if o >= offset]
-                at += batch.header.length
-            offset = answer.next_offset
-
-
-async def started(storage: SimulatedStorage) -> Client:
-    settings = Settings.model_validate({"storage": {"free_bytes_min": 0, "segment_bytes": 16_384}})
-    broker = Broker(settings, storage, rng=random.Random(1))
-    await broker.start()
-    return Client(broker)
-
-
-async def after_power_cut(client: Client, storage: SimulatedStorage, *, lose_everything: bool = False) -> Client:
-    """The machine goes down with everything that ran on it, and a new broker starts on what the disk kept."""
-    for task in client.broker._tasks:
-        task.cancel()
-    storage.heal()
-    storage.power_cut(lose_everything=lose_everything)
-    return await started(storage)
-
-
-def run(scenario: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(scenario(), 60))  # type: ignore[arg-type]
+from millstream.wire.messages import PublishRequest
+from tests.simulated_broker import Client, after_power_cut, run, started
 
 
 def test_after_a_failed_sync_nothing_is_confirmed_and_a_restart_recovers_what_was() -> None:
@@ -244,5 +173,94 @@ def test_a_nearly_full_disk_makes_the_broker_read_only_until_there_is_room() -> 
         await client.send([b"after"])
         assert await client.read_all() == [b"before", b"after"]
         await broker.stop()
+
+    run(scenario)
+
+
+def test_messages_refused_after_a_failed_sync_never_become_visible() -> None:
+    """Also not by a later round of commits, which finds nothing left to sync and nothing wrong."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"kept"])
+        storage.inject(Fault.SYNC_ERROR, when=lambda operation: operation.path.startswith("topics/"))
+        first = client.send([b"a"])
+        await asyncio.sleep(0)  # the committer has begun its round
+        second = client.send([b"b"])  # asks for the next one
+        for future in (first, second):
+            with pytest.raises(StorageFailed):
+                await future
+        await client.broker._committer.drain()
+        assert await client.read_all() == [b"kept"]
+
+    run(scenario)
+
+
+def test_a_log_that_fails_in_compaction_confirms_nothing_any_more() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", config={"cleanup": "compact"}))
+        partition = client.broker.topics.partition("default", "orders", 0)
+
+        def publish_keyed() -> asyncio.Future[int]:
+            future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            batch = encode_batch([bytes(4000)], keys=[b"k"], base_timestamp_us=1)
+            client.broker.publish(
+                client.session,
+                PublishRequest("orders", 0, 1, 0, memoryview(batch)),
+                lambda error, label, *_: future.set_exception(error) if error else future.set_result(label),
+            )
+            client.broker.flush()
+            return future
+
+        for _ in range(12):
+            await publish_keyed()
+        await client.broker._committer.drain()
+        compaction = Compaction.plan(partition.log, now_us=1, tombstone_retention_ms=0)
+        assert compaction is not None
+        compaction.rewrite()
+        appended = publish_keyed()  # its commit is asked for, and then the log fails
+        storage.inject(Fault.SYNC_ERROR, when=lambda operation: operation.kind == "sync_directory")
+        with pytest.raises(StorageFailed):
+            compaction.swap()
+        with pytest.raises(StorageFailed):
+            await appended
+
+    run(scenario)
+
+
+def test_one_reply_that_raises_does_not_stop_all_commits() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.call(calls.CreateTopic(name="other"))
+
+        def boom(*_: object) -> None:
+            raise RuntimeError("the connection is in a state nobody thought of")
+
+        batch = encode_batch([b"x"], base_timestamp_us=1)
+        client.broker.publish(client.session, PublishRequest("orders", 0, 1, 0, memoryview(batch)), boom)
+        client.broker.flush()
+        await client.broker._committer.drain()
+        await asyncio.wait_for(client.send([b"y"], topic="other"), 5)
+
+    run(scenario)
+
+
+def test_offsets_of_a_topic_go_with_it_even_if_the_machine_goes_down_meanwhile() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"x"])
+        entry = calls.OffsetEntry(topic="orders", partition=0, offset=1)
+        await client.call(calls.CommitOffsets(group="g", offsets=[entry]))
+        await client.broker.topics.delete("default", "orders")
+        client = await after_power_cut(client, storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        assert await client.call(calls.CommittedOffsets(group="g")) == []
 
     run(scenario)

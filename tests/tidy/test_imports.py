@@ -49,7 +49,7 @@ def room_of(parts: tuple[str, ...]) -> str:
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    # CPython 3.11 can fail with "AST constructor recursion depth mismatch" when a collection runs while it builds a tree.
+    # CPython 3.11 can fail ("AST constructor recursion depth mismatch") when a collection runs while it builds a tree.
     gc.disable()
     try:
         return ast.parse(path.read_text())

@@ -115,7 +115,13 @@ class Broker:
         registry = Registry(topics_max=self.settings.topics.max_topics)
         topics_log = self._open_state("state/topics")
         registry.replay(StateLog.replay(topics_log.partition.log))
-        self.topics = Topics(registry, topics_log, self._opener, draw_uid=lambda: self._rng.getrandbits(32))
+        self.topics = Topics(
+            registry,
+            topics_log,
+            self._opener,
+            draw_uid=lambda: self._rng.getrandbits(32),
+            on_deleted=lambda namespace, name: self.groups.forget_topic(namespace, name),
+        )
         groups_log = self._open_state("state/groups")
         self.groups = Groups(
             self, groups_log, clock=self._clock, metrics=self.metrics, draw_suffix=lambda: secrets.token_hex(4)
@@ -126,7 +132,7 @@ class Broker:
             self._recover()
         await self.topics.finish_deletions()
         self._handlers = self._call_handlers()
-        self._cleanup = Cleanup(self, self._opener, self._state_logs)
+        self._cleanup = Cleanup(self, self._opener, self._state_logs, self._stopping)
         self._tasks = [
             loop.create_task(self._every(_EXPIRE_INTERVAL_S, self.groups.expire)),
             loop.create_task(self._every(storage_settings.fsync_interval_ms / 1000, self._sync_interval)),
@@ -238,10 +244,12 @@ class Broker:
     def flush(self) -> None:
         """Append everything published since the last call: one write per partition."""
         to_flush = self._to_flush
-        if to_flush:
-            for partition in to_flush:
-                partition.flush()
-            to_flush.clear()
+        try:
+            while to_flush:
+                to_flush.pop().flush()
+        finally:
+            if to_flush:  # a log raised what it should not; the others must not keep views of a borrowed buffer
+                self.flush()
 
     def fetch(self, session: Session, request: FetchRequest, reply: FetchReply) -> FetchHandle | None:
         """Read batches from an offset on, waiting for some if there are none; the handle cancels the wait."""
@@ -302,15 +310,14 @@ class Broker:
         return sorted(self.topics.registry.namespaces)
 
     async def _create_topic(self, session: Session, call: calls.CreateTopic) -> calls.TopicInfo:
-        if session.namespace not in self.topics.registry.namespaces and self.settings.topics.auto_create:
-            await self.topics.create_namespace(session.namespace)
+        if self.settings.topics.auto_create:
+            await self.topics.ensure_namespace(session.namespace)
         info = await self.topics.create(session.namespace, call)
         await self.groups.refresh(session.namespace)
         return info
 
     async def _describe_topic(self, session: Session, call: calls.DescribeTopic) -> calls.TopicInfo:
-        topic = self.topics.registry.get(session.namespace, call.name)
-        return self.topics.info(topic, with_partitions=True)
+        return await self.topics.describe(session.namespace, call.name)
 
     async def _list_topics(self, session: Session, call: calls.ListTopics) -> list[calls.TopicInfo]:
         if not 1 <= call.limit <= _LIST_LIMIT_MAX:
@@ -326,18 +333,16 @@ class Broker:
         return info
 
     async def _delete_topic(self, session: Session, call: calls.DeleteTopic) -> None:
-        self.topics.registry.get(session.namespace, call.name)
         readers = self.groups.readers_of(session.namespace, call.name)
         if readers and not call.force:
             raise InvalidArgument(f"topic {call.name!r} is being read by group {readers[0]!r}; stop it or use force")
         await self.topics.delete(session.namespace, call.name)
-        await self.groups.forget_topic(session.namespace, call.name)
         await self.groups.refresh(session.namespace)
 
     async def _metadata(self, session: Session, call: calls.Metadata) -> list[calls.TopicMetadata]:
         before = len(self.topics.registry.namespaces.get(session.namespace, ()))
         answer = await self.topics.metadata(session.namespace, call)
-        if len(self.topics.registry.namespaces[session.namespace]) != before:
+        if len(self.topics.registry.namespaces.get(session.namespace, ())) != before:
             await self.groups.refresh(session.namespace)
         return answer
 
@@ -348,6 +353,10 @@ class Broker:
             raise InvalidArgument("offsets at a timestamp need timestamp_ms")
         answer = []
         for number in numbers:
+            if number in range(len(topic.partitions)) and self.topics.is_untouched(topic, number):
+                answer.append(calls.OffsetEntry(topic=call.topic, partition=number, offset=0))
+                continue
+            await asyncio.sleep(0)  # opening takes a moment; others go first
             partition = self.topics.partition(session.namespace, call.topic, number)
             if call.at == "earliest":
                 offset = partition.log.start_offset
@@ -381,7 +390,7 @@ class Broker:
         return self.groups.summaries(session.namespace)
 
     async def _describe_group(self, session: Session, call: calls.DescribeGroup) -> calls.GroupInfo:
-        return self.groups.describe(session.namespace, call.name)
+        return await self.groups.describe(session.namespace, call.name)
 
     # --- what groups ask (GroupsHost) ----------------------------------------------------------------------------
 
@@ -389,16 +398,20 @@ class Broker:
         return self.topics.registry.partition_counts(namespace)
 
     def bounds(self, namespace: str, partition: TopicPartition) -> Bounds:
-        running = self.topics.partition(namespace, partition.topic, partition.partition)
+        topic = self.topics.registry.get(namespace, partition.topic)
+        if self.topics.is_untouched(topic, partition.partition):
+            return Bounds(0, 0)
+        running = self.topics.partition_of(topic, partition.partition)
         return Bounds(running.log.start_offset, running.high_watermark)
 
     def offset_at_time(self, namespace: str, partition: TopicPartition, time_us: int) -> int:
         running = self.topics.partition(namespace, partition.topic, partition.partition)
         return min(running.log.offset_at_time(time_us), running.high_watermark)
 
-    def append_time_us(self, namespace: str, partition: TopicPartition, offset: int) -> int | None:
+    async def append_time_us(self, namespace: str, partition: TopicPartition, offset: int) -> int | None:
         """When the message at an offset was stored, or None when it is not there."""
         running = self.topics.partition(namespace, partition.topic, partition.partition)
+        await running.warm(offset)
         if not running.log.start_offset <= offset < running.high_watermark:
             return None
         chunk = running.log.read(offset, _SEARCH_BYTES, before=running.high_watermark)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from itertools import islice
 from typing import Final, Protocol
 
 import structlog
@@ -24,6 +24,8 @@ _log = structlog.get_logger("millstream.cleanup")
 
 #: State logs hold the newest fact of each key and nothing else, so their deletion markers need not stay.
 _STATE_CONFIG: Final = TopicConfig(cleanup="compact", tombstone_retention_ms=0, retention_ms=0)
+#: Partitions that nobody uses are looked after a few at a time: each costs a scan of its tail.
+_IDLE_PER_ROUND: Final = 200
 #: Back to normal only with some room to spare, so that the broker does not flap at the limit.
 _FREE_BYTES_FACTOR: Final = 1.1
 
@@ -38,15 +40,40 @@ class _Host(Protocol):
 class Cleanup:
     """One round at a time; blocking work runs in a thread, and only the swap of files on the loop."""
 
-    def __init__(self, host: _Host, opener: PartitionOpener, state_logs: list[StateLog]) -> None:
+    def __init__(
+        self, host: _Host, opener: PartitionOpener, state_logs: list[StateLog], stopping: asyncio.Event
+    ) -> None:
         self._host = host
         self._opener = opener
         self._state_logs = state_logs
+        self._stopping = stopping
+        self._idle = host.topics.idle_partitions()
 
     async def run(self) -> None:
-        for partition, config in list(self._work()):
+        """One round; ends early when the broker stops."""
+        for log in self._state_logs:
+            await self._tend(log.partition, _STATE_CONFIG)
+        for topic, partition in list(self._host.topics.open_partitions()):
+            await self._tend(partition, topic.config)
+        # Nobody reads these, but their messages grow old all the same.
+        tended = 0
+        for topic, number in islice(self._idle, _IDLE_PER_ROUND):
+            if self._stopping.is_set():
+                return
+            await self._tend(self._host.topics.partition_of(topic, number), topic.config)
+            self._host.topics.close_idle(topic, number)
+            tended += 1
+        if tended < _IDLE_PER_ROUND:
+            self._idle = self._host.topics.idle_partitions()  # all done: the next round begins anew
+        await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms)
+
+    async def _tend(self, partition: Partition, config: TopicConfig) -> None:
+        if self._stopping.is_set():
+            return
+        await asyncio.sleep(0)
+        async with partition.maintenance:
             if partition.failed is not None:
-                continue
+                return
             try:
                 if config.deletes:
                     self._retain(partition, config)
@@ -54,14 +81,8 @@ class Cleanup:
                     await self._compact(partition, config)
             except (OSError, StorageFailed) as error:
                 _log.error("cleanup failed", directory=partition.log.directory, reason=str(error))
-            await asyncio.sleep(0)
-        await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms)
-
-    def _work(self) -> Iterator[tuple[Partition, TopicConfig]]:
-        for topic, partition in self._host.topics.open_partitions():
-            yield partition, topic.config
-        for log in self._state_logs:
-            yield log.partition, _STATE_CONFIG
+                if partition.log.failure is not None:
+                    partition.fail(partition.log.failure)
 
     def _retain(self, partition: Partition, config: TopicConfig) -> None:
         retention = Retention(
@@ -84,7 +105,7 @@ class Cleanup:
         if compaction is None:
             return
         await self._opener.loop.run_in_executor(None, compaction.rewrite)
-        if compaction.swap():
+        if partition.failed is None and compaction.swap():
             self._host.metrics.compactions += 1
             _log.info("compacted", directory=partition.log.directory)
 

@@ -17,7 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import structlog
+
 __all__ = ["Commit", "Committable", "Committer"]
+
+_log = structlog.get_logger("millstream.commit")
 
 _PARALLEL_FILES_MIN: Final = 4
 _PARALLEL_THREADS: Final = 8
@@ -128,7 +132,10 @@ class Committer:
         self._round_s += (commit.seconds - self._round_s) * 0.1
         answered = 0
         for place, (partition, _, durable_to) in enumerate(commit.parts):
-            answered += partition.end_commit(durable_to, commit.errors.get(place))
+            try:
+                answered += partition.end_commit(durable_to, commit.errors.get(place))
+            except Exception:  # one partition's trouble must not stop the commits of all the others
+                _log.exception("a commit could not be answered")
         if self._on_round is not None:
             self._on_round(commit.seconds, sum(len(files) for _, files, _ in commit.parts))
         if answered > 1:

@@ -7,7 +7,8 @@ anybody acts on it; a heartbeat that changes nothing costs no write.  Only sessi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from typing import Any, Final, Protocol, TypeAlias
 
 import structlog
@@ -77,7 +78,7 @@ class GroupsHost(Protocol):
 
     def offset_at_time(self, namespace: str, partition: TopicPartition, time_us: int) -> int: ...
 
-    def append_time_us(self, namespace: str, partition: TopicPartition, offset: int) -> int | None: ...
+    async def append_time_us(self, namespace: str, partition: TopicPartition, offset: int) -> int | None: ...
 
 
 class _Group:
@@ -90,6 +91,8 @@ class _Group:
         self.sessions = Sessions()
         self.offsets = OffsetTable(name)
         self.lock = asyncio.Lock()
+        #: Whether the state log knows of it; until then nobody else shall.
+        self.recorded = False
         #: How to reach the members that are connected.
         self.push: dict[str, Callable[[object], None]] = {}
 
@@ -117,6 +120,7 @@ class Groups:
             if group is None:
                 state = new_group(name, now_ms=self._now_ms())
                 group = self._groups[namespace, name] = _Group(namespace, name, state)
+                group.recorded = True
             if kind == "group":
                 group.state = from_document(document)
                 group.sessions.follow(group.state, now_ms=self._clock.monotonic_ms())
@@ -129,7 +133,6 @@ class Groups:
     async def join(
         self, namespace: str, call: calls.JoinGroup, *, client_id: str, address: str, push: Callable[[object], None]
     ) -> calls.Assignment:
-        group = self._get_or_new(namespace, call.group)
         command = Join(
             member_id=call.member_id or name_member(client_id or "member", self._draw_suffix()),
             client_id=client_id,
@@ -141,11 +144,10 @@ class Groups:
             strategy=Strategy(call.strategy),
             protocol=RebalanceProtocol(call.protocol),
         )
-        async with group.lock:
+        async with self._locked(namespace, call.group, create=True) as group:
             topics = self._host.partition_counts(namespace)
             transition = decide_join(group.state, command, topics=topics, now_ms=self._now_ms())
             await self._apply(group, transition)
-            self._groups[namespace, call.group] = group
             group.sessions.touch(command.member_id, now_ms=self._clock.monotonic_ms())
             group.push[command.member_id] = push
         return _assignment(transition.reply)
@@ -153,9 +155,8 @@ class Groups:
     async def heartbeat(
         self, namespace: str, call: calls.HeartbeatGroup, *, push: Callable[[object], None]
     ) -> calls.Assignment:
-        group = self._get(namespace, call.group)
         owned = frozenset(TopicPartition(entry.topic, number) for entry in call.owned for number in entry.partitions)
-        async with group.lock:
+        async with self._locked(namespace, call.group) as group:
             transition = decide_heartbeat(group.state, Heartbeat(call.member_id, call.generation, owned))
             await self._apply(group, transition)
             group.sessions.touch(call.member_id, generation=call.generation, now_ms=self._clock.monotonic_ms())
@@ -163,8 +164,7 @@ class Groups:
         return _assignment(transition.reply)
 
     async def leave(self, namespace: str, call: calls.LeaveGroup, *, permanent: bool = False) -> None:
-        group = self._get(namespace, call.group)
-        async with group.lock:
+        async with self._locked(namespace, call.group) as group:
             topics = self._host.partition_counts(namespace)
             command = Leave(call.member_id, permanent)
             await self._apply(group, decide_leave(group.state, command, topics=topics, now_ms=self._now_ms()))
@@ -215,6 +215,7 @@ class Groups:
         if transition.state is not group.state:
             document = to_document(transition.state)
             await self._log.record({f"group/{group.namespace}/{group.name}": document}, now_us=self._clock.now_us())
+            group.recorded = True
             if transition.state.generation != group.state.generation:
                 self._metrics.rebalances += 1
             group.state = transition.state
@@ -230,10 +231,9 @@ class Groups:
 
     async def commit(self, namespace: str, call: calls.CommitOffsets) -> None:
         """Move positions.  All of them are checked before any is recorded, and they are recorded together."""
-        group = self._get_or_new(namespace, call.group)
-        counts = self._host.partition_counts(namespace)
         moved: dict[TopicPartition, Committed] = {}
-        async with group.lock:
+        async with self._locked(namespace, call.group, create=True) as group:
+            counts = self._host.partition_counts(namespace)
             for entry in call.offsets:
                 partition = TopicPartition(entry.topic, entry.partition)
                 if not 0 <= entry.partition < counts.get(entry.topic, 0):
@@ -243,7 +243,6 @@ class Groups:
                 )
                 moved[partition] = decide_commit(entry.offset, metadata=entry.metadata, now_ms=self._now_ms())
             await self._record_offsets(group, moved)
-            self._groups[namespace, call.group] = group
         self._metrics.offsets_committed += len(moved)
 
     def committed(self, namespace: str, call: calls.CommittedOffsets) -> list[calls.OffsetEntry]:
@@ -257,7 +256,6 @@ class Groups:
         ]
 
     async def reset(self, namespace: str, call: calls.ResetOffsets) -> list[calls.OffsetEntry]:
-        group = self._get(namespace, call.group)
         count = self._host.partition_counts(namespace).get(call.topic)
         if count is None:
             raise InvalidArgument(f"topic {call.topic!r} does not exist")
@@ -267,7 +265,7 @@ class Groups:
         partitions = [TopicPartition(call.topic, number) for number in numbers]
         bounds = {partition: self._host.bounds(namespace, partition) for partition in partitions}
         target = self._reset_target(namespace, call, partitions)
-        async with group.lock:
+        async with self._locked(namespace, call.group) as group:
             self._check_empty(group)
             plan = decide_reset(group.offsets, target, partitions=partitions, bounds=bounds)
             if not call.dry_run:
@@ -302,6 +300,7 @@ class Groups:
             for at, value in moved.items()
         }
         await self._log.record(facts, now_us=self._clock.now_us())
+        group.recorded = True
         for at, value in moved.items():
             group.offsets.replay(at, value)
 
@@ -323,10 +322,10 @@ class Groups:
                 generation=group.state.generation,
             )
             for _, group in sorted(self._groups.items())
-            if group.namespace == namespace
+            if group.namespace == namespace and group.recorded
         ]
 
-    def describe(self, namespace: str, name: str) -> calls.GroupInfo:
+    async def describe(self, namespace: str, name: str) -> calls.GroupInfo:
         group = self._get(namespace, name)
         state = group.state
         now_ms = self._clock.monotonic_ms()
@@ -349,10 +348,10 @@ class Groups:
             strategy=state.strategy.value,
             protocol=state.protocol.value,
             members=members,
-            lag=self._lag(group),
+            lag=await self._lag(group),
         )
 
-    def _lag(self, group: _Group) -> list[calls.GroupLag]:
+    async def _lag(self, group: _Group) -> list[calls.GroupLag]:
         namespace = group.namespace
         counts = self._host.partition_counts(namespace)
         holders = {at: member.member_id for member in group.state.members.values() for at in member.owned}
@@ -363,7 +362,7 @@ class Groups:
         now_us = self._clock.now_us()
         lines: list[calls.GroupLag] = []
         for at, lag in group.offsets.lag(bounds).items():
-            oldest_us = self._host.append_time_us(namespace, at, lag.end - lag.messages) if lag.messages else None
+            oldest_us = await self._host.append_time_us(namespace, at, lag.end - lag.messages) if lag.messages else None
             lines.append(
                 calls.GroupLag(
                     topic=at.topic,
@@ -378,8 +377,7 @@ class Groups:
         return lines
 
     async def delete(self, namespace: str, name: str) -> None:
-        group = self._get(namespace, name)
-        async with group.lock:
+        async with self._locked(namespace, name) as group:
             self._check_empty(group)
             facts: dict[str, Any] = {f"group/{namespace}/{name}": None}
             facts |= {f"offset/{namespace}/{name}/{at.topic}/{at.partition}": None for at, _ in group.offsets}
@@ -407,10 +405,29 @@ class Groups:
             and any(at.topic == topic for member in group.state.members.values() for at in member.owned)
         ]
 
-    def _get_or_new(self, namespace: str, name: str) -> _Group:
-        """The group, or a new one that is not known to anybody until something about it is recorded."""
-        group = self._groups.get((namespace, check_group(name)))
-        return group or _Group(namespace, name, new_group(name, now_ms=self._now_ms()))
+    @contextlib.asynccontextmanager
+    async def _locked(self, namespace: str, name: str, *, create: bool = False) -> AsyncIterator[_Group]:
+        """The group, with nobody else at work on it.  Without `create` it must exist.
+
+        A new group is known at once, so that two who come first find the same one; if nothing about it is recorded
+        in the end, it is forgotten again.  One that was deleted while we waited for it is looked up anew.
+        """
+        key = (namespace, check_group(name))
+        while True:
+            group = self._groups.get(key)
+            if group is None or (not create and not group.recorded):
+                if not create:
+                    raise GroupNotFound(f"group {name!r} does not exist in namespace {namespace!r}")
+                group = self._groups[key] = _Group(namespace, name, new_group(name, now_ms=self._now_ms()))
+            async with group.lock:
+                if self._groups.get(key) is not group:
+                    continue
+                try:
+                    yield group
+                finally:
+                    if not group.recorded and self._groups.get(key) is group:
+                        del self._groups[key]
+                return
 
     @staticmethod
     def _check_empty(group: _Group) -> None:
@@ -419,7 +436,7 @@ class Groups:
 
     def _get(self, namespace: str, name: str) -> _Group:
         group = self._groups.get((namespace, check_group(name)))
-        if group is None:
+        if group is None or not group.recorded:
             raise GroupNotFound(f"group {name!r} does not exist in namespace {namespace!r}")
         return group
 

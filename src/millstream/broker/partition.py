@@ -17,7 +17,7 @@ from millstream.broker.metrics import Metrics
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, OffsetOutOfRange, PayloadTooLarge, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog
-from millstream.log.segment import Verified
+from millstream.log.segment import Segment, Verified
 from millstream.records import BatchHeader, check_batch, largest_message_bytes
 
 __all__ = [
@@ -97,8 +97,9 @@ class Partition:
         self.log = log
         self.uid = uid
         self.high_watermark = log.next_offset
-        self.failed: str | None = None
         self.needs_interval_sync = False
+        #: Held by work on the files that runs in a thread (compaction); whoever removes the files waits for it.
+        self.maintenance = asyncio.Lock()
         self._committer = committer
         self._clock = clock
         self._loop = loop
@@ -110,9 +111,24 @@ class Partition:
         self._pending_of: dict[int, BatchHeader] = {}
         self._durable_offset = log.next_offset
         self._committing = False
-        self._retired: asyncio.Event | None = None
+        #: Why everything is refused from now on, once the topic is going away.
+        self._gone: MillstreamError | None = None
+        self._commit_ended = asyncio.Event()
+        self._failure_told = False
+        self._checking = 0  # cold segments being verified
         self._parked: deque[_Parked] = deque()
         self._waiters: dict[FetchHandle, None] = {}
+
+    @property
+    def failed(self) -> str | None:
+        """Why nothing is accepted any more; the log itself knows."""
+        return self.log.failure
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody waits for anything here."""
+        busy = self._pending or self._parked or self._waiters or self._committing or self._checking
+        return not busy and not self.maintenance.locked() and self.log.failure is None
 
     @property
     def is_durable(self) -> bool:
@@ -125,8 +141,8 @@ class Partition:
 
         Raises MillstreamError when the batch can never be stored; then `reply` is not called.
         """
-        if self.failed is not None:
-            raise StorageFailed(self.failed)
+        if self.log.failure is not None:
+            raise self._gone or StorageFailed(self.log.failure)
         header = check_batch(batch, 0, len(batch))
         if header.length > max_message_bytes or header.codec:
             largest = largest_message_bytes(batch, header, max_message_bytes)
@@ -157,6 +173,10 @@ class Partition:
         except StorageFailed as error:
             self._refuse(pending, error)
             return
+        except Exception as error:
+            self.log.fail(f"the log failed in a way it does not know: {error!r}")
+            self._refuse(pending, StorageFailed(str(self.log.failure)))
+            raise
         append_time_us = log.last_append_us
         sync_asked = False
         memory = self._committer is None
@@ -220,17 +240,16 @@ class Partition:
     # --- the end -------------------------------------------------------------------------------------------------
 
     async def retire(self, error: MillstreamError) -> None:
-        """Let go of the log: nobody is answered any more but with this error, and no thread uses its files."""
-        self._retired = asyncio.Event()
-        self.failed = str(error)
+        """Let go of the log: everybody gets this error from now on, and no thread uses its files any more."""
+        self._gone = error
+        self.log.fail(str(error))
         self.cancel_all(error)
-        parked, self._parked = self._parked, deque()
-        for _, _, _, reply, _ in parked:
-            if reply is not None:
-                reply(error, 0, 0, 0, False)
-        if self._committing:
-            await self._retired.wait()
-        self.log.close()
+        self._refuse_parked(error)
+        async with self.maintenance:
+            while self._committing:
+                self._commit_ended.clear()
+                await self._commit_ended.wait()
+            self.log.abandon()
 
     # --- commit --------------------------------------------------------------------------------------------------
 
@@ -241,12 +260,13 @@ class Partition:
 
     def end_commit(self, durable_to: int, error: Exception | None) -> int:
         self._committing = False
-        if self._retired is not None:
-            self._retired.set()
-            return 0
+        self._commit_ended.set()
         if error is not None:
             problem = getattr(error, "strerror", None) or repr(error)
             self.fail(f"the disk failed to sync ({problem}); what was not confirmed is in doubt")
+        if self.log.failure is not None:
+            # Also when this round went well: a log that failed meanwhile handed out nothing to sync.
+            self.fail(self.log.failure)
             return 0
         self.log.mark_durable(durable_to)
         self._durable_offset = durable_to
@@ -261,13 +281,14 @@ class Partition:
 
     def fail(self, reason: str) -> None:
         """Stop confirming.  Repeating a failed sync proves nothing; only recovery can tell what is on the disk."""
-        if self.failed is not None:
-            return
-        self.failed = reason
         self.log.fail(reason)
-        self._on_failed(self, reason)
+        if not self._failure_told and self._gone is None:
+            self._failure_told = True
+            self._on_failed(self, reason)
+        self._refuse_parked(StorageFailed(reason))
+
+    def _refuse_parked(self, error: MillstreamError) -> None:
         parked, self._parked = self._parked, deque()
-        error = StorageFailed(reason)
         self._metrics.publish_failures += len(parked)
         for _, _, _, reply, _ in parked:
             if reply is not None:
@@ -277,6 +298,8 @@ class Partition:
 
     def fetch(self, offset: int, max_bytes: int, wait_ms: int, reply: FetchReply) -> FetchHandle | None:
         """Answer with data now, or wait until there is some; the handle cancels the wait."""
+        if self._gone is not None:
+            raise self._gone
         if offset < self.high_watermark:
             self._read(offset, max_bytes, reply)
             return None
@@ -308,27 +331,43 @@ class Partition:
     def _read(self, offset: int, max_bytes: int, reply: FetchReply) -> None:
         log = self.log
         cold = log.cold_segment(offset)
-        if cold is None:
-            try:
-                chunk = log.read(offset, max_bytes, before=self.high_watermark)
-            except MillstreamError as error:
-                reply(error)
-            except OSError as error:
-                reply(StorageFailed(f"the log cannot be read: {error}"))
-            else:
-                self._answer(chunk, reply)
+        if cold is not None:
+            # Never served since the broker started: checked as a whole first, away from the loop.
+            self._checking += 1
+            checking = self._loop.run_in_executor(None, cold.verify)
+            checking.add_done_callback(lambda done: self._checked(cold, done, offset, max_bytes, reply))
             return
+        try:
+            chunk = log.read(offset, max_bytes, before=self.high_watermark)
+        except MillstreamError as error:
+            reply(error)
+        except OSError as error:
+            reply(StorageFailed(f"the log cannot be read: {error}"))
+        else:
+            self._answer(chunk, reply)
 
-        # Never served since the broker started: checked as a whole first, away from the loop.
-        def checked(future: asyncio.Future[Verified]) -> None:
-            error = future.exception()
-            if error is not None:
-                reply(StorageFailed(f"a stored segment cannot be read: {error}"))
-                return
-            log.accept(future.result())
-            self._read(offset, max_bytes, reply)
+    def _checked(
+        self, cold: Segment, done: asyncio.Future[Verified], offset: int, max_bytes: int, reply: FetchReply
+    ) -> None:
+        """Take up what the check of a cold segment found, and go on with the fetch that needed it."""
+        self._checking -= 1
+        if self._gone is not None:
+            reply(self._gone)
+            return
+        try:
+            if cold in self.log.segments:  # otherwise retention or compaction has taken it away meanwhile
+                self.log.accept(done.result())
+        except (OSError, MillstreamError) as error:
+            reply(StorageFailed(f"a stored segment cannot be checked: {error}"))
+            return
+        self._read(offset, max_bytes, reply)
 
-        self._loop.run_in_executor(None, cold.verify).add_done_callback(checked)
+    async def warm(self, offset: int) -> None:
+        """Have the segment of an offset checked, away from the loop, so that it can be read without blocking."""
+        while (cold := self.log.cold_segment(offset)) is not None and self._gone is None:
+            found = await self._loop.run_in_executor(None, cold.verify)
+            if cold in self.log.segments:
+                self.log.accept(found)
 
     def _answer(self, chunk: Chunk, reply: FetchReply) -> None:
         reply(FetchAnswer(chunk.buffers, chunk.next_offset, self.high_watermark, self.log.start_offset, chunk.damaged))

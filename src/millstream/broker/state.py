@@ -21,7 +21,6 @@ from millstream.records import Batch, encode_batch
 __all__ = ["StateLog"]
 
 _READ_BYTES: Final = 1024 * 1024
-_FACTS_PER_BATCH_MAX: Final = 5_000
 
 
 class StateLog:
@@ -56,15 +55,12 @@ class StateLog:
 
     async def record(self, facts: Mapping[str, Any], *, now_us: int) -> None:
         """Make facts durable, in one write; raises StorageFailed, and then none of them counts."""
-        items = list(facts.items())
-        for first in range(0, len(items), _FACTS_PER_BATCH_MAX):
-            part = items[first : first + _FACTS_PER_BATCH_MAX]
-            batch = encode_batch(
-                [None if document is None else msgspec.json.encode(document) for _, document in part],
-                keys=[key.encode() for key, _ in part],
-                base_timestamp_us=now_us,
-            )
-            await self._append(memoryview(batch))
+        batch = encode_batch(
+            [None if document is None else msgspec.json.encode(document) for document in facts.values()],
+            keys=[key.encode() for key in facts],
+            base_timestamp_us=now_us,
+        )
+        await self._append(memoryview(batch))
 
     def _append(self, batch: memoryview) -> asyncio.Future[None]:
         future: asyncio.Future[None] = self._loop.create_future()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +18,7 @@ from millstream.broker.registry import Registry, Topic
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
 from millstream.config import Settings
-from millstream.errors import PartitionNotFound, TopicNotFound
+from millstream.errors import PartitionNotFound, StorageFailed, TopicNotFound
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.memory import MemoryStorage
 from millstream.log.partition import LogConfig, PartitionLog
@@ -104,9 +104,16 @@ class Topics:
     """The registry with its files."""
 
     def __init__(
-        self, registry: Registry, log: StateLog, opener: PartitionOpener, *, draw_uid: Callable[[], int]
+        self,
+        registry: Registry,
+        log: StateLog,
+        opener: PartitionOpener,
+        *,
+        draw_uid: Callable[[], int],
+        on_deleted: Callable[[str, str], Awaitable[None]],
     ) -> None:
         self.registry = registry
+        self._on_deleted = on_deleted
         self._log = log
         self._opener = opener
         self._draw_uid = draw_uid
@@ -120,12 +127,33 @@ class Topics:
         return self.partition_of(self.registry.find(namespace, name) or self.registry.get(namespace, name), number)
 
     def partition_of(self, topic: Topic, number: int) -> Partition:
-        try:
-            partition: Partition | None = topic.partitions[number]
-        except IndexError:
-            count = len(topic.partition_uids)
-            raise PartitionNotFound(f"topic {topic.name!r} has partitions 0 to {count - 1}, not {number}") from None
+        if not 0 <= number < len(topic.partitions):
+            last = len(topic.partitions) - 1
+            raise PartitionNotFound(f"topic {topic.name!r} has partitions 0 to {last}, not {number}")
+        partition: Partition | None = topic.partitions[number]
         return partition if partition is not None else self._open(topic, number)
+
+    def is_untouched(self, topic: Topic, number: int) -> bool:
+        """Whether a partition was never used: nothing is stored and nothing is open."""
+        if topic.partitions[number] is not None:
+            return False
+        storage = self._ephemeral if topic.config.mode == "ephemeral" else self._opener.storage
+        return not storage.names(f"{_directory(topic)}/{number}")
+
+    def idle_partitions(self) -> Iterator[tuple[Topic, int]]:
+        """Partitions with files that nobody has used since the broker started."""
+        for topic in list(self.registry.all_topics()):
+            if not topic.deleting and topic.config.mode != "ephemeral":
+                for number in range(len(topic.partitions)):
+                    if not topic.deleting and topic.partitions[number] is None and not self.is_untouched(topic, number):
+                        yield topic, number
+
+    def close_idle(self, topic: Topic, number: int) -> None:
+        """Put a partition away that was opened only to look after it."""
+        partition: Partition | None = topic.partitions[number]
+        if partition is not None and partition.is_idle:
+            partition.log.close()
+            topic.partitions[number] = None
 
     def open_partitions(self) -> Iterator[tuple[Topic, Partition]]:
         for topic in self.registry.all_topics():
@@ -146,8 +174,9 @@ class Topics:
                 continue
             for number in filter(str.isdecimal, storage.names(_directory(topic))):
                 directory = f"{_directory(topic)}/{number}"
-                newest = max((name for name in storage.names(directory) if name.endswith(".log")), default=None)
-                if newest is not None and storage.size(f"{directory}/{newest}") > _SHORT_TAIL_BYTES:
+                segments = [name for name in storage.names(directory) if name.endswith(".log")]
+                # With more than one segment the last but one may be unsealed, if the crash came just after a roll.
+                if len(segments) > 1 or any(storage.size(f"{directory}/{n}") > _SHORT_TAIL_BYTES for n in segments):
                     long_tails.append((directory, topic.config.segment_bytes))
         with ThreadPoolExecutor(_RECOVERY_THREADS) as pool:
             for done, _ in enumerate(pool.map(lambda tail: self._opener.repair(*tail), long_tails), 1):
@@ -191,8 +220,7 @@ class Topics:
         for name in call.topics:
             topic = self.registry.find(namespace, name)
             if topic is None and call.create and settings.auto_create:
-                if namespace not in self.registry.namespaces:
-                    await self.create_namespace(namespace)
+                await self.ensure_namespace(namespace)
                 made = calls.CreateTopic(name=name, partitions=settings.default_partitions, if_missing=True)
                 await self.create(namespace, made)
             topic = self.registry.get(namespace, name)
@@ -215,16 +243,23 @@ class Topics:
         return self.info(topic)
 
     async def delete(self, namespace: str, name: str) -> None:
-        """Remove a topic with its messages.  A deletion cut short by a crash is finished at the next start."""
+        """Remove a topic with its messages and what groups have read of it.
+
+        A deletion cut short, by a crash or a disk that refuses, is finished at the next start or by deleting again.
+        """
         async with self._changing:
-            topic = self.registry.get(namespace, name)
-            await self._record({topic.key: {**topic.document(), "deleting": True}})
+            topic = self.registry.topics(namespace).get(name) or self.registry.get(namespace, name)
+            if not topic.deleting:
+                await self._record({topic.key: {**topic.document(), "deleting": True}})
             await self._finish_deletion(topic)
         _log.info("topic deleted", namespace=namespace, topic=name)
 
     async def finish_deletions(self) -> None:
         for topic in [topic for topic in self.registry.all_topics() if topic.deleting]:
-            await self._finish_deletion(topic)
+            try:
+                await self._finish_deletion(topic)
+            except StorageFailed as error:
+                _log.error("a deleted topic could not be removed", topic=topic.name, reason=str(error))
 
     async def _finish_deletion(self, topic: Topic) -> None:
         gone = TopicNotFound(f"topic {topic.name!r} was deleted")
@@ -232,13 +267,26 @@ class Topics:
             if partition is not None:
                 await partition.retire(gone)
                 topic.partitions[number] = None
-        storage = self._ephemeral if topic.config.mode == "ephemeral" else self._opener.storage
-        await self._opener.loop.run_in_executor(None, storage.remove_tree, _directory(topic))
+        # Before the topic is forgotten: a new one of its name must not be read from the middle.
+        await self._on_deleted(topic.namespace, topic.name)
+        try:
+            if topic.config.mode == "ephemeral":
+                self._ephemeral.remove_tree(_directory(topic))
+            else:
+                remove = self._opener.storage.remove_tree
+                await self._opener.loop.run_in_executor(None, remove, _directory(topic))
+        except OSError as error:
+            raise StorageFailed(f"topic {topic.name!r} cannot be removed: {error}; delete it again") from None
         await self._record({topic.key: None})
 
     async def create_namespace(self, name: str) -> None:
         async with self._changing:
             await self._record(self.registry.decide_create_namespace(name, now_ms=self._now_us() // 1000))
+
+    async def ensure_namespace(self, name: str) -> None:
+        async with self._changing:
+            if name not in self.registry.namespaces:
+                await self._record(self.registry.decide_create_namespace(name, now_ms=self._now_us() // 1000))
 
     async def delete_namespace(self, name: str, *, force: bool) -> None:
         facts = self.registry.decide_delete_namespace(name, force=force)
@@ -267,33 +315,40 @@ class Topics:
 
     # --- looking -------------------------------------------------------------------------------------------------
 
-    def info(self, topic: Topic, *, with_partitions: bool = False) -> calls.TopicInfo:
+    def info(self, topic: Topic, partitions: list[calls.PartitionInfo] | None = None) -> calls.TopicInfo:
         config = {name: getattr(topic.config, name) for name in topic.config.__struct_fields__}
         config["fsync"] = config["fsync"] or self._opener.settings.storage.fsync
-        partitions = []
-        if with_partitions:
-            for number in range(len(topic.partition_uids)):
-                partition = self.partition(topic.namespace, topic.name, number)
-                log = partition.log
-                partitions.append(
-                    calls.PartitionInfo(
-                        partition=number,
-                        start_offset=log.start_offset,
-                        next_offset=log.next_offset,
-                        high_watermark=partition.high_watermark,
-                        size_bytes=log.size_bytes,
-                        segments=len(log.segments),
-                        damaged_ranges=log.recovery.damaged,
-                        failed=partition.failed,
-                    )
-                )
         return calls.TopicInfo(
             name=topic.name,
             partition_count=len(topic.partition_uids),
             created_ms=topic.created_ms,
             config=msgspec.to_builtins(config),
-            partitions=partitions,
+            partitions=partitions or [],
         )
+
+    async def describe(self, namespace: str, name: str) -> calls.TopicInfo:
+        topic = self.registry.get(namespace, name)
+        partitions = []
+        for number in range(len(topic.partition_uids)):
+            if self.is_untouched(topic, number):
+                partitions.append(_untouched(number))
+                continue
+            await asyncio.sleep(0)  # opening takes a moment; others go first
+            partition = self.partition(namespace, name, number)
+            log = partition.log
+            partitions.append(
+                calls.PartitionInfo(
+                    partition=number,
+                    start_offset=log.start_offset,
+                    next_offset=log.next_offset,
+                    high_watermark=partition.high_watermark,
+                    size_bytes=log.size_bytes,
+                    segments=len(log.segments),
+                    damaged_ranges=log.recovery.damaged,
+                    failed=partition.failed,
+                )
+            )
+        return self.info(topic, partitions)
 
     def _now_us(self) -> int:
         return self._opener.clock.now_us()
@@ -301,3 +356,9 @@ class Topics:
 
 def _directory(topic: Topic) -> str:
     return f"topics/{topic.namespace}/{topic.name}"
+
+
+def _untouched(number: int) -> calls.PartitionInfo:
+    return calls.PartitionInfo(
+        partition=number, start_offset=0, next_offset=0, high_watermark=0, size_bytes=0, segments=0
+    )

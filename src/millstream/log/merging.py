@@ -13,6 +13,7 @@ __all__ = ["Merger"]
 _T = TypeVar("_T")
 
 _MERGED_BYTES: Final = 1024 * 1024
+_MERGED_COUNT: Final = 65_536
 _MERGED_US: Final = 1_000_000
 _DELTA_MAX: Final = 0xFFFF_FFFF  # the offset column holds u32
 
@@ -51,29 +52,36 @@ class Merger:
         """Add the messages at some places of a batch."""
         if not places:
             return
-        header, offsets = batch.header, batch.offsets()
-        if self._columns.offsets and not self._fits(batch, offsets[places[-1]]):
-            self.flush()
-        if not self._columns.offsets:
-            self._leader_epoch, self._codec = header.leader_epoch, header.codec
-        self._append_time_us = header.append_time_us
-        columns = self._columns
-        count = header.count
-        columns.offsets += [offsets[i] for i in places]
-        columns.values += _pick(batch.values(), None, count, places)
-        columns.keys += _pick(batch.keys(), None, count, places)
-        columns.headers += [raw or b"" for raw in _pick(batch.raw_headers(), b"", count, places)]
-        columns.priorities += _pick(batch.priorities(), PRIORITY_DEFAULT, count, places)
-        columns.deliver_at_us += _pick(batch.deliver_at_us(), 0, count, places)
-        columns.expiry_us += _pick(batch.expiry_us(), 0, count, places)
-        columns.timestamps_us += _pick(batch.timestamps_us(), header.base_timestamp_us, count, places)
-        self._bytes += header.length * len(places) // count
-        if self._bytes >= _MERGED_BYTES:
-            self.flush()
+        header, count = batch.header, batch.count
+        values, keys, headers = batch.values(), batch.keys(), batch.raw_headers()
+        priorities, deliver_at, expiry = batch.priorities(), batch.deliver_at_us(), batch.expiry_us()
+        timestamps, offsets = batch.timestamps_us(), batch.offsets()
+        # In pieces: with offsets and times of their own, many tiny messages of one large batch may outgrow a frame.
+        step = max(1, min(_MERGED_COUNT, _MERGED_BYTES * count // header.length))
+        for first in range(0, len(places), step):
+            piece = places[first : first + step]
+            size = header.length * len(piece) // count
+            if self._columns.offsets and not self._fits(batch, offsets[piece[-1]], size):
+                self.flush()
+            if not self._columns.offsets:
+                self._leader_epoch, self._codec = header.leader_epoch, header.codec
+            self._append_time_us = header.append_time_us
+            self._bytes += size
+            columns = self._columns
+            columns.offsets += [offsets[i] for i in piece]
+            columns.values += _pick(values, None, count, piece)
+            columns.keys += _pick(keys, None, count, piece)
+            columns.headers += [raw or b"" for raw in _pick(headers, b"", count, piece)]
+            columns.priorities += _pick(priorities, PRIORITY_DEFAULT, count, piece)
+            columns.deliver_at_us += _pick(deliver_at, 0, count, piece)
+            columns.expiry_us += _pick(expiry, 0, count, piece)
+            columns.timestamps_us += _pick(timestamps, header.base_timestamp_us, count, piece)
 
-    def _fits(self, batch: Batch, last_offset: int) -> bool:
+    def _fits(self, batch: Batch, last_offset: int, size: int) -> bool:
         return (
-            batch.append_time_us // _MERGED_US == self._append_time_us // _MERGED_US
+            self._bytes + size <= _MERGED_BYTES
+            and len(self._columns.offsets) < _MERGED_COUNT
+            and batch.append_time_us // _MERGED_US == self._append_time_us // _MERGED_US
             and batch.header.leader_epoch == self._leader_epoch
             and last_offset - self._columns.offsets[0] <= _DELTA_MAX
         )

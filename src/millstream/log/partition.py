@@ -94,6 +94,7 @@ class PartitionLog:
         self._rounds: deque[SyncRound] = deque()
         self._durable_noted_bytes = self._active.size
         self._failure: str | None = None
+        self._closed = False  # its files may belong to somebody else by now
         self._reader = StoredReader(self._segments, self._bases, self.accept)
 
     @classmethod
@@ -314,6 +315,8 @@ class PartitionLog:
         Raises OffsetOutOfRange, and StorageFailed when the disk cannot be read.  A cold segment is verified first,
         which takes as long as reading it; see `cold_segment`.
         """
+        if self._closed:
+            raise StorageFailed(f"the log {self.directory} is closed")
         if not self.start_offset <= offset <= self.next_offset:
             raise OffsetOutOfRange(f"offset {offset} is not in {self.start_offset}..{self.next_offset}")
         if offset >= before or offset == self.next_offset:
@@ -349,6 +352,8 @@ class PartitionLog:
     def accept(self, verified: Verified) -> None:
         """Take over what a segment's `verify` found: damage is stepped over from now on, a wrong index replaced."""
         segment = verified.segment
+        if self._closed or segment not in self._segments:
+            return  # removed or replaced meanwhile: storing its index would damage the one that took its place
         if not segment.verified and segment.accept(verified.found) and self._failure is None:
             try:
                 store_index(self._storage, segment)
@@ -468,6 +473,10 @@ class PartitionLog:
         self._storage.replace(active.index_path, header.encode() + self._index.encode())
         remove_snapshots_before(self._storage, self.directory, self.next_offset)
 
+    def abandon(self) -> None:
+        """Let go of all files as they are, because somebody is about to remove them."""
+        self._release("the log is closed")
+
     def delete(self) -> None:
         """Remove the partition from the disk."""
         self._release("the log is deleted")
@@ -478,6 +487,7 @@ class PartitionLog:
 
     def _release(self, reason: str) -> None:
         self.fail(reason)
+        self._closed = True
         self._tail.clear()
         self._seals.clear()
         self._file = None

@@ -17,7 +17,14 @@ import structlog
 
 from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, Session
 from millstream.config import Settings
-from millstream.errors import InternalError, InvalidArgument, MillstreamError, QuotaExceeded, ShuttingDown
+from millstream.errors import (
+    InternalError,
+    InvalidArgument,
+    MillstreamError,
+    PayloadTooLarge,
+    QuotaExceeded,
+    ShuttingDown,
+)
 from millstream.names import check_namespace
 from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
@@ -57,8 +64,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._deferred: list[tuple[int, FetchRequest]] = []
         self._calls_open = 0
         self._paused = False
+        self._reads = True
         self._closing = False
         self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
+        self._outgoing_bytes_max = listener.settings.server.connection_memory_bytes // 4
         self._send_is_due = False
         self._fetch_bytes_max = listener.settings.server.frame_bytes_max - FETCH_RESULT_BYTES - 16
         self._publishes_open = 0
@@ -72,7 +82,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        self._transport.set_write_buffer_limits(self._settings.server.connection_memory_bytes // 4)
+        self._transport.set_write_buffer_limits(self._outgoing_bytes_max)
         refusal = self._listener.admit(self)
         if refusal is not None:
             self._close_with(refusal)
@@ -87,18 +97,27 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._session is not None:
             self._broker.session_closed(self._session)
 
+    def _stop_reading(self) -> None:
+        if self._reads and not self._closing:
+            self._reads = False
+            self._transport.pause_reading()
+
     def _resume_reading(self) -> None:
-        if not self._closing and not self._paused and self._publishes_open < _PARKED_REQUESTS_MAX:
+        if not self._reads and not self._closing and not self._paused and self._publishes_open < _PARKED_REQUESTS_MAX:
+            self._reads = True
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._paused = True
-        if not self._closing:
-            self._transport.pause_reading()
+        self._stop_reading()
 
     def resume_writing(self) -> None:
         self._paused = False
         self._resume_reading()
+        self._serve_deferred()
+
+    def _serve_deferred(self) -> None:
+        """Go on with fetches that waited for the client to read what it has got already."""
         deferred, self._deferred = self._deferred, []
         for correlation, request in deferred:
             self._fetch(correlation, request)
@@ -127,6 +146,8 @@ class NativeConnection(asyncio.BufferedProtocol):
     def tick(self, now_ms: int) -> None:
         """Called about every heartbeat interval: is the client alive, and does it know that we are?"""
         server = self._settings.server
+        if not self._reads:
+            self.last_heard_ms = now_ms  # we do not listen at the moment, so its silence says nothing
         if now_ms - self.last_heard_ms > server.heartbeat_ms * server.heartbeat_misses:
             _log.info("client is silent, closing", address=self._address, silent_ms=now_ms - self.last_heard_ms)
             self.abort()
@@ -203,9 +224,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         def confirmed(
             error: MillstreamError | None, label: int, base_offset: int, append_time_us: int, duplicate: bool
         ) -> None:
-            self._publishes_open -= 1
-            if self._publishes_open == _PARKED_REQUESTS_MAX - 1:
-                self._resume_reading()
+            self._publish_answered()
             if error is None:
                 answer = encode_publish_result(correlation, label, base_offset, append_time_us, duplicate=duplicate)
             else:
@@ -215,19 +234,27 @@ class NativeConnection(asyncio.BufferedProtocol):
 
         wants_answer = request.acks != 0
         self._publishes_open += wants_answer
-        if self._publishes_open == _PARKED_REQUESTS_MAX:
-            self._transport.pause_reading()  # the disk is slower than this client; it waits instead of our memory
+        if self._publishes_open >= _PARKED_REQUESTS_MAX:
+            self._stop_reading()  # the disk is slower than this client; it waits instead of our memory
         try:
+            if len(request.batch) > self._fetch_bytes_max:
+                # It would fit into this frame, but not into the larger one that serves it to a reader.
+                raise PayloadTooLarge(f"a batch has {self._fetch_bytes_max} bytes at most, not {len(request.batch)}")
             self._broker.publish(self._session, request, confirmed if wants_answer else None)
         except MillstreamError as error:
             self._broker.metrics.requests_failed += 1
             if wants_answer:
-                self._publishes_open -= 1
+                self._publish_answered()
                 self._write(encode_error(error, correlation))
+
+    def _publish_answered(self) -> None:
+        self._publishes_open -= 1
+        if not self._reads:
+            self._resume_reading()
 
     def _fetch(self, correlation: int, request: FetchRequest) -> None:
         assert self._session is not None
-        if self._paused:
+        if self._paused or self._outgoing_bytes > self._outgoing_bytes_max:
             if len(self._deferred) >= _PARKED_REQUESTS_MAX:
                 raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
             self._deferred.append((correlation, request))
@@ -301,6 +328,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Send, together with everything else that is written in this turn of the loop: one system call for all."""
         if not self._closing:
             self._outgoing += data
+            self._outgoing_bytes += sum(map(len, data))
             if not self._send_is_due:
                 self._send_is_due = True
                 self._listener.loop.call_soon(self._send)
@@ -310,11 +338,14 @@ class NativeConnection(asyncio.BufferedProtocol):
         outgoing = self._outgoing
         if outgoing:
             self._outgoing = []
+            self._outgoing_bytes = 0
             if not self._transport.is_closing():
                 if len(outgoing) == 1:
                     self._transport.write(outgoing[0])
                 else:
                     self._transport.writelines(outgoing)
+        if self._deferred and not self._paused and not self._closing:
+            self._listener.loop.call_soon(self._serve_deferred)
 
     def _close_with(self, error: MillstreamError) -> None:
         """Say what was wrong, then close: one sentence, no harm to others."""

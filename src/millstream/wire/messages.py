@@ -220,5 +220,5 @@ def decode_json(body: memoryview | bytes, kind: type[T] | Any) -> T:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as problem:
         raise InvalidArgument(f"the request does not fit: {problem}") from None
-    except msgspec.DecodeError as problem:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
         raise ProtocolViolation(f"the request is not JSON: {problem}") from None

@@ -1,0 +1,87 @@
+"""A whole broker on a simulated disk, without sockets: for tests of what survives and what is promised."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from millstream.broker.broker import Broker, FetchAnswer, Session
+from millstream.config import Settings
+from millstream.errors import MillstreamError
+from millstream.records import Batch, encode_batch
+from millstream.testing.storage import SimulatedStorage
+from millstream.wire.messages import FetchRequest, PublishRequest
+
+
+@dataclass
+class Client:
+    """Talks to a broker without a socket, as every door does."""
+
+    broker: Broker
+    session: Session = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.session = self.broker.open_session(namespace="default", client_id="test", address="", push=lambda _: None)
+
+    async def call(self, call: object) -> object:
+        return await self.broker.call(self.session, call)
+
+    def send(
+        self, values: list[bytes], *, topic: str = "orders", producer: int = 0, sequence: int = 0
+    ) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def confirmed(error: MillstreamError | None, label: int, base: int, _time: int, _again: bool) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                assert label == 3, "the default policy promises the disk"
+                future.set_result(base)
+
+        batch = encode_batch(values, base_timestamp_us=1, producer=producer << 16, first_sequence=sequence)
+        self.broker.publish(self.session, PublishRequest(topic, 0, 1, 0, memoryview(batch)), confirmed)
+        self.broker.flush()
+        return future
+
+    async def read_all(self, topic: str = "orders") -> list[bytes | None]:
+        values: list[bytes | None] = []
+        offset = 0
+        while True:
+            future: asyncio.Future[FetchAnswer | MillstreamError] = asyncio.get_running_loop().create_future()
+            self.broker.fetch(self.session, FetchRequest(topic, 0, offset, 1 << 20, 0), future.set_result)
+            answer = await future
+            if isinstance(answer, MillstreamError):
+                raise answer
+            data = b"".join(answer.buffers)
+            if not data:
+                return values
+            at = 0
+            while at < len(data):
+                batch = Batch.parse(data, at)
+                values += [v for v, o in zip(batch.values(), batch.offsets(), strict=True) if o >= offset]
+                at += batch.header.length
+            offset = answer.next_offset
+
+
+async def started(storage: SimulatedStorage) -> Client:
+    settings = Settings.model_validate({"storage": {"free_bytes_min": 0, "segment_bytes": 16_384}})
+    broker = Broker(settings, storage, rng=random.Random(1))
+    await broker.start()
+    return Client(broker)
+
+
+async def after_power_cut(client: Client, storage: SimulatedStorage, *, lose_everything: bool = False) -> Client:
+    """The machine goes down with everything that ran on it, and a new broker starts on what the disk kept."""
+    for task in client.broker._tasks:
+        task.cancel()
+    storage.heal()
+    storage.power_cut(lose_everything=lose_everything)
+    return await started(storage)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(asyncio.wait_for(scenario(), 60))  # type: ignore[arg-type]

@@ -1,0 +1,85 @@
+"""Groups under concurrency: whoever comes at the same time finds the same group."""
+
+from __future__ import annotations
+
+import asyncio
+
+from millstream.testing.storage import SimulatedStorage
+from millstream.wire import calls
+from tests.simulated_broker import after_power_cut, run, started
+
+
+def held(assignment: calls.Assignment) -> set[tuple[str, int]]:
+    return {(entry.topic, number) for entry in assignment.partitions for number in entry.partitions}
+
+
+def test_members_that_join_a_new_group_together_share_it() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        await client.call(calls.CreateTopic(name="orders", partitions=2))
+        first, second = await asyncio.gather(
+            client.call(calls.JoinGroup(group="g", topics=["orders"])),
+            client.call(calls.JoinGroup(group="g", topics=["orders"])),
+        )
+        assert isinstance(first, calls.Assignment)
+        assert isinstance(second, calls.Assignment)
+        assert not held(first) & held(second)
+        info = await client.call(calls.DescribeGroup(name="g"))
+        assert isinstance(info, calls.GroupInfo)
+        assert len(info.members) == 2
+
+    run(scenario)
+
+
+def test_commits_to_a_new_group_at_the_same_time_all_count() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=2))
+        entries = [calls.OffsetEntry(topic="orders", partition=p, offset=7 + p) for p in range(2)]
+        await asyncio.gather(*[client.call(calls.CommitOffsets(group="g", offsets=[entry])) for entry in entries])
+        assert await client.call(calls.CommittedOffsets(group="g")) == entries
+        client = await after_power_cut(client, storage)
+        assert await client.call(calls.CommittedOffsets(group="g")) == entries
+
+    run(scenario)
+
+
+def test_a_join_that_waited_for_a_deletion_finds_a_new_group() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=2))
+        entry = calls.OffsetEntry(topic="orders", partition=0, offset=7)
+        await client.call(calls.CommitOffsets(group="g", offsets=[entry]))
+        await asyncio.gather(
+            client.call(calls.DeleteGroup(name="g")), client.call(calls.JoinGroup(group="g", topics=["orders"]))
+        )
+        assert await client.call(calls.CommittedOffsets(group="g")) == []
+        client = await after_power_cut(client, storage)
+        assert await client.call(calls.CommittedOffsets(group="g")) == []
+
+    run(scenario)
+
+
+def test_a_refused_join_leaves_no_group_behind() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        refused = await asyncio.gather(
+            client.call(calls.JoinGroup(group="g", topics=["orders"], session_ms=1)), return_exceptions=True
+        )
+        assert isinstance(refused[0], Exception)
+        assert await client.call(calls.ListGroups()) == []
+
+    run(scenario)
+
+
+def test_two_clients_of_a_new_namespace_make_it_together() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        session = client.broker.open_session(namespace="fresh", client_id="", address="", push=lambda _: None)
+        await asyncio.gather(
+            *[client.broker.call(session, calls.Metadata(topics=[name], create=True)) for name in ("a", "b")]
+        )
+
+    run(scenario)

@@ -1,0 +1,215 @@
+"""Topics that are deleted, compacted and read at the same time, and after restarts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from millstream.config import Settings
+from millstream.errors import MillstreamError, PartitionNotFound
+from millstream.log.compaction import Compaction
+from millstream.log.segment import Segment
+from millstream.log.storage import DiskStorage
+from millstream.testing.broker import BrokerForTests
+from millstream.wire.frames import FrameType, encode_frame
+from tests.native import NativeClient
+
+
+class SlowVerification:
+    """Holds the check of a cold segment, after it has read, until told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        original = Segment.verify
+
+        def verify(segment: Segment, **options: bool) -> object:
+            result = original(segment, **options)
+            if "asyncio" in threading.current_thread().name:
+                self.entered.set()
+                self.go.wait(20)
+            return result
+
+        monkeypatch.setattr(Segment, "verify", verify)
+
+
+def fill(data: Path, **config: object) -> None:
+    with BrokerForTests(data) as broker, NativeClient(broker.address) as client:
+        client.call("topic.create", name="t", config={"segment_bytes": 1 << 20, **config})
+        for number in range(40):
+            client.publish("t", [bytes(100_000)], keys=[b"k%d" % (number % 3)])
+
+
+def test_a_negative_partition_number_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        client.call("topic.create", name="t")
+        with pytest.raises(PartitionNotFound):
+            client.call("topic.offsets", topic="t", partitions=[-1])
+        client.publish("t", [b"confirmed"])
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        assert client.fetch("t", 0).high_watermark == 1
+
+
+def test_a_fetch_is_answered_when_retention_takes_its_segment_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    slow = SlowVerification(monkeypatch)
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        asked = client.send_fetch("t", 0)
+        assert slow.entered.wait(5)
+        with NativeClient(broker.address) as other:
+            other.call("topic.alter", name="t", config={"retention_bytes": 1})
+        broker.run(broker.broker._cleanup.run())
+        slow.go.set()
+        client.answer(asked)
+
+
+def test_compaction_during_the_check_of_a_cold_segment_leaves_healthy_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, cleanup="compact")
+    slow = SlowVerification(monkeypatch)
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        asked = client.send_fetch("t", 0)
+        assert slow.entered.wait(5)
+
+        async def compact() -> None:
+            log = broker.broker.topics.partition("default", "t", 0).log
+            compaction = Compaction.plan(log, now_us=10**18, tombstone_retention_ms=0)
+            assert compaction is not None
+            compaction.rewrite()
+            assert compaction.swap()
+
+        broker.run(compact())
+        index = tmp_path / "topics/default/t/0/00000000000000000000.index"
+        before = index.read_bytes()
+        slow.go.set()
+        client.answer(asked)
+        assert index.read_bytes() == before
+    monkeypatch.undo()
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        assert client.fetch("t", 0).damaged is None
+        assert not client.call("topic.describe", name="t")["partitions"][0]["damaged_ranges"]
+
+
+def test_a_topic_made_anew_does_not_write_into_the_files_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    slow = SlowVerification(monkeypatch)
+    removing, go_on = threading.Event(), threading.Event()
+    original = DiskStorage.remove_tree
+
+    def remove_tree(storage: DiskStorage, directory: str) -> None:
+        removing.set()
+        go_on.wait(20)
+        original(storage, directory)
+
+    monkeypatch.setattr(DiskStorage, "remove_tree", remove_tree)
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        reader = NativeClient(broker.address)
+        asked = reader.send_fetch("t", 0)
+        assert slow.entered.wait(5)  # a reader waits for the check of a cold segment
+        client.socket.sendall(encode_frame(FrameType.CALL, b'{"op":"topic.delete","name":"t"}', 77))
+        assert removing.wait(5)  # the log is closed, its directory is about to go
+        slow.go.set()
+        reader.receive() if asked else None
+        go_on.set()
+        client.answer(77)
+        client.call("topic.create", name="t")
+        assert client.publish("t", [b"confirmed"]).label == "disk"
+        reader.close()
+    monkeypatch.undo()
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        assert client.fetch("t", 0).high_watermark == 1
+
+
+def test_a_deletion_that_the_disk_refused_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        client.call("topic.create", name="t")
+        client.publish("t", [b"x"])
+
+        def refuse(_storage: DiskStorage, _directory: str) -> None:
+            raise OSError(39, "Directory not empty")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(DiskStorage, "remove_tree", refuse)
+            with pytest.raises(MillstreamError, match="delete it again"):
+                client.call("topic.delete", name="t")
+        client.call("topic.delete", name="t")
+        client.call("topic.create", name="t")
+
+
+def test_deleting_a_namespace_forgets_what_groups_have_read_of_it(tmp_path: Path) -> None:
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address, namespace="ns") as client:
+        client.call("topic.create", name="t")
+        client.publish("t", [b"old"])
+        client.call("group.commit", group="g", offsets=[{"topic": "t", "partition": 0, "offset": 1}])
+        client.call("namespace.delete", name="ns", force=True)
+        client.call("topic.create", name="t")
+        assert client.call("group.committed", group="g") == []
+
+
+def test_messages_of_a_topic_that_nobody_uses_grow_old_all_the_same(tmp_path: Path) -> None:
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        client.call("topic.create", name="t", config={"retention_ms": 1})
+        client.publish("t", [b"old"])
+    time.sleep(0.01)  # the clock of the machine decides here
+    with BrokerForTests(tmp_path) as broker:
+        broker.run(broker.broker._cleanup.run())
+        assert sum(path.stat().st_size for path in (tmp_path / "topics/default/t/0").glob("*.log")) == 0
+        with NativeClient(broker.address) as client:
+            assert client.fetch("t", 1).start_offset == 1
+            assert client.publish("t", [b"new"]).base_offset == 1
+
+
+def test_the_lag_of_a_group_is_found_without_checking_segments_on_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+    threads: list[str] = []
+    original = Segment.verify
+
+    def verify(segment: Segment, **options: bool) -> object:
+        threads.append(threading.current_thread().name)
+        return original(segment, **options)
+
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        client.call("group.commit", group="g", offsets=[{"topic": "t", "partition": 0, "offset": 0}])
+    monkeypatch.setattr(Segment, "verify", verify)
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        (lag,) = client.call("group.describe", name="g")["lag"]
+        assert lag["lag"] == 40
+    assert threads
+    assert "broker-for-tests" not in threads
+
+
+def test_stopping_does_not_wait_for_a_whole_round_of_cleanup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+    rewrites: list[object] = []
+
+    def rewrite(compaction: Compaction) -> None:
+        rewrites.append(compaction)
+        entered.set()
+        go_on.wait(20)
+
+    monkeypatch.setattr(Compaction, "rewrite", rewrite)
+    settings = Settings.model_validate({"storage": {"cleanup_interval_ms": 100}})
+    broker = BrokerForTests(tmp_path, settings=settings).start()
+    with NativeClient(broker.address) as client:
+        for name in ("a", "b", "c"):
+            client.call("topic.create", name=name, config={"segment_bytes": 1 << 20, "cleanup": "compact"})
+            for _ in range(15):
+                client.publish(name, [bytes(100_000)], keys=[b"k"])
+    assert entered.wait(10)
+    stopping = threading.Thread(target=broker.stop)
+    stopping.start()
+    while not broker.broker._stopping.is_set():
+        time.sleep(0.001)
+    go_on.set()
+    stopping.join(10)
+    assert not stopping.is_alive()
+    assert len(rewrites) == 1
