@@ -72,7 +72,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._send_is_due = False
         self._fetch_bytes_max = listener.settings.server.frame_bytes_max - FETCH_RESULT_BYTES - 16
         self._publishes_open = 0
-        self.last_heard_ms = listener.now_ms()
+        self._heard = True  # since the last tick
+        self._last_heard_ms = listener.now_ms()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -146,10 +147,10 @@ class NativeConnection(asyncio.BufferedProtocol):
     def tick(self, now_ms: int) -> None:
         """Called about every heartbeat interval: is the client alive, and does it know that we are?"""
         server = self._settings.server
-        if not self._reads:
-            self.last_heard_ms = now_ms  # we do not listen at the moment, so its silence says nothing
-        if now_ms - self.last_heard_ms > server.heartbeat_ms * server.heartbeat_misses:
-            _log.info("client is silent, closing", address=self._address, silent_ms=now_ms - self.last_heard_ms)
+        if self._heard or not self._reads:  # while we do not listen its silence says nothing
+            self._heard, self._last_heard_ms = False, now_ms
+        if now_ms - self._last_heard_ms > server.heartbeat_ms * server.heartbeat_misses:
+            _log.info("client is silent, closing", address=self._address, silent_ms=now_ms - self._last_heard_ms)
             self.abort()
         else:
             self._write(_HEARTBEAT_FRAME)
@@ -167,7 +168,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._closing:
             return
-        self.last_heard_ms = self._listener.now_ms()
+        self._heard = True
         self._send_is_due = True  # by the end of this call
         self._wire.reader.received(nbytes)
         try:
@@ -230,7 +231,8 @@ class NativeConnection(asyncio.BufferedProtocol):
             else:
                 answer = encode_error(error, correlation)
             self._write(answer)
-            self._listener.progressed()
+            if self._listener.draining:
+                self._listener.progressed()
 
         wants_answer = request.acks != 0
         self._publishes_open += wants_answer
@@ -366,7 +368,7 @@ class NativeListener:
         self._connections: set[NativeConnection] = set()
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self._draining = False
+        self.draining = False
         self._progress: asyncio.Event | None = None
         #: Calls under way.  A call goes on when its client is gone: what it has recorded must also take effect.
         self._calls: set[asyncio.Task[None]] = set()
@@ -386,7 +388,7 @@ class NativeListener:
 
     def admit(self, connection: NativeConnection) -> MillstreamError | None:
         """Take a connection in, or say why not."""
-        if self._draining:
+        if self.draining:
             return ShuttingDown("the broker is shutting down")
         if len(self._connections) >= self.settings.server.max_connections:
             self.broker.metrics.connections_refused += 1
@@ -403,7 +405,7 @@ class NativeListener:
 
     async def close(self) -> None:
         """Stop accepting, tell everybody, let what is under way finish, then close."""
-        self._draining = True
+        self.draining = True
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
