@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ import millstream
 from millstream import aio
 from millstream.errors import GroupNotEmpty, InvalidArgument
 from millstream.testing.broker import BrokerForTests, BrokerProcess
+from millstream.wire import calls
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 20) -> None:
@@ -118,6 +120,42 @@ def test_a_member_that_is_evicted_comes_back(broker: BrokerForTests) -> None:
         publish(client, 10)
         eventually(lambda: len(set(reader.seen)) == 80)
         reader.close()
+
+
+def test_a_member_whose_group_was_deleted_joins_again(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.create_topic("t", partitions=4)
+        publish(client, 10)
+        reader = Reader(broker.address, session_ms=1000)
+        eventually(lambda: len(reader.seen) == 40)
+        client.evict_member("g", reader.stream._membership.member_id)  # type: ignore[union-attr]
+        client.delete_group("g")
+        eventually(lambda: len(reader.seen) == 80)  # its progress was deleted as well
+        reader.close()
+
+
+def test_a_partition_that_moves_while_its_start_is_looked_up_has_one_reader(broker: BrokerForTests) -> None:
+    """Two members start together, and the broker is slow to tell the first where to begin."""
+    with millstream.connect(broker.address) as client, millstream.connect(broker.address) as other:
+        client.create_topic("t", partitions=4)
+        publish(client, 10)
+        stream = other.stream("t", group="g", timeout_s=10)
+        ask, second = stream._call, []
+
+        def slow(call: Any, kind: Any) -> Any:
+            if isinstance(call, calls.ListOffsets) and not second:
+                second.append(Reader(broker.address))
+                eventually(lambda: len(second[0].stream.assignment()) == 2)
+            return ask(call, kind)
+
+        stream._call = slow
+        seen = [(message.partition, message.offset) for message, _ in zip(stream, range(20), strict=False)]
+        assert len(stream.assignment()) == 2
+        assert not set(stream.assignment()) & set(second[0].stream.assignment())
+        eventually(lambda: len(second[0].seen) == 20)
+        assert len(set(seen + second[0].seen)) == 40
+        stream.close()
+        second[0].close()
 
 
 def test_a_static_member_returns_to_its_partitions_without_a_rebalance(broker: BrokerForTests) -> None:

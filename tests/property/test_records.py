@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.client.single import encode_single
 from millstream.errors import BatchDamaged, MillstreamError
 from millstream.records import (
     HEADER_BYTES,
@@ -18,6 +19,7 @@ from millstream.records import (
     decode_headers,
     encode_batch,
     encode_headers,
+    encode_parts,
     largest_message_bytes,
     read_header,
     stamp,
@@ -75,6 +77,12 @@ def test_any_batch_round_trips(made: dict[str, Any], base: int, time_us: int, ep
     assert batch_next_offset(data, 0, header) == batch.next_offset == base + len(made["values"])
     lanes = set(made["priorities"] or [2])
     assert header.priorities == sum(1 << lane for lane in lanes)
+
+
+@given(st.binary(max_size=100), TIMES, st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1))
+def test_a_single_value_has_the_bytes_of_any_batch(value: bytes, time_us: int, producer: int, sequence: int) -> None:
+    options = {"base_timestamp_us": time_us, "producer": producer, "first_sequence": sequence}
+    assert encode_single(value, **options) == encode_parts([value], **options)
 
 
 @given(batches(), st.data())

@@ -26,6 +26,7 @@ from millstream.wire.messages import (
     encode_fetch_result_head,
     encode_publish_head,
     encode_publish_result,
+    sole_publish_result,
 )
 
 FRAMES = st.tuples(st.sampled_from(list(FrameType)), st.binary(max_size=300), st.none() | st.integers(0, 2**32 - 1))
@@ -114,6 +115,26 @@ def test_publish_round_trips(topic: str, partition: int, acks: int, fsync: int, 
 def test_publish_result_round_trips(label: int, base: int, time_us: int, duplicate: bool) -> None:
     result = decode_publish_result(one_frame(encode_publish_result(3, label, base, time_us, duplicate=duplicate)))
     assert (result.base_offset, result.append_time_us, result.duplicate) == (base, time_us, duplicate)
+
+
+@given(st.integers(0, 9), st.integers(0, 2**48), st.booleans(), st.integers(0, 8 * 36 - 1), st.integers(-36, 9))
+def test_a_result_taken_from_the_buffer_is_the_one_the_reader_would_give(
+    label: int, base: int, duplicate: bool, bit: int, more: int
+) -> None:
+    frame = bytearray(encode_publish_result(3, label, base, 5, duplicate=duplicate))
+    buffer = memoryview(frame + bytes(20))
+    expected = decode_publish_result(one_frame(bytes(frame)))
+    assert sole_publish_result(buffer, len(frame), 3) == (expected if label <= 4 else None)
+    assert sole_publish_result(buffer, len(frame), 4) is None
+    if more:
+        assert sole_publish_result(buffer, len(frame) + more, 3) is None
+    frame[bit // 8] ^= 1 << bit % 8
+    try:
+        (seen,) = FrameReader(shared=bytearray(64)).feed(bytes(frame))
+        wanted = decode_publish_result(seen.payload) if seen[:2] == (FrameType.RESPONSE, 3) else None
+    except (MillstreamError, ValueError):  # refused, or not a whole frame any more
+        wanted = None
+    assert sole_publish_result(memoryview(frame), len(frame), 3) in (wanted, None)
 
 
 @given(TOPICS, st.integers(0, 2**32 - 1), st.integers(0, 2**63), st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))

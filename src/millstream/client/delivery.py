@@ -348,6 +348,7 @@ class Delivery:
         """Give every line that wants one a new identity, and count from 0 again."""
         for line in self._wanting:
             line.producer = producer
+            line.proven = False  # the broker does not know this identity yet
             line.renumber(0)
         self._wanting.clear()
 

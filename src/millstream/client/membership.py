@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import secrets
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ from millstream.client.ownership import Changes, Ownership
 from millstream.client.settings import StreamSettings
 from millstream.errors import (
     ConnectionLost,
+    GroupNotFound,
+    InvalidArgument,
     MillstreamError,
     RequestTimeout,
     ShuttingDown,
@@ -43,7 +46,7 @@ __all__ = ["Membership"]
 
 _log = logging.getLogger("millstream.client")
 
-HEARTBEAT_S: Final = 3.0
+_HEARTBEAT_S: Final = 3.0
 #: While partitions are on their way to us we ask more often; the broker's push is usually faster.
 _PENDING_HEARTBEAT_S: Final = 1.0
 #: The share of the broker's patience after which a partition is given up without the handler's consent.
@@ -65,7 +68,6 @@ class Membership:
         *,
         on_change: Callable[[], None],
         finished: Callable[[], dict[TopicPartition, int] | None],
-        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         """`finished` tells what may be committed, or None when the stream is gone.  Neither may keep it alive."""
         assert settings.group is not None
@@ -74,12 +76,14 @@ class Membership:
         self._group = settings.group
         self._on_change = on_change
         self._finished = finished
-        self._heartbeat_s = heartbeat_s
         self._lock = threading.Lock()
         self._joined = threading.Event()
         self._bell = Bell()
         self._connection: Connection | None = None
+        #: Drawn before the first join and kept until the membership ends, so that a join whose answer was lost is
+        #: repeated by the same member.
         self._member_id = ""
+        self._admitted = False
         self._ownership = Ownership()
         self._tickets: deque[CommitTicket] = deque()
         self._committed: dict[TopicPartition, int] = {}
@@ -111,14 +115,14 @@ class Membership:
             raise self.failure
 
     def changes(self, held: set[TopicPartition], epoch: int) -> Changes:
-        """What has changed for a stream that reads these partitions and has followed up to `epoch`."""
+        """What a stream that reads these partitions, and has followed up to `epoch`, has to do."""
         with self._lock:
             return self._ownership.changes(held, epoch)
 
-    def took(self, places: Iterable[TopicPartition], epoch: int) -> None:
-        """The stream reads these now."""
+    def took(self, places: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """The stream is ready to read these.  Returns those it still may: it must not touch the others."""
         with self._lock:
-            self._ownership.took(places, epoch)
+            return self._ownership.took(places)
 
     def dropped(self, places: set[TopicPartition], *, lost: bool = False) -> None:
         """The stream has stopped reading these; unless they were lost, the broker hears of it at once."""
@@ -206,7 +210,7 @@ class Membership:
         if self._finished() is None:
             self._stopping = True  # the stream was dropped without being closed
             return
-        if not self._member_id:
+        if not self._admitted:
             self._join()
         self._commit_tickets()
         now_s = time.monotonic()
@@ -241,9 +245,12 @@ class Membership:
 
     def _join(self) -> None:
         settings = self._settings
+        if not self._member_id:
+            self._member_id = f"{self._target.client_id}-{secrets.token_hex(4)}"
         call = calls.JoinGroup(
             group=self._group,
             topics=list(settings.topics),
+            member_id=self._member_id,
             instance_id=settings.instance_id,
             strategy=settings.strategy,  # type: ignore[arg-type]
             protocol=settings.protocol,  # type: ignore[arg-type]
@@ -251,8 +258,7 @@ class Membership:
             rebalance_ms=settings.rebalance_ms,
         )
         assignment: calls.Assignment = self._call(call, calls.Assignment)
-        with self._lock:
-            self._member_id = assignment.member_id
+        self._admitted = True
         self._follow(assignment)
         self._joined.set()
 
@@ -264,11 +270,12 @@ class Membership:
                 generation=self._ownership.generation,
                 owned=self._ownership.listing(),
             )
-            pace_s = _PENDING_HEARTBEAT_S if self._ownership.awaiting else self._heartbeat_s
+            pace_s = _PENDING_HEARTBEAT_S if self._ownership.awaiting else _HEARTBEAT_S
             self._heartbeat_due_s = time.monotonic() + min(pace_s, self._settings.session_ms / 3000)
         try:
             assignment: calls.Assignment = self._call(call, calls.Assignment)
-        except UnknownMember as error:
+        except (UnknownMember, GroupNotFound, StaleGeneration) as error:
+            # Removed, or the group was deleted, or the broker lost the end of its state in a power cut.
             _log.warning("group %s: %s; joining again", self._group, error)
             self._lose_everything()
             self._join()
@@ -288,7 +295,9 @@ class Membership:
     def _lose_everything(self) -> None:
         with self._lock:
             self._ownership.lose_everything()
+            # A new name: what the old membership still has on its way must not count for the next one.
             self._member_id = ""
+            self._admitted = False
             self._committed.clear()
         self._on_change()
 
@@ -348,7 +357,7 @@ class Membership:
             self._note_committed(offsets)
         except UnknownMember:
             pass  # the next heartbeat finds out
-        except StaleGeneration:
+        except (StaleGeneration, InvalidArgument):  # one has moved on, or its topic is gone
             if len(offsets) > 1:
                 for place, offset in offsets.items():
                     self._commit_each({place: offset})
@@ -363,10 +372,11 @@ class Membership:
         try:
             if self._connection is None:
                 self._connect()
-            self._commit_tickets()
-            if self._settings.commits_itself:
-                self._commit_finished()
-            if self._member_id:
+            if self._admitted:
+                self._commit_tickets()
+                if self._settings.commits_itself:
+                    self._commit_finished()
+            if self._member_id:  # also when the answer to the join was never seen
                 self._call(calls.LeaveGroup(group=self._group, member_id=self._member_id), Any)
         except MillstreamError as error:
             _log.info("group %s: could not leave: %s", self._group, error)

@@ -45,12 +45,13 @@ def is_repeatable(call: calls.Call) -> bool:
 class Topic:
     """A topic as a publisher sees it."""
 
-    __slots__ = ("_next", "loaded_s", "message_bytes_max", "name", "raw_name", "uids")
+    __slots__ = ("_next", "loaded_s", "message_bytes_max", "name", "places", "raw_name", "uids")
 
     def __init__(self, metadata: calls.TopicMetadata, loaded_s: float) -> None:
         self.name = metadata.name
         self.raw_name = metadata.name.encode()
         self.uids = metadata.partition_uids
+        self.places = [TopicPartition(self.name, number) for number in range(len(self.uids))]
         self.message_bytes_max = metadata.max_message_bytes
         self.loaded_s = loaded_s
         self._next = random.randrange(len(self.uids))

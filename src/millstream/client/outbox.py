@@ -144,6 +144,8 @@ class Outbox:
         return self.note(self.delivery.expire(now_ms(), self.trouble))
 
     def abandon(self, error: MillstreamError) -> list[Settled]:
+        """Fail everything, also what was never sealed: whatever was taken is confirmed or reported."""
+        self.seal_all()
         return self.note(self.delivery.abandon(error))
 
     def note(self, outcomes: list[Settled]) -> list[Settled]:

@@ -35,6 +35,9 @@ class Ownership:
         #: More partitions are coming, once others have let go of them.
         self.awaiting = False
         self._owned: set[TopicPartition] = set()
+        #: The stream looks up where to begin with these.  One that is taken away meanwhile leaves this set and does not
+        #: come back by being granted again: what was looked up is out of date, somebody else may have read on.
+        self._taking: set[TopicPartition] = set()
         self._giving_up: dict[TopicPartition, float] = {}  # until when we wait for the handler
         self._held: set[TopicPartition] = set()
         self._forced: set[TopicPartition] = set()  # given up behind the stream's back
@@ -58,6 +61,7 @@ class Ownership:
         for place in self._owned - allowed:
             if place not in self._held:
                 self._owned.discard(place)  # the stream has not even begun with it
+                self._taking.discard(place)
                 released = True
             elif place not in self._giving_up:
                 self._giving_up[place] = patience_until_s
@@ -77,6 +81,7 @@ class Ownership:
         self.generation = 0
         self.awaiting = False
         self._owned.clear()
+        self._taking.clear()
         self._giving_up.clear()
         self._held.clear()
         self._forced.clear()
@@ -84,16 +89,21 @@ class Ownership:
     # --- the stream's side ---------------------------------------------------------------------------------------
 
     def changes(self, held: set[TopicPartition], epoch: int) -> Changes:
-        """What has changed for a stream that reads these partitions and has followed up to `epoch`."""
+        """What a stream that reads these partitions, and has followed up to `epoch`, has to do.
+
+        It says so again until it is done.
+        """
         lost = held if epoch != self.epoch else (held - self._owned) | (held & self._forced)
         giving_up = set(self._giving_up)
-        take = self._owned - giving_up - (held - lost)
-        return Changes(take, giving_up - lost, set(lost), self.epoch)
+        self._taking = self._owned - giving_up - (held - lost)
+        return Changes(set(self._taking), giving_up - lost, set(lost), self.epoch)
 
-    def took(self, places: Iterable[TopicPartition], epoch: int) -> None:
-        """The stream reads these now."""
-        if epoch == self.epoch:
-            self._held |= set(places) & self._owned
+    def took(self, places: Iterable[TopicPartition]) -> set[TopicPartition]:
+        """The stream is ready to read these.  Returns those it still may: it must not touch the others."""
+        held = self._taking & set(places)
+        self._taking -= held
+        self._held |= held
+        return held
 
     def dropped(self, places: Iterable[TopicPartition], *, lost: bool) -> None:
         """The stream has stopped reading these: because it was asked to, or because they were lost."""

@@ -13,7 +13,6 @@ from typing import Final, NamedTuple
 from millstream.client.backoff import backoff_ms
 from millstream.client.messages import Message, TopicPartition, messages_of
 from millstream.errors import (
-    BatchDamaged,
     DataDamaged,
     MillstreamError,
     OffsetOutOfRange,
@@ -226,7 +225,10 @@ class Positions:
         return Fetched(position, from_offset, result)
 
     def decode(self, fetched: Fetched) -> Handout:
-        """Make the messages of an answer.  Raises BatchDamaged, after which the same messages are fetched again."""
+        """Make the messages of an answer, which the caller must keep: the position is behind them already.
+
+        Raises BatchDamaged, after which the same messages are fetched again.
+        """
         position, from_offset, result = fetched
         messages: list[Message] = []
         view, at, end = result.batches, 0, len(result.batches)
@@ -243,7 +245,7 @@ class Positions:
                     messages += made
                 else:
                     messages = made
-        except BatchDamaged:
+        except BaseException:  # damage, or an interrupt of the user's: nothing may be skipped
             self.rewind(position, from_offset)
             raise
         damage = None

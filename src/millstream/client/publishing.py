@@ -7,19 +7,20 @@ same one back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Final
 
 from millstream.client.delivery import renumbered
 from millstream.client.messages import Message, Outgoing, TopicPartition
 from millstream.client.metadata import Topic
-from millstream.client.values import AnyEntry, Value, encode_entries, entry_bytes, make_entry
+from millstream.client.values import AnyEntry, Value, entry_bytes, make_entry
 from millstream.errors import InvalidArgument
-from millstream.wire.messages import ACKS, FSYNC_POLICIES, encode_publish_head
+from millstream.wire.messages import ACKS, FSYNC_POLICIES
 
-__all__ = ["Attempt", "Identity", "acks_number", "as_entry", "fsync_number", "plan_batches"]
+__all__ = ["SEQUENCE_MASK", "Attempt", "Identity", "acks_number", "as_entry", "fsync_number", "plan_batches"]
 
-_SEQUENCE: Final = 0xFFFF_FFFF
+#: Numbers of messages start again at 0 after this one.
+SEQUENCE_MASK: Final = 0xFFFF_FFFF
 #: `publish_many` splits larger amounts; well below the limit of a frame.
 _BATCH_BYTES: Final = 1024 * 1024
 _BATCH_MESSAGES: Final = 10_000
@@ -36,52 +37,27 @@ class Identity:
 
 
 class Attempt:
-    """One batch that is sent until it is confirmed."""
+    """A batch that was not stored at the first try."""
 
-    __slots__ = ("_count", "_fsync", "_head", "_identity", "_place", "_raw_topic", "_sequence", "_tail")
+    __slots__ = ("doubtful", "fsync", "head", "identity", "partition", "sequence", "tail", "topic")
 
     def __init__(
-        self,
-        topic: Topic,
-        place: TopicPartition,
-        entries: Sequence[AnyEntry],
-        identity: Identity,
-        fsync: int,
-        now_us: int,
+        self, topic: Topic, partition: int, fsync: int, head: bytes, tail: bytes, identity: Identity, sequence: int
     ) -> None:
-        self._raw_topic = topic.raw_name
-        self._place = place
-        self._fsync = fsync
-        self._identity = identity
-        self._count = len(entries)
-        self._sequence = identity.sequences.get(place, 0)
-        self._head, self._tail = encode_entries(
-            entries,
-            base_timestamp_us=now_us,
-            producer=identity.producer,
-            first_sequence=self._sequence,
-            plain=self._count == 1 and type(entries[0]) is bytes,
-        )
-
-    def parts(self, correlation: int) -> tuple[bytes, bytes, bytes]:
-        """The frame, in pieces."""
-        front = encode_publish_head(
-            self._raw_topic,
-            self._place.partition,
-            acks=1,
-            fsync=self._fsync,
-            batch_size=len(self._head) + len(self._tail),
-            correlation=correlation,
-        )
-        return front, self._head, self._tail
-
-    def confirmed(self) -> None:
-        self._identity.sequences[self._place] = (self._sequence + self._count) & _SEQUENCE
+        self.topic = topic
+        self.partition = partition
+        self.fsync = fsync
+        self.head = head
+        self.tail = tail
+        self.identity = identity
+        self.sequence = sequence
+        #: It may be stored although no answer said so.
+        self.doubtful = False
 
     def renew(self, identity: Identity) -> None:
         """The broker does not remember what it confirmed: start counting again under another identity."""
-        self._identity, self._sequence = identity, 0
-        self._head, self._tail = renumbered(self._head, self._tail, producer=identity.producer, first_sequence=0)
+        self.identity, self.sequence = identity, 0
+        self.head, self.tail = renumbered(self.head, self.tail, producer=identity.producer, first_sequence=0)
 
 
 def acks_number(acks: str) -> int:

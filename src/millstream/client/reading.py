@@ -1,4 +1,4 @@
-"""What a stream has handed out, what of it is finished, and which partitions it reads.  Shared by both kinds of stream.
+"""What a stream has handed out, and what of it is finished.  Shared by both kinds of stream, as is following.py.
 
 A message counts as finished when the next one is asked for; commits never go beyond that.  One attribute is written per
 message (`_last`), everything else is worked out from it when somebody wants to know.
@@ -11,23 +11,18 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final
 
 from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
-from millstream.client.metadata import FETCH_WAIT_MS, Place, offsets_call
-from millstream.client.ownership import Changes
+from millstream.client.metadata import FETCH_WAIT_MS
 from millstream.client.positions import Handout, Position, Positions
 from millstream.client.settings import StreamSettings
-from millstream.errors import InvalidArgument, PartitionNotFound
-from millstream.wire import calls
+from millstream.errors import InvalidArgument
 
-__all__ = ["Reading", "Resolve"]
+__all__ = ["Reading"]
 
 _NOTHING: Final[tuple[Message, ...]] = ()
-#: A call to make, and the type of its answer.
-Resolve = tuple[calls.Call, Any]
 
 
 class Reading:
@@ -61,8 +56,6 @@ class Reading:
         #: Set by others when the stream has to look at something before it hands out the next message.
         self._attention = False
         self._membership: Membership | None = None
-        self._looked_up_s = 0.0
-        self._epoch = 0
         self._closed = False
 
     def commit(self, message: Message | None = None) -> object:
@@ -193,122 +186,3 @@ class Reading:
             self._ready = deque(handout for handout in self._ready if handout.position is not position)
             if self._current is not None and self._current.position is position:
                 self._drop_current()
-
-    # --- where to begin ------------------------------------------------------------------------------------------
-
-    def _lookups(self, places: Iterable[TopicPartition]) -> list[Resolve]:
-        """Calls whose answers say where these partitions begin, in the order `_starts` wants them."""
-        by_topic: dict[str, list[int]] = {}
-        for topic, partition in sorted(places):
-            by_topic.setdefault(topic, []).append(partition)
-        wanted: list[Resolve] = []
-        if self._settings.group is not None:
-            call = calls.CommittedOffsets(group=self._settings.group, topics=list(by_topic))
-            wanted.append((call, list[calls.OffsetEntry]))
-        start = self._settings.start
-        at: Literal["earliest", "latest"] | datetime = "earliest"
-        if start == "latest" or isinstance(start, datetime):
-            at = start  # type: ignore[assignment]
-        wanted += [
-            (offsets_call(topic, at, partitions), list[calls.OffsetEntry]) for topic, partitions in by_topic.items()
-        ]
-        return wanted
-
-    def _starts(
-        self, places: Iterable[TopicPartition], answers: list[list[calls.OffsetEntry]]
-    ) -> dict[TopicPartition, tuple[int, bool, int | None]]:
-        """Per partition: offset, whether the user gave it, and what is committed."""
-        committed: dict[TopicPartition, int] = {}
-        if self._settings.group is not None:
-            first, *answers = answers
-            committed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in first}
-        found = {TopicPartition(entry.topic, entry.partition): entry.offset for answer in answers for entry in answer}
-        start = self._settings.start
-        starts: dict[TopicPartition, tuple[int, bool, int | None]] = {}
-        for place in places:
-            if place in committed:
-                starts[place] = (committed[place], False, committed[place])
-            elif isinstance(start, Mapping):
-                starts[place] = (start.get(place.partition, found[place]), place.partition in start, None)
-            elif type(start) is int:
-                starts[place] = (start, True, None)
-            else:
-                starts[place] = (found[place], False, None)
-        return starts
-
-    def _restart(self, answers: list[list[calls.OffsetEntry]]) -> None:
-        """Go on from the start for partitions whose offset is gone; raises if the user named that offset."""
-        for position in self._positions:
-            if position.out_of_range is not None and position.explicit:
-                raise position.out_of_range
-        for entry in [entry for answer in answers for entry in answer]:
-            position_now = self._positions.get(TopicPartition(entry.topic, entry.partition))
-            if position_now is not None and position_now.out_of_range is not None:
-                self._move(position_now, entry.offset, explicit=False)
-
-    def _out_of_range(self) -> list[TopicPartition]:
-        return [position.place for position in self._positions if position.out_of_range is not None]
-
-    def _seek_lookup(self, place: TopicPartition, to: Place) -> Resolve | None:
-        self._known(place)
-        if type(to) is int:
-            if to < 0:
-                raise InvalidArgument(f"an offset is 0 or more, not {to}")
-            return None
-        return offsets_call(place.topic, to, [place.partition]), list[calls.OffsetEntry]  # type: ignore[arg-type]
-
-    # --- following the group -------------------------------------------------------------------------------------
-
-    def _look_up_group(self) -> Changes | None:
-        """What the group wants from us now."""
-        self._attention = False
-        membership = self._membership
-        if membership is None:
-            return None
-        if membership.failure is not None:
-            raise membership.failure
-        changes = membership.changes(self._positions.places, self._epoch)
-        self._epoch = changes.epoch
-        return changes
-
-    def _lose(self, places: set[TopicPartition]) -> None:
-        for place in places:
-            self._remove(place)
-        if self._membership is not None:
-            self._membership.dropped(places, lost=True)
-
-    def _release(self, places: set[TopicPartition]) -> None:
-        for place in places:
-            self._remove(place)
-        if self._membership is not None:
-            self._membership.dropped(places)
-
-    # --- topics --------------------------------------------------------------------------------------------------
-
-    def _metadata_lookup(self, topics: Iterable[str]) -> Resolve:
-        return calls.Metadata(topics=list(topics)), list[calls.TopicMetadata]
-
-    def _learn(self, found: list[calls.TopicMetadata]) -> None:
-        for topic in found:
-            self._uids[topic.name] = topic.partition_uids
-
-    def _all_places(self, topics: Iterable[str]) -> list[TopicPartition]:
-        """What a stream without a group reads."""
-        wanted = self._settings.partitions
-        places = []
-        for topic in topics:
-            count = len(self._uids[topic])
-            for number in range(count) if wanted is None else wanted:
-                if not 0 <= number < count:
-                    raise PartitionNotFound(f"topic {topic!r} has partitions 0 to {count - 1}, not {number}")
-                places.append(TopicPartition(topic, number))
-        return places
-
-    def _unknown_topics(self, places: Iterable[TopicPartition]) -> list[str]:
-        return sorted({at.topic for at in places if at.partition >= len(self._uids.get(at.topic, ()))})
-
-    def _add(self, starts: dict[TopicPartition, tuple[int, bool, int | None]]) -> None:
-        for place, (offset, explicit, committed) in starts.items():
-            uids = self._uids.get(place.topic, ())
-            uid = uids[place.partition] if place.partition < len(uids) else 0
-            self._positions.add(place, uid, offset, explicit=explicit, committed=committed)

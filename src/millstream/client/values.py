@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypedDict
 import mmh3
 import msgspec
 
+from millstream.client.single import encode_single
 from millstream.errors import InvalidArgument
 from millstream.records import PRIORITY_DEFAULT, encode_headers, encode_parts
 
@@ -195,6 +196,10 @@ def encode_entries(
 
     `plain` says that all entries are known to be bytes.
     """
+    if len(entries) == 1 and type(entries[0]) is bytes and not codec:
+        return encode_single(
+            entries[0], base_timestamp_us=base_timestamp_us, producer=producer, first_sequence=first_sequence
+        )
     kinds = _PLAIN if plain else set(map(type, entries))
     if kinds == _PLAIN:
         return encode_parts(

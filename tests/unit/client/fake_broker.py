@@ -48,6 +48,11 @@ class Fault:
     silent: bool = False
     #: Send only this many bytes of the answer, then drop the connection.
     cut_at: int | None = None
+    #: Send the answer in two pieces, divided here, with a moment in between.
+    split_at: int | None = None
+    #: Frames that travel in one piece with the answer, in front of it and behind it.
+    before: bytes = b""
+    after: bytes = b""
     delay_s: float = 0.0
 
 
@@ -105,6 +110,8 @@ class FakeBroker:
         self.members: dict[str, FakeMember] = {}
         self.grant: list[tuple[str, int]] = []  # what the next member that joins may hold
         self.call_errors: dict[str, deque[MillstreamError]] = {}
+        self.before: dict[str, Callable[[], None]] = {}  # runs once, before a call of this kind is answered
+        self.lost_answers: deque[str] = deque()  # calls that are carried out, then the connection is gone
         self.connections = 0
         self.heartbeat_frames = 0
         self.refusing = False
@@ -269,6 +276,11 @@ class FakeBroker:
             peer.drop()
             raise _Dropped
         if request.acks and not fault.silent:
+            answer = fault.before + answer + fault.after
+            if fault.split_at is not None:
+                peer.send(answer[: fault.split_at])
+                time.sleep(0.02)
+                answer = answer[fault.split_at :]
             peer.send(answer)
 
     def _store(self, request: PublishRequest) -> tuple[int, bool]:
@@ -329,13 +341,19 @@ class FakeBroker:
     # --- calls ---------------------------------------------------------------------------------------------------
 
     def _call(self, peer: _Peer, correlation: int, call: Any) -> None:
+        name = type(call).__name__
+        self.before.pop(name, lambda: None)()
         try:
-            errors = self.call_errors.get(type(call).__name__)
+            errors = self.call_errors.get(name)
             if errors:
                 raise errors.popleft()
             answer = encode_json_response(self._answer(peer, call), correlation)
         except MillstreamError as error:
             answer = encode_error(error, correlation)
+        if name in self.lost_answers:
+            self.lost_answers.remove(name)
+            peer.drop()
+            raise _Dropped
         peer.send(answer)
         self._note()
 
@@ -375,7 +393,7 @@ class FakeBroker:
                     self.committed[group, entry.topic, entry.partition] = entry.offset
                 return None
             case calls.JoinGroup():
-                member_id = f"member-{len(self.members) + 1}"
+                member_id = call.member_id or f"member-{len(self.members) + 1}"
                 self.members[member_id] = FakeMember(member_id, list(self.grant), connection=peer)
                 return self._assignment(self.members[member_id])
             case calls.HeartbeatGroup(member_id=member_id):

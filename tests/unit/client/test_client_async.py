@@ -240,6 +240,41 @@ def test_errors_surface_and_the_producer_goes_on(fake: FakeBroker) -> None:
     assert len(failures) == 1
 
 
+def test_what_is_sent_while_the_producer_closes_is_refused(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000)
+        await producer.send(b"a")
+        fake.hold_answers.clear()
+        closing = asyncio.create_task(producer.close())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)  # the flush is under way
+        with pytest.raises(InvalidArgument):
+            await producer.send(b"b")
+        fake.hold_answers.set()
+        await closing
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a"]
+
+
+def test_what_is_left_when_a_producer_gives_up_is_reported(fake: FakeBroker) -> None:
+    failures: list[millstream.BatchFailure] = []
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000, on_error=failures.append)
+        await producer.send(b"a")
+        pile = producer._accumulator.sticky
+        fake.hold_answers.clear()
+        closing = asyncio.create_task(producer.close(timeout_s=0.2))
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        pile.entries.append(b"b")
+        with pytest.raises(RequestTimeout):
+            await closing
+        fake.hold_answers.set()
+
+    run(fake, scenario)
+    assert [(failure.messages, failure.in_doubt) for failure in failures] == [(1, True), (1, False)]
+
+
 def test_what_cannot_be_delivered_in_time_fails_with_the_reason(fake: FakeBroker) -> None:
     async def scenario(client: aio.Client) -> None:
         producer = await client.producer("t", delivery_timeout_s=0.3, linger_ms=1)

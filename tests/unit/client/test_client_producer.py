@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 
@@ -10,6 +11,7 @@ from fake_broker import FakeBroker, Fault
 
 import millstream
 from millstream.errors import (
+    ConnectionLost,
     InvalidArgument,
     OutOfSequence,
     PartitionNotFound,
@@ -310,6 +312,67 @@ def test_a_closed_producer_takes_nothing(client: millstream.Client) -> None:
     producer.close()
     with pytest.raises(InvalidArgument):
         producer.send(b"x")
+
+
+def test_what_is_sent_while_the_producer_closes_is_refused(fake: FakeBroker, client: millstream.Client) -> None:
+    producer = client.producer("t", linger_ms=60_000)
+    producer.send(b"a")
+    fake.hold_answers.clear()
+    closing = threading.Thread(target=producer.close)
+    closing.start()
+    fake.wait_for(lambda: fake.publishes)  # the flush is under way
+    with pytest.raises(InvalidArgument):
+        producer.send(b"b")
+    fake.hold_answers.set()
+    closing.join(10)
+    assert fake.values("t") == [b"a"]
+
+
+def test_what_slips_in_behind_the_last_flush_is_reported(fake: FakeBroker, client: millstream.Client) -> None:
+    """A thread may have passed the gate before it closed, and put its message down only now."""
+    failures: list[millstream.BatchFailure] = []
+    producer = client.producer("t", linger_ms=60_000, on_error=failures.append)
+    producer.send(b"a")
+    pile = producer._accumulator.sticky
+    fake.hold_answers.clear()
+
+    def slip_in() -> None:
+        fake.wait_for(lambda: fake.publishes)
+        pile.entries.append(b"b")
+        fake.hold_answers.set()
+
+    late = threading.Thread(target=slip_in)
+    late.start()
+    with pytest.raises(ConnectionLost):
+        producer.close()
+    late.join(10)
+    assert fake.values("t") == [b"a"]
+    assert [(failure.messages, failure.in_doubt) for failure in failures] == [(1, False)]
+
+
+def test_closing_while_others_send_leaves_no_message_unaccounted_for(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    for number in range(8):
+        failures: list[millstream.BatchFailure] = []
+        producer = client.producer(f"t{number}", linger_ms=1, on_error=failures.append)
+        sent = [0, 0]
+
+        def work(name: int, sent: list[int] = sent, producer: millstream.Producer = producer) -> None:
+            with contextlib.suppress(millstream.MillstreamError):
+                while True:
+                    producer.send(b"x")
+                    sent[name] += 1
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.01)
+        with contextlib.suppress(ConnectionLost):
+            producer.close()
+        for thread in threads:
+            thread.join(10)
+        assert sum(sent) == len(fake.values(f"t{number}")) + sum(failure.messages for failure in failures)
 
 
 def test_closing_the_client_flushes_its_producers(fake: FakeBroker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -24,6 +25,8 @@ from millstream.errors import (
 )
 from millstream.ids import parse_message_id
 from millstream.records import Batch, Columns
+from millstream.wire.frames import FrameType, encode_frame
+from millstream.wire.messages import encode_publish_result
 
 
 def test_a_receipt_says_where_the_message_is(fake: FakeBroker, client: millstream.Client) -> None:
@@ -126,6 +129,84 @@ def test_a_fault_at_any_point_neither_loses_nor_repeats_a_message(
     receipts = [client.publish("t", b"%d" % number) for number in range(6)]
     assert [receipt.offset for receipt in receipts] == list(range(6))
     assert fake.values("t") == [b"%d" % number for number in range(6)]
+
+
+HEARTBEAT = encode_frame(FrameType.HEARTBEAT, b"")
+GOODBYE = encode_frame(FrameType.GOAWAY, b"")
+STALE = encode_publish_result(0x7FFF_0000, 3, 999, 0)  # nobody waits for it, or nobody does any more
+ARRIVALS = {
+    "in two pieces, inside the header": Fault(split_at=5),
+    "in two pieces": Fault(split_at=20),
+    "behind another frame": Fault(before=HEARTBEAT),
+    "behind an answer that nobody waits for": Fault(before=STALE),
+    "after an answer that nobody waits for": Fault(before=STALE, split_at=len(STALE)),
+    "with part of the answer in one piece with a stale one": Fault(before=STALE, split_at=len(STALE) + 7),
+    "in front of another frame": Fault(after=HEARTBEAT),
+    "in front of a part of another frame": Fault(after=HEARTBEAT, split_at=36 + 5),
+    "with a goodbye": Fault(after=GOODBYE),
+}
+
+
+@pytest.mark.parametrize("arrival", ARRIVALS.values(), ids=ARRIVALS)
+def test_an_answer_is_found_however_it_arrives(fake: FakeBroker, client: millstream.Client, arrival: Fault) -> None:
+    fake.faults.extend([Fault(), arrival, Fault(), arrival])
+    receipts = [client.publish("t", b"%d" % number) for number in range(6)]
+    assert [receipt.offset for receipt in receipts] == list(range(6))
+    assert fake.values("t") == [b"%d" % number for number in range(6)]
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 16_000, 17_000, 500_000])
+def test_values_of_any_size_arrive_whole(fake: FakeBroker, client: millstream.Client, size: int) -> None:
+    value = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    assert client.publish("t", value).offset == 0
+    assert client.publish("t", value, key="k").offset == 1
+    assert fake.values("t") == [value, value]
+
+
+def test_a_timeout_far_below_a_second_is_kept(fake: FakeBroker) -> None:
+    with millstream.connect(fake.address, timeout_s=10) as client:
+        client.publish("t", b"a")
+        client._publisher._timeout_s = 0.05
+        fake.faults.append(Fault(store=False, silent=True))
+        started = time.monotonic()
+        with pytest.raises(RequestTimeout):
+            client.publish("t", b"lost")
+        assert time.monotonic() - started < 0.2
+
+
+def test_publishes_that_find_another_one_waiting_are_answered_without_delay(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """The first reads without a slot of its own; the others take theirs, and turns."""
+    client.publish("t", b"a")
+    fake.hold_answers.clear()
+    threads = [threading.Thread(target=client.publish, args=("t", b"%d" % number)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    fake.wait_for(lambda: len(fake.publishes) == 2)  # one connection: the fake does not look further before it answers
+    threading.Timer(0.05, fake.hold_answers.set).start()
+    started = time.monotonic()
+    assert client.publish("t", b"b").label == "disk"
+    for thread in threads:
+        thread.join()
+    assert time.monotonic() - started < 0.9, "nobody slept until the alarm clock rang"
+    assert sorted(fake.values("t")) == [b"0", b"1", b"2", b"a", b"b"]  # type: ignore[type-var]
+
+
+def test_a_connection_is_not_closed_under_a_publish_that_waits(fake: FakeBroker, client: millstream.Client) -> None:
+    client.publish("t", b"a")
+    connection = client._link.current
+    assert connection is not None
+    fake.hold_answers.clear()
+    thread = threading.Thread(target=client.publish, args=("t", b"b"))
+    thread.start()
+    fake.wait_for(lambda: len(fake.publishes) == 2)
+    connection.retire()
+    assert connection.transport.lost is None
+    fake.hold_answers.set()
+    thread.join()
+    assert connection.transport.lost is not None, "closed as soon as the answer was in"
+    assert len(fake.publishes) == 2, "and nothing had to be sent again"
 
 
 def test_many_faults_in_a_row_are_survived(fake: FakeBroker, client: millstream.Client) -> None:

@@ -133,14 +133,18 @@ class AsyncProducer:
         self._raise_failure()
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then let go of the connection.  Raises the first error that was not raised before."""
+        """Flush, then let go of the connection.  Raises the first error that was not raised before.
+
+        What other tasks send from now on is refused.
+        """
         if self._closing:
             return
         self._closing = True
+        # Before the flush: behind it, a message on the fast path would be taken and never sent.
+        self._accumulator.close_gate()
         try:
             await self.flush(timeout_s)
         finally:
-            self._accumulator.close_gate()
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import operator
 import time
 import weakref
@@ -15,25 +14,21 @@ from typing import Any, Final
 from millstream.client.address import Target
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
 from millstream.client.commits import CommitTicket
+from millstream.client.following import Following
 from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
-from millstream.client.metadata import FETCH_WAIT_MS, METADATA_AGE_S, Place
-from millstream.client.reading import Reading
+from millstream.client.metadata import FETCH_WAIT_MS, Place
 from millstream.client.settings import StreamSettings
-from millstream.errors import ConnectionLost, MillstreamError, RequestError, RequestTimeout
-from millstream.names import is_pattern
+from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout
 from millstream.wire import calls
 from millstream.wire.messages import encode_fetch
 
 __all__ = ["AsyncStream"]
 
-_log = logging.getLogger("millstream.client")
-
 _SILENCE_S: Final = FETCH_WAIT_MS / 1000 + 15
-_COMMIT_S: Final = 10.0
 
 
-class AsyncStream(Reading):
+class AsyncStream(Following):
     """An endless sequence of messages; `async for message in stream`.  See `Stream` for what is promised.
 
     For one task at a time.
@@ -42,8 +37,7 @@ class AsyncStream(Reading):
     def __init__(
         self, target: Target, settings: StreamSettings, call: Callable[[calls.Call, Any], Awaitable[Any]]
     ) -> None:
-        super().__init__(settings)
-        self._target = target
+        super().__init__(target, settings)
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._link = AsyncLink(target, receive_bytes=settings.max_bytes + 64 * 1024)
@@ -52,21 +46,12 @@ class AsyncStream(Reading):
         self._arrived = asyncio.Event()
         self._failure: MillstreamError | None = None
         self._heard_s = 0.0
-        self._topics: list[str] = []
 
     async def open(self) -> None:
         """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""
-        names = [topic for topic in self._settings.topics if not is_pattern(topic)]
-        if names:
-            self._learn(await self._call(*self._metadata_lookup(names)))
+        await self._find_topics()
         if self._settings.group is not None:
             await self._join()
-            return
-        for pattern in filter(is_pattern, self._settings.topics):
-            found: list[calls.TopicInfo] = await self._call(calls.ListTopics(pattern=pattern), list[calls.TopicInfo])
-            names += [info.name for info in found if info.name not in names]
-        self._topics = names
-        await self._look_up_topics()
 
     async def _join(self) -> None:
         me, loop = weakref.ref(self), self._loop
@@ -93,15 +78,6 @@ class AsyncStream(Reading):
             await self.close()
             raise
         self._attention = True
-
-    async def _look_up_topics(self) -> None:
-        self._looked_up_s = time.monotonic()
-        if not self._topics:
-            return
-        self._learn(await self._call(*self._metadata_lookup(self._topics)))
-        new = [place for place in self._all_places(self._topics) if self._positions.get(place) is None]
-        if new:
-            await self._take(set(new))
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -140,7 +116,7 @@ class AsyncStream(Reading):
         # A loop over messages that are there already never gives way by itself; once per handout the others get a turn.
         await asyncio.sleep(0)
         while not self._closed:
-            if self._attention:
+            if not self._attention_in_s():
                 await self._attend()
             if operator.length_hint(self._pending):
                 return True
@@ -159,7 +135,7 @@ class AsyncStream(Reading):
             remaining_s = 1.0 if deadline_s is None else deadline_s - time.monotonic()
             if remaining_s <= 0 and wait_s:
                 return False
-            await self._fetch(max(0.0, remaining_s))
+            await self._fetch(max(0.0, min(remaining_s, self._attention_in_s())))
             if remaining_s <= 0 and not self._ready:
                 return False
         return False
@@ -169,14 +145,13 @@ class AsyncStream(Reading):
         self._arrived.clear()
         if not await self._connected(wait_s):
             return
-        if self._membership is None and time.monotonic() - self._looked_up_s > METADATA_AGE_S:
+        if self._topics_outdated:
             await self._look_up_topics()
         self._request()
         if not self._ready and self._failure is None and not self._attention:
             await self._wait(wait_s)
         if gone := self._out_of_range():
-            lookups = [(call, kind) for call, kind in self._lookups(gone) if isinstance(call, calls.ListOffsets)]
-            self._restart([await self._call(call, kind) for call, kind in lookups])
+            await self._restart(gone)
 
     async def _wait(self, wait_s: float) -> None:
         retry_ms = self._positions.next_retry_ms(_now_ms())
@@ -237,47 +212,16 @@ class AsyncStream(Reading):
         self._heard_s = time.monotonic()
         return True
 
-    # --- the group -----------------------------------------------------------------------------------------------
+    # --- how to wait (see following.py) ------------------------------------------------------------------------------
 
-    async def _attend(self) -> None:
-        """Do what the group asks, between two messages."""
-        changes = self._look_up_group()
-        if changes is None:
-            return
-        if changes.lost:
-            self._lose(changes.lost)
-            await _tell(self._settings.on_revoked, sorted(changes.lost), True)
-        if changes.give_up:
-            await self._commit_finished(changes.give_up)
-            await _tell(self._settings.on_revoked, sorted(changes.give_up), False)
-            self._release(changes.give_up)
-        if changes.take:
-            await self._take(changes.take)
+    async def _ask(self, call: calls.Call, kind: Any) -> Any:
+        return await self._call(call, kind)
 
-    async def _take(self, places: set[TopicPartition]) -> None:
-        try:
-            unknown = self._unknown_topics(places)
-            if unknown:
-                self._learn(await self._call(*self._metadata_lookup(unknown)))
-            answers = [await self._call(call, kind) for call, kind in self._lookups(places)]
-        except RequestError as error:
-            if self._membership is None:
-                raise
-            _log.warning("stream: cannot begin with %s: %s", sorted(places), error)  # the topic is being deleted
-            return
-        self._add(self._starts(places, answers))
-        if self._membership is not None:
-            self._membership.took(places, self._epoch)
-        await _tell(self._settings.on_assigned, sorted(places))
-
-    async def _commit_finished(self, places: set[TopicPartition]) -> None:
-        if not self._settings.commits_itself:
-            return
-        offsets = {place: offset for place, offset in self.finished().items() if place in places}
-        try:
-            await self._commit(offsets, min(_COMMIT_S, self._target.timeout_s))
-        except MillstreamError as error:
-            _log.warning("stream: progress could not be committed, messages will be delivered again: %s", error)
+    async def _tell(self, callback: Callable[..., Any] | None, *arguments: object) -> None:
+        if callback is not None:
+            result = callback(*arguments)
+            if inspect.isawaitable(result):
+                await result
 
     async def _commit(self, offsets: dict[TopicPartition, int], timeout_s: float) -> None:
         assert self._membership is not None
@@ -313,29 +257,18 @@ class AsyncStream(Reading):
 
     async def seek(self, topic: str, partition: int, to: Place) -> None:
         """Go on from another place: an offset, a datetime, "earliest" or "latest"."""
-        place = TopicPartition(topic, partition)
-        lookup = self._seek_lookup(place, to)
-        if lookup is None:
-            assert type(to) is int
-            self._move(self._known(place), to, explicit=True)
-        else:
-            (entry,) = await self._call(*lookup)
-            self._move(self._known(place), entry.offset, explicit=False)
+        await self._seek(TopicPartition(topic, partition), to)
 
     async def close(self) -> None:
         """Commit what is finished (commit="auto"), leave the group, end the iteration."""
         if self._closed:
             return
-        membership = self._membership
-        places = self._positions.places
         try:
-            if membership is not None and places and membership.failure is None:
-                await self._commit_finished(places)
-                await _tell(self._settings.on_revoked, sorted(places), False)
+            await self._let_go()
         finally:
             self._closed = True
-            if membership is not None:
-                await asyncio.to_thread(membership.stop)
+            if self._membership is not None:
+                await asyncio.to_thread(self._membership.stop)
             self._link.forget(self._ring)
             self._link.close()
             self._ring()
@@ -357,14 +290,6 @@ class AsyncStream(Reading):
         if not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._link.close)
-
-
-async def _tell(callback: Callable[..., Any] | None, *arguments: object) -> None:
-    """Call a user's function, which may be a coroutine function."""
-    if callback is not None:
-        result = callback(*arguments)
-        if inspect.isawaitable(result):
-            await result
 
 
 def _now_ms() -> int:

@@ -6,16 +6,15 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from millstream.client.address import DEFAULT_ADDRESS, Target
-from millstream.client.backoff import Backoff
 from millstream.client.blocking.admin import Admin
-from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.link import Link
 from millstream.client.blocking.producer import Producer
+from millstream.client.blocking.publisher import Publisher
 from millstream.client.blocking.stream import Stream
 from millstream.client.messages import (
     BatchFailure,
@@ -25,28 +24,15 @@ from millstream.client.messages import (
     TopicPartition,
     receipt,
 )
-from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable
-from millstream.client.publishing import Attempt, Identity, fsync_number, plan_batches
+from millstream.client.metadata import METADATA_AGE_S, Topic
+from millstream.client.publishing import fsync_number, plan_batches
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
 from millstream.client.values import AnyEntry, Headers, Key, Value, make_entry
-from millstream.errors import (
-    ConnectionLost,
-    MillstreamError,
-    OutOfSequence,
-    PartitionNotFound,
-    RequestTimeout,
-    ShuttingDown,
-    StorageFailed,
-    TopicNotFound,
-)
+from millstream.errors import MillstreamError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
-from millstream.wire.messages import PublishResult, decode_publish_result
 
 __all__ = ["Client", "connect"]
-
-#: The options of a message that is nothing but a value.
-_PLAIN = (None,) * 8
 
 
 def connect(
@@ -72,7 +58,7 @@ class Client(Admin):
         self._link = Link(target)
         self._link.open()
         self._topics: dict[str, Topic] = {}
-        self._identities: list[Identity] = []
+        self._publisher = Publisher(self._link, self._topics, target.timeout_s)
         self._children: weakref.WeakSet[Producer | Stream] = weakref.WeakSet()
         self._children_lock = threading.Lock()  # the background thread looks at them too
         self._closed = threading.Event()
@@ -132,25 +118,11 @@ class Client(Admin):
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def _deadline_s(self) -> float:
-        return time.monotonic() + self._target.timeout_s
-
     def _call(self, call: calls.Call, kind: Any) -> Any:
-        """Make a call; one whose answer is lost is made again if that cannot do harm."""
-        deadline_s = self._deadline_s()
-        while True:
-            connection = self._link.get(deadline_s)
-            try:
-                answer = connection.call(call, kind, deadline_s=deadline_s)
-                if isinstance(call, calls.AlterTopic | calls.DeleteTopic):
-                    self._topics.pop(call.name, None)
-                return answer
-            except (ConnectionLost, ShuttingDown) as error:
-                if isinstance(error, ConnectionLost) and not is_repeatable(call):
-                    raise ConnectionLost(f"{error}; the request may or may not have been carried out") from None
-                connection.retire()
-                if time.monotonic() >= deadline_s:
-                    raise
+        answer = self._link.call(call, kind)
+        if isinstance(call, calls.AlterTopic | calls.DeleteTopic):
+            self._topics.pop(call.name, None)
+        return answer
 
     def call(self, call: calls.Call, kind: Any) -> Any:
         """Any call of the control protocol, for what has no method of its own."""
@@ -167,8 +139,7 @@ class Client(Admin):
         return topic
 
     def _new_identity(self) -> int:
-        answer: calls.ProducerIdentity = self._call(calls.NewProducer(), calls.ProducerIdentity)
-        return answer.producer_id << 16 | answer.epoch
+        return self._publisher.new_identity()
 
     # --- publish -------------------------------------------------------------------------------------------------
 
@@ -194,7 +165,8 @@ class Client(Admin):
         may not be stored.
         """
         entry: AnyEntry
-        if type(value) is bytes and (key, headers, json, priority, delay, deliver_at, ttl, timestamp) == _PLAIN:
+        plain = key is json is headers is None and priority is delay is deliver_at is ttl is timestamp is None
+        if plain and type(value) is bytes:
             entry = value
         else:
             entry = make_entry(
@@ -212,64 +184,19 @@ class Client(Admin):
         if partition is not None and partition >= len(known.uids):
             known = self._topic(topic, refresh=True)  # it may have been added since
         known.check_size(entry)
-        place = TopicPartition(topic, known.choose(entry, partition))
-        result = self._publish_batch(known, place, (entry,), fsync_number(fsync))
-        return receipt(place, known.uids[place.partition], result)
+        chosen = known.choose(entry, partition)
+        result = self._publisher.publish(known, chosen, (entry,), 0 if fsync is None else fsync_number(fsync))
+        return receipt(known.places[chosen], known.uids[chosen], result)
 
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
         """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given."""
         known = self._topic(topic)
         receipts: dict[int, Receipt] = {}
         for partition, indexes, entries in plan_batches(known, messages):
-            place = TopicPartition(topic, partition)
-            result = self._publish_batch(known, place, entries, 0)
-            uid = known.uids[partition]
+            result = self._publisher.publish(known, partition, entries, 0)
+            place, uid = known.places[partition], known.uids[partition]
             receipts |= {at: receipt(place, uid, result, number) for number, at in enumerate(indexes)}
         return [receipts[at] for at in range(len(receipts))]
-
-    def _publish_batch(
-        self, topic: Topic, place: TopicPartition, entries: Sequence[AnyEntry], fsync: int
-    ) -> PublishResult:
-        deadline_s = self._deadline_s()
-        try:
-            identity = self._identities.pop()
-        except IndexError:
-            identity = Identity(self._new_identity())
-        attempt = Attempt(topic, place, entries, identity, fsync, time.time_ns() // 1000)
-        backoff = Backoff()
-        connection: Connection | None = None
-        doubtful = False  # it may be stored although no answer said so; then its number must not be used again
-        while True:
-            try:
-                connection = self._link.get(deadline_s)
-                correlation = connection.next_correlation()
-                answer = connection.request(correlation, *attempt.parts(correlation), deadline_s=deadline_s)
-                result = decode_publish_result(memoryview(answer))
-            except OutOfSequence:
-                identity = Identity(self._new_identity())
-                attempt.renew(identity)
-            except RequestTimeout:
-                raise  # the identity is not used again
-            except (ConnectionLost, ShuttingDown) as error:
-                doubtful |= isinstance(error, ConnectionLost)
-                if connection is not None and connection.usable:
-                    connection.retire()
-                if time.monotonic() >= deadline_s or self._closed.is_set():
-                    raise ConnectionLost(f"{error}; the message may or may not be stored") from None
-            except MillstreamError as error:
-                wait_s = backoff.next_s()
-                doubtful |= isinstance(error, StorageFailed)
-                if not error.retriable or time.monotonic() + wait_s >= deadline_s:
-                    if not doubtful:
-                        self._identities.append(identity)
-                    if isinstance(error, TopicNotFound | PartitionNotFound):
-                        self._topics.pop(place.topic, None)
-                    raise
-                time.sleep(wait_s)
-            else:
-                attempt.confirmed()
-                self._identities.append(identity)
-                return result
 
     # --- producers and streams -----------------------------------------------------------------------------------
 

@@ -3,6 +3,10 @@
 The thread that waits for an answer reads the socket itself, so a single caller never waits for another thread.  When
 several wait, one of them reads for all: it hands out the answers of the others as they come, and when it has its own it
 passes the reading on.
+
+Whoever holds the read lock is the only one to hand out answers.  So a publisher that finds nobody waiting takes the
+lock before it sends, and then its answer straight out of the receive buffer; others find the lock taken and wait as
+they do for any reader.  Whatever else arrives in place of that answer is left to the reader of frames: see `publish`.
 """
 
 from __future__ import annotations
@@ -19,12 +23,21 @@ from millstream.client.blocking.transport import Transport
 from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout
 from millstream.wire.calls import Call
 from millstream.wire.frames import FrameType, encode_frame
-from millstream.wire.messages import decode_json, response_body
+from millstream.wire.messages import (
+    PublishResult,
+    decode_json,
+    decode_publish_result,
+    encode_publish_head,
+    response_body,
+    sole_publish_result,
+)
 
 __all__ = ["Connection"]
 
 _encode: Final = msgspec.json.Encoder().encode
 _RESPONSE: Final = int(FrameType.RESPONSE)
+#: Up to here copying a batch into one piece costs less than sending it in several, and sending it does not block.
+_ONE_PIECE_BYTES: Final = 16 * 1024
 
 
 class _Slot:
@@ -37,6 +50,12 @@ class _Slot:
         self.error: MillstreamError | None = None
         #: Locked while its owner sleeps; made only when somebody else reads.
         self.bell: threading.Lock | None = None
+
+    def result(self) -> bytes:
+        """What came; nothing means that the time was up."""
+        if self.answer is not None:
+            return self.answer
+        raise self.error or RequestTimeout("the broker did not answer in time")
 
 
 class Connection:
@@ -67,25 +86,63 @@ class Connection:
         slot = self._slots[correlation] = _Slot()
         try:
             self.transport.send(*parts)
-            while slot.answer is None:
-                if slot.error is not None:
-                    raise slot.error
+            while slot.answer is None and slot.error is None:
                 remaining_s = deadline_s - time.monotonic()
                 if remaining_s <= 0:
-                    raise RequestTimeout("the broker did not answer in time")
+                    break
                 if self._read_lock.acquire(blocking=False):
                     try:
                         self._read_until(slot, deadline_s)
                     finally:
-                        self._read_lock.release()
-                        self._pass_on()
+                        self._stop_reading()
                 else:
                     self._sleep(slot, remaining_s)
-            return slot.answer
+            return slot.result()
         finally:
             del self._slots[correlation]
-            if self._retired and not self._slots:
-                self.close()
+            if self._slots:
+                if not self._read_lock.locked():  # we may have been woken to read, and ran out of time instead
+                    self._pass_on()
+            elif self._retired:
+                self._close_when_idle()
+
+    def publish(
+        self, topic: bytes, partition: int, fsync: int, head: bytes, tail: bytes, deadline_s: float
+    ) -> PublishResult:
+        """Publish a batch and wait until it is stored.  Raises the broker's error, ConnectionLost or RequestTimeout."""
+        correlation = next(self._correlations) & 0x7FFF_FFFF
+        size = len(head) + len(tail)
+        front = encode_publish_head(topic, partition, acks=1, fsync=fsync, batch_size=size, correlation=correlation)
+        if size > _ONE_PIECE_BYTES or self._slots or not self._read_lock.acquire(False):
+            answer = self.request(correlation, front, head, tail, deadline_s=deadline_s)
+            return decode_publish_result(memoryview(answer))
+        try:
+            transport = self.transport
+            reader = transport.reader
+            transport.send_frame(front + head + tail)
+            room = reader.buffer()
+            size = transport.receive_into(room, deadline_s - transport.last_sent_s)
+            # In the middle of a frame (a rest of some earlier answer) the bytes cannot be looked at by themselves.
+            result = None if reader.owned_bytes else sole_publish_result(room, size, correlation)
+            if result is None:
+                reader.received(size)
+                result = self._late_result(correlation, deadline_s)
+            return result
+        except ConnectionLost as error:
+            self._fail_all(error)
+            raise
+        finally:
+            self._stop_reading()
+
+    def _late_result(self, correlation: int, deadline_s: float) -> PublishResult:
+        """What has arrived is not our result alone: go on as any reader does, which takes a slot."""
+        slot = self._slots[correlation] = _Slot()
+        try:
+            self._dispatch()
+            self._read_until(slot, deadline_s)
+            return decode_publish_result(memoryview(slot.result()))
+        finally:
+            del self._slots[correlation]
 
     def _sleep(self, slot: _Slot, remaining_s: float) -> None:
         """Wait until the reading thread has our answer, or wants us to read."""
@@ -129,12 +186,18 @@ class Connection:
             slot.error = ConnectionLost(str(error))
             _ring(slot)
 
+    def _stop_reading(self) -> None:
+        self._read_lock.release()
+        if self._slots:
+            self._pass_on()
+        elif self._retired:
+            self._close_when_idle()
+
     def _pass_on(self) -> None:
         """Wake one of those who wait, so that it reads from now on."""
-        if len(self._slots) < 2:
-            return
         for slot in list(self._slots.values()):
-            if slot.bell is not None:
+            # One that was answered may not have noticed yet; it would leave, and the others would sleep on.
+            if slot.bell is not None and slot.answer is None and slot.error is None:
                 _ring(slot)
                 return
 
@@ -148,13 +211,16 @@ class Connection:
                 self._fail_all(error)
                 raise
             finally:
-                self._read_lock.release()
-                self._pass_on()
+                self._stop_reading()
 
     def retire(self) -> None:
         """Close as soon as the answers under way are in."""
         self._retired = True
-        if not self._slots:
+        self._close_when_idle()
+
+    def _close_when_idle(self) -> None:
+        # A locked read lock may mean a publisher without a slot.  It comes here, too, when it has let go.
+        if not self._slots and not self._read_lock.locked():
             self.close()
 
     def close(self) -> None:

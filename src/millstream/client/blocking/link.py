@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.transport import Transport
+from millstream.client.metadata import is_repeatable
 from millstream.errors import ConnectionLost, MillstreamError, ShuttingDown
+from millstream.wire.calls import Call
 
 __all__ = ["Link"]
 
@@ -27,6 +30,10 @@ class Link:
     @property
     def current(self) -> Connection | None:
         return self._connection
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     def open(self) -> None:
         """Connect now; raises ConnectionLost at once if that fails."""
@@ -55,6 +62,20 @@ class Link:
                     if time.monotonic() + wait_s >= deadline_s:
                         raise ConnectionLost(str(error)) from None
                     self._wake.wait(wait_s)
+
+    def call(self, call: Call, kind: Any) -> Any:
+        """Make a call; one whose answer is lost is made again if that cannot do harm."""
+        deadline_s = time.monotonic() + self._target.timeout_s
+        while True:
+            connection = self.get(deadline_s)
+            try:
+                return connection.call(call, kind, deadline_s=deadline_s)
+            except (ConnectionLost, ShuttingDown) as error:
+                if isinstance(error, ConnectionLost) and not is_repeatable(call):
+                    raise ConnectionLost(f"{error}; the request may or may not have been carried out") from None
+                connection.retire()
+                if time.monotonic() >= deadline_s:
+                    raise
 
     def close(self) -> None:
         self._closed = True

@@ -136,16 +136,22 @@ class Producer:
         self._raise_failure()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then let go of the connection.  Raises the first error that was not raised before."""
+        """Flush, then let go of the connection.  Raises the first error that was not raised before.
+
+        What other threads send from now on is refused.
+        """
+        with self._lock:
+            closing, self._closing = self._closing, True
+            # Before the flush: behind it, a message on the fast path would be taken and never sent.
+            self._accumulator.close_gate()
         try:
-            if not self._closing:
-                self._closing = True
+            if not closing:
                 self.flush(timeout_s)
         finally:
             with self._lock:
                 first, self._ended = not self._ended, True
-                self._accumulator.close_gate()
                 if first:
+                    # A thread that was past the gate when it closed may have added a message behind the flush's back.
                     self._outbox.abandon(ConnectionLost("the producer was closed"))
                 self._wake.set()
                 if self._transport is not None:

@@ -11,20 +11,19 @@ import logging
 import operator
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, Final, TypeVar
 
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.transport import Transport
+from millstream.client.following import Following
 from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
-from millstream.client.metadata import FETCH_WAIT_MS, METADATA_AGE_S, Place
-from millstream.client.reading import Reading
+from millstream.client.metadata import FETCH_WAIT_MS, Place
 from millstream.client.settings import StreamSettings
-from millstream.errors import ConnectionLost, MillstreamError, RequestError, ShuttingDown
-from millstream.names import is_pattern
+from millstream.errors import ConnectionLost, MillstreamError, ShuttingDown
 from millstream.wire import calls
 from millstream.wire.frames import Frame
 from millstream.wire.messages import encode_fetch
@@ -35,10 +34,10 @@ _log = logging.getLogger("millstream.client")
 
 #: A fetch is answered within its waiting time; a broker this much later is gone.
 _SILENCE_S: Final = FETCH_WAIT_MS / 1000 + 15
-_COMMIT_S: Final = 10.0
+_T = TypeVar("_T")
 
 
-class Stream(Reading):
+class Stream(Following):
     """An endless sequence of messages; `for message in stream`.
 
     With a group and commit="auto" progress is committed every few seconds, when partitions move and at `close`: all
@@ -47,8 +46,7 @@ class Stream(Reading):
     """
 
     def __init__(self, target: Target, settings: StreamSettings, call: Callable[[calls.Call, Any], Any]) -> None:
-        super().__init__(settings)
-        self._target = target
+        super().__init__(target, settings)
         self._call = call
         self._transport: Transport | None = None
         self._frames: Iterator[Frame] | None = None
@@ -56,21 +54,12 @@ class Stream(Reading):
         self._bell = Bell()
         self._retry_at_s = 0.0
         self._heard_s = 0.0
-        self._topics: list[str] = []
 
     def open(self) -> None:
         """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""
-        names = [topic for topic in self._settings.topics if not is_pattern(topic)]
-        if names:
-            self._learn(self._call(*self._metadata_lookup(names)))
+        _complete(self._find_topics())
         if self._settings.group is not None:
             self._join()
-            return
-        for pattern in filter(is_pattern, self._settings.topics):
-            found: list[calls.TopicInfo] = self._call(calls.ListTopics(pattern=pattern), list[calls.TopicInfo])
-            names += [info.name for info in found if info.name not in names]
-        self._topics = names
-        self._look_up_topics()
 
     def _join(self) -> None:
         me = weakref.ref(self)
@@ -92,16 +81,6 @@ class Stream(Reading):
         except BaseException:
             self.close()
             raise
-
-    def _look_up_topics(self) -> None:
-        """All partitions there are, including those added since."""
-        self._looked_up_s = time.monotonic()
-        if not self._topics:
-            return
-        self._learn(self._call(*self._metadata_lookup(self._topics)))
-        new = [place for place in self._all_places(self._topics) if self._positions.get(place) is None]
-        if new:
-            self._take(set(new))
 
     # --- reading -------------------------------------------------------------------------------------------------
 
@@ -138,8 +117,8 @@ class Stream(Reading):
         self._finish()
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._closed:
-            if self._attention:
-                self._attend()
+            if not self._attention_in_s():
+                _complete(self._attend())
             if operator.length_hint(self._pending):
                 return True
             if self._ready:
@@ -151,7 +130,7 @@ class Stream(Reading):
                     self._finish()
                 continue
             remaining_s = 1.0 if deadline_s is None else deadline_s - time.monotonic()
-            self._fetch(max(0.0, remaining_s))
+            self._fetch(max(0.0, min(remaining_s, self._attention_in_s())))
             if remaining_s <= 0 and not self._ready:
                 return False
         return False
@@ -161,8 +140,8 @@ class Stream(Reading):
         transport = self._connected(wait_s)
         if transport is None:
             return
-        if self._membership is None and time.monotonic() - self._looked_up_s > METADATA_AGE_S:
-            self._look_up_topics()
+        if self._topics_outdated:
+            _complete(self._look_up_topics())
         try:
             self._request(transport)
             if self._frames is None:
@@ -178,9 +157,8 @@ class Stream(Reading):
                 raise ConnectionLost("the broker asks its clients to go")
         except ConnectionLost as error:
             self._disconnect(error)
-        if self._out_of_range():
-            lookups = [(call, kind) for call, kind in self._lookups(self._out_of_range())]
-            self._restart([self._call(call, kind) for call, kind in lookups if isinstance(call, calls.ListOffsets)])
+        if gone := self._out_of_range():
+            _complete(self._restart(gone))
 
     def _receive(self, transport: Transport, wait_s: float) -> bool:
         """Wait for bytes, or for the bell."""
@@ -203,9 +181,12 @@ class Stream(Reading):
             assert frame.correlation is not None
             fetched = self._positions.accept(frame.correlation, frame.payload, _now_ms())
             if fetched is not None:
-                # The next request travels while this answer is decoded and handled.
-                self._request(transport)
-                self._ready.append(self._positions.decode(fetched))
+                try:
+                    # The next request travels while this answer is decoded and handled.
+                    self._request(transport)
+                finally:
+                    # The position is behind these messages already: they are kept even if the connection breaks now.
+                    self._ready.append(self._positions.decode(fetched))
                 return True
         return False
 
@@ -250,50 +231,18 @@ class Stream(Reading):
             with contextlib.suppress(MillstreamError):  # the reading thread finds out
                 transport.keep_alive(now_s)
 
-    # --- the group -----------------------------------------------------------------------------------------------
+    # --- how to wait (see following.py) ------------------------------------------------------------------------------
 
-    def _attend(self) -> None:
-        """Do what the group asks, between two messages."""
-        changes = self._look_up_group()
-        if changes is None:
-            return
-        if changes.lost:
-            self._lose(changes.lost)
-            if self._settings.on_revoked is not None:
-                self._settings.on_revoked(sorted(changes.lost), True)
-        if changes.give_up:
-            self._commit_finished(changes.give_up)
-            if self._settings.on_revoked is not None:
-                self._settings.on_revoked(sorted(changes.give_up), False)
-            self._release(changes.give_up)
-        if changes.take:
-            self._take(changes.take)
+    async def _ask(self, call: calls.Call, kind: Any) -> Any:
+        return self._call(call, kind)
 
-    def _take(self, places: set[TopicPartition]) -> None:
-        try:
-            unknown = self._unknown_topics(places)
-            if unknown:
-                self._learn(self._call(*self._metadata_lookup(unknown)))
-            answers = [self._call(call, kind) for call, kind in self._lookups(places)]
-        except RequestError as error:
-            if self._membership is None:
-                raise
-            _log.warning("stream: cannot begin with %s: %s", sorted(places), error)  # the topic is being deleted
-            return
-        self._add(self._starts(places, answers))
-        if self._membership is not None:
-            self._membership.took(places, self._epoch)
-        if self._settings.on_assigned is not None:
-            self._settings.on_assigned(sorted(places))
+    async def _commit(self, offsets: dict[TopicPartition, int], timeout_s: float) -> None:
+        assert self._membership is not None
+        self._membership.commit(offsets).wait(timeout_s)
 
-    def _commit_finished(self, places: set[TopicPartition]) -> None:
-        if not self._settings.commits_itself or self._membership is None:
-            return
-        offsets = {place: offset for place, offset in self.finished().items() if place in places}
-        try:
-            self._membership.commit(offsets).wait(min(_COMMIT_S, self._target.timeout_s))
-        except MillstreamError as error:
-            _log.warning("stream: progress could not be committed, messages will be delivered again: %s", error)
+    async def _tell(self, callback: Callable[..., Any] | None, *arguments: object) -> None:
+        if callback is not None:
+            callback(*arguments)
 
     # --- what users do -------------------------------------------------------------------------------------------
 
@@ -303,36 +252,24 @@ class Stream(Reading):
         Waits for the broker.  Raises StaleGeneration or UnknownMember when the partition has moved to another member.
         """
         offsets = self._to_commit(message)
-        if self._membership is not None and offsets:
-            self._membership.commit(offsets).wait(self._target.timeout_s)
+        if offsets:
+            _complete(self._commit(offsets, self._target.timeout_s))
             self._note_commit(offsets)
 
     def seek(self, topic: str, partition: int, to: Place) -> None:
         """Go on from another place: an offset, a datetime, "earliest" or "latest"."""
-        place = TopicPartition(topic, partition)
-        lookup = self._seek_lookup(place, to)
-        if lookup is None:
-            assert type(to) is int
-            self._move(self._known(place), to, explicit=True)
-        else:
-            (entry,) = self._call(*lookup)
-            self._move(self._known(place), entry.offset, explicit=False)
+        _complete(self._seek(TopicPartition(topic, partition), to))
 
     def close(self) -> None:
         """Commit what is finished (commit="auto"), leave the group, end the iteration."""
         if self._closed:
             return
-        membership = self._membership
-        places = self._positions.places
         try:
-            if membership is not None and places and membership.failure is None:
-                self._commit_finished(places)
-                if self._settings.on_revoked is not None:
-                    self._settings.on_revoked(sorted(places), False)
+            _complete(self._let_go())
         finally:
             self._closed = True
-            if membership is not None:
-                membership.stop()
+            if self._membership is not None:
+                self._membership.stop()
             transport = self._transport
             if transport is not None:
                 transport.close()
@@ -355,6 +292,16 @@ class Stream(Reading):
             self._membership.stop(wait_s=0)
         if self._transport is not None:
             self._transport.close()
+
+
+def _complete(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run what both kinds of stream share.  Here its primitives block instead of waiting, so it ends at once."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        result: _T = end.value
+        return result
+    raise AssertionError("a synchronous stream has waited for an event loop")
 
 
 def _now_ms() -> int:

@@ -1,0 +1,268 @@
+"""Which partitions a stream reads: all there are, or what its group lets it have.  Shared by both kinds of stream.
+
+What has to wait is written once, as coroutines over three primitives (`_ask`, `_commit`, `_tell`).  The asynchronous
+stream awaits them; the primitives of the synchronous one block and never suspend, so it runs a coroutine to its end.
+
+Following the group is a level, not an edge.  A change only says *when* to look; *what* there is to do comes from
+comparing what the group lets us have with what is read.  As long as a look finds something, the next one is due a
+moment later, so whatever fails half-way (a lookup, a callback of the user's) is done again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from itertools import groupby
+from typing import Any, Final, Literal
+
+from millstream.client.address import Target
+from millstream.client.messages import TopicPartition
+from millstream.client.metadata import METADATA_AGE_S, Place, offsets_call
+from millstream.client.ownership import Changes
+from millstream.client.reading import Reading
+from millstream.client.settings import StreamSettings
+from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, RequestError
+from millstream.names import is_pattern
+from millstream.wire import calls
+
+__all__ = ["Following"]
+
+_log = logging.getLogger("millstream.client")
+
+#: A call to make, and the type of its answer.
+_Resolve = tuple[calls.Call, Any]
+_LOOK_AGAIN_S: Final = 1.0
+_COMMIT_S: Final = 10.0
+
+
+class Following(Reading):
+    """A stream and its partitions."""
+
+    def __init__(self, target: Target, settings: StreamSettings) -> None:
+        super().__init__(settings)
+        self._target = target
+        self._uids: dict[str, list[int]] = {}
+        self._topics: list[str] = []
+        self._looked_up_s = 0.0
+        self._epoch = 0
+        self._look_again_s = math.inf
+
+    # --- how to wait ---------------------------------------------------------------------------------------------
+
+    async def _ask(self, call: calls.Call, kind: Any) -> Any:
+        """Make a call.  Raises the broker's refusal, or ConnectionLost after the client's patience."""
+        raise NotImplementedError
+
+    async def _commit(self, offsets: dict[TopicPartition, int], timeout_s: float) -> None:
+        """Have the membership commit, and wait for it."""
+        raise NotImplementedError
+
+    async def _tell(self, callback: Callable[..., Any] | None, *arguments: object) -> None:
+        """Call a function of the user's, if there is one."""
+        raise NotImplementedError
+
+    # --- the group -----------------------------------------------------------------------------------------------
+
+    def _attention_in_s(self) -> float:
+        """How long until the group has to be looked at: 0 when it is time."""
+        return 0.0 if self._attention else max(0.0, self._look_again_s - time.monotonic())
+
+    async def _attend(self) -> None:
+        """Do what the group asks, between two messages."""
+        changes = self._look_up_group()
+        if changes is None:
+            return
+        if changes.lost:
+            self._remove_all(changes.lost, lost=True)
+            await self._tell(self._settings.on_revoked, sorted(changes.lost), True)
+        if changes.give_up:
+            await self._commit_finished(changes.give_up)
+            await self._tell(self._settings.on_revoked, sorted(changes.give_up), False)
+            self._remove_all(changes.give_up, lost=False)
+        if changes.take:
+            await self._take(changes.take)
+
+    def _look_up_group(self) -> Changes | None:
+        """What the group wants from us now."""
+        self._attention = False  # before looking: what changes from now on is another reason to look
+        membership = self._membership
+        if membership is None:
+            return None
+        if membership.failure is not None:
+            self._attention = True  # every call says so
+            raise membership.failure
+        changes = membership.changes(self._positions.places, self._epoch)
+        self._epoch = changes.epoch
+        busy = changes.lost or changes.give_up or changes.take
+        self._look_again_s = time.monotonic() + _LOOK_AGAIN_S if busy else math.inf
+        return changes
+
+    async def _take(self, places: Iterable[TopicPartition]) -> None:
+        """Begin with these partitions; topic by topic, as one of them may be gone."""
+        for topic, group in groupby(sorted(places), key=lambda place: place.topic):
+            wanted = list(group)
+            try:
+                unknown = self._unknown_topics(wanted)
+                if unknown:
+                    self._learn(await self._ask(*self._metadata_lookup(unknown)))
+                answers = [await self._ask(*lookup) for lookup in self._lookups(wanted)]
+            except RequestError as error:
+                if self._membership is None:
+                    raise
+                _log.warning("stream: cannot begin with topic %s yet: %s", topic, error)  # it is being deleted
+                continue
+            starts = self._starts(wanted, answers)
+            # Asked only now: meanwhile the group may have passed on what we were about to read.
+            taken = set(wanted) if self._membership is None else self._membership.took(wanted)
+            self._add({place: starts[place] for place in taken})
+            if taken:
+                await self._tell(self._settings.on_assigned, sorted(taken))
+
+    def _remove_all(self, places: set[TopicPartition], *, lost: bool) -> None:
+        for place in places:
+            self._remove(place)
+        if self._membership is not None:
+            self._membership.dropped(places, lost=lost)
+
+    async def _commit_finished(self, places: set[TopicPartition]) -> None:
+        if not self._settings.commits_itself:
+            return
+        offsets = {place: offset for place, offset in self.finished().items() if place in places}
+        try:
+            await self._commit(offsets, min(_COMMIT_S, self._target.timeout_s))
+        except MillstreamError as error:
+            _log.warning("stream: progress could not be committed, messages will be delivered again: %s", error)
+
+    async def _let_go(self) -> None:
+        """The stream ends in good order."""
+        places = self._positions.places
+        if self._membership is not None and self._membership.failure is None and places:
+            await self._commit_finished(places)
+            await self._tell(self._settings.on_revoked, sorted(places), False)
+
+    # --- where to begin ------------------------------------------------------------------------------------------
+
+    def _lookups(self, places: Iterable[TopicPartition]) -> list[_Resolve]:
+        """Calls whose answers say where these partitions begin, in the order `_starts` wants them."""
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in sorted(places):
+            by_topic.setdefault(topic, []).append(partition)
+        wanted: list[_Resolve] = []
+        if self._settings.group is not None:
+            call = calls.CommittedOffsets(group=self._settings.group, topics=list(by_topic))
+            wanted.append((call, list[calls.OffsetEntry]))
+        start = self._settings.start
+        at: Literal["earliest", "latest"] | datetime = "earliest"
+        if start == "latest" or isinstance(start, datetime):
+            at = start  # type: ignore[assignment]
+        wanted += [
+            (offsets_call(topic, at, partitions), list[calls.OffsetEntry]) for topic, partitions in by_topic.items()
+        ]
+        return wanted
+
+    def _starts(
+        self, places: Iterable[TopicPartition], answers: list[list[calls.OffsetEntry]]
+    ) -> dict[TopicPartition, tuple[int, bool, int | None]]:
+        """Per partition: offset, whether the user gave it, and what is committed."""
+        committed: dict[TopicPartition, int] = {}
+        if self._settings.group is not None:
+            first, *answers = answers
+            committed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in first}
+        found = {TopicPartition(entry.topic, entry.partition): entry.offset for answer in answers for entry in answer}
+        start = self._settings.start
+        starts: dict[TopicPartition, tuple[int, bool, int | None]] = {}
+        for place in places:
+            if place in committed:
+                starts[place] = (committed[place], False, committed[place])
+            elif isinstance(start, Mapping):
+                starts[place] = (start.get(place.partition, found[place]), place.partition in start, None)
+            elif type(start) is int:
+                starts[place] = (start, True, None)
+            else:
+                starts[place] = (found[place], False, None)
+        return starts
+
+    def _out_of_range(self) -> list[TopicPartition]:
+        return [position.place for position in self._positions if position.out_of_range is not None]
+
+    async def _restart(self, gone: list[TopicPartition]) -> None:
+        """Go on from the start for partitions whose offset is gone; raises if the user named that offset."""
+        for position in self._positions:
+            if position.out_of_range is not None and position.explicit:
+                raise position.out_of_range
+        for call, kind in self._lookups(gone):
+            if not isinstance(call, calls.ListOffsets):
+                continue  # what is committed is what is gone
+            entries: list[calls.OffsetEntry] = await self._ask(call, kind)
+            for entry in entries:
+                position_now = self._positions.get(TopicPartition(entry.topic, entry.partition))
+                if position_now is not None and position_now.out_of_range is not None:
+                    self._move(position_now, entry.offset, explicit=False)
+
+    async def _seek(self, place: TopicPartition, to: Place) -> None:
+        self._known(place)
+        if type(to) is int:
+            if to < 0:
+                raise InvalidArgument(f"an offset is 0 or more, not {to}")
+            self._move(self._known(place), to, explicit=True)
+            return
+        call = offsets_call(place.topic, to, [place.partition])  # type: ignore[arg-type]
+        (entry,) = await self._ask(call, list[calls.OffsetEntry])
+        self._move(self._known(place), entry.offset, explicit=False)
+
+    # --- topics --------------------------------------------------------------------------------------------------
+
+    async def _find_topics(self) -> None:
+        """Raises TopicNotFound.  Without a group, all that match are read from now on."""
+        names = [topic for topic in self._settings.topics if not is_pattern(topic)]
+        if names:
+            self._learn(await self._ask(*self._metadata_lookup(names)))
+        if self._settings.group is not None:
+            return
+        for pattern in filter(is_pattern, self._settings.topics):
+            found: list[calls.TopicInfo] = await self._ask(calls.ListTopics(pattern=pattern), list[calls.TopicInfo])
+            names += [info.name for info in found if info.name not in names]
+        self._topics = names
+        await self._look_up_topics()
+
+    async def _look_up_topics(self) -> None:
+        """All partitions there are, including those added since."""
+        self._looked_up_s = time.monotonic()
+        if self._topics:
+            self._learn(await self._ask(*self._metadata_lookup(self._topics)))
+            await self._take(place for place in self._all_places(self._topics) if self._positions.get(place) is None)
+
+    @property
+    def _topics_outdated(self) -> bool:
+        return self._membership is None and time.monotonic() - self._looked_up_s > METADATA_AGE_S
+
+    def _metadata_lookup(self, topics: Iterable[str]) -> _Resolve:
+        return calls.Metadata(topics=list(topics)), list[calls.TopicMetadata]
+
+    def _learn(self, found: list[calls.TopicMetadata]) -> None:
+        for topic in found:
+            self._uids[topic.name] = topic.partition_uids
+
+    def _all_places(self, topics: Iterable[str]) -> list[TopicPartition]:
+        """What a stream without a group reads."""
+        wanted = self._settings.partitions
+        places = []
+        for topic in topics:
+            count = len(self._uids[topic])
+            for number in range(count) if wanted is None else wanted:
+                if not 0 <= number < count:
+                    raise PartitionNotFound(f"topic {topic!r} has partitions 0 to {count - 1}, not {number}")
+                places.append(TopicPartition(topic, number))
+        return places
+
+    def _unknown_topics(self, places: Iterable[TopicPartition]) -> list[str]:
+        return sorted({at.topic for at in places if at.partition >= len(self._uids.get(at.topic, ()))})
+
+    def _add(self, starts: dict[TopicPartition, tuple[int, bool, int | None]]) -> None:
+        for place, (offset, explicit, committed) in starts.items():
+            uids = self._uids.get(place.topic, ())
+            uid = uids[place.partition] if place.partition < len(uids) else 0
+            self._positions.add(place, uid, offset, explicit=explicit, committed=committed)

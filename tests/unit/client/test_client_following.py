@@ -1,0 +1,260 @@
+"""A stream and its group: what it owns it reads, what it does not own it does not read, whatever fails in between.
+
+Each scenario runs with both kinds of stream.  They share following.py, but not what waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+from fake_broker import FakeBroker, FakeMember
+
+import millstream
+from millstream import aio
+from millstream.client.messages import Message, TopicPartition
+from millstream.errors import (
+    ConnectionLost,
+    GroupNotFound,
+    InvalidArgument,
+    MillstreamError,
+    RequestTimeout,
+    StaleGeneration,
+    Throttled,
+    TopicNotFound,
+    Unauthorized,
+)
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class Reader:
+    """One stream of a group, of either kind, to be used from a synchronous test."""
+
+    def __init__(self, fake: FakeBroker, *, asynchronous: bool) -> None:
+        self._loop = asyncio.new_event_loop() if asynchronous else None
+        self.client: Any = self._do(aio.connect(fake.address) if asynchronous else millstream.connect(fake.address))
+        self.stream: Any = None
+
+    def _do(self, result: Any) -> Any:
+        if self._loop is None:
+            return result
+
+        async def wait() -> Any:
+            return await result
+
+        return self._loop.run_until_complete(wait())
+
+    def open(self, topic: str = "t", **options: object) -> None:
+        self.stream = self._do(self.client.stream(topic, group="g", session_ms=1000, **options))
+
+    def next(self, timeout_s: float = 5) -> Message | None:
+        message: Message | None = self._do(self.stream.next(timeout_s))
+        return message
+
+    def values(self, count: int) -> list[bytes | None]:
+        """The values of that many messages, sorted: partitions come in any order."""
+        found = []
+        for _ in range(count):
+            message = self.next()
+            assert message is not None, f"only {sorted(found)}"
+            found.append(message.value)
+        return sorted(found)
+
+    def replace_call(self, wrap: Callable[[Callable[[], Any]], Any]) -> None:
+        """Let `wrap` decide what becomes of the stream's calls."""
+        original = self.stream._call
+        if self._loop is None:
+            self.stream._call = lambda call, kind: wrap(lambda: original(call, kind))
+        else:
+
+            async def later(call: object, kind: object) -> Any:
+                made: Coroutine[Any, Any, Any] = wrap(lambda: original(call, kind))
+                return await made
+
+            self.stream._call = later
+
+    def close(self) -> None:
+        self._do(self.stream.close())
+        self._do(self.client.close())
+        if self._loop is not None:
+            self._loop.close()
+
+
+@pytest.fixture(params=["blocking", "asynchronous"])
+def reader(request: pytest.FixtureRequest, fake: FakeBroker) -> Iterator[Reader]:
+    """Two partitions of `t` with a message each, granted to whoever joins."""
+    fake.partitions_default = 2
+    with millstream.connect(fake.address) as client:
+        for partition in range(2):
+            client.publish("t", b"%d" % partition, partition=partition)
+    fake.grant = [("t", 0), ("t", 1)]
+    made = Reader(fake, asynchronous=request.param == "asynchronous")
+    yield made
+    made.close()
+
+
+def member(fake: FakeBroker) -> FakeMember:
+    (only,) = fake.members.values()
+    return only
+
+
+def reassign(fake: FakeBroker, *partitions: int) -> None:
+    who = member(fake)
+    who.generation += 1
+    who.allowed = [("t", number) for number in partitions]
+    fake.push_rebalance("g")
+
+
+# --- where to begin --------------------------------------------------------------------------------------------------
+
+
+def test_a_partition_revoked_while_its_start_is_looked_up_is_not_read(fake: FakeBroker, reader: Reader) -> None:
+    """It was released at once, as nothing of it was read; from then on it belongs to somebody else."""
+    assigned: list[list[TopicPartition]] = []
+    reader.open(on_assigned=assigned.append)
+
+    def revoke() -> None:
+        reassign(fake, 1)
+        # Another thread serves the member's own connection.
+        fake.wait_for(lambda: member(fake).owned == {("t", 1)})
+
+    fake.before["ListOffsets"] = revoke
+    assert reader.values(1) == [b"1"]
+    assert reader.next(0.3) is None
+    assert reader.stream.assignment() == [T1]
+    assert assigned == [[T1]]
+
+
+def test_a_partition_that_left_and_came_back_during_the_lookup_is_looked_up_again(
+    fake: FakeBroker, reader: Reader
+) -> None:
+    reader.open()
+
+    def elsewhere() -> None:
+        reassign(fake, 1)
+        fake.wait_for(lambda: member(fake).owned == {("t", 1)})
+        fake.committed["g", "t", 0] = 1  # by whoever had it
+        reassign(fake, 0, 1)
+        fake.wait_for(lambda: member(fake).owned == {("t", 0), ("t", 1)})
+
+    fake.before["ListOffsets"] = elsewhere
+    assert reader.values(1) == [b"1"]
+    assert reader.next(1.5) is None, "what another member has done is not done again"
+    assert reader.stream.assignment() == [T0, T1]
+
+
+def test_after_a_failed_lookup_the_partitions_are_read_nevertheless(fake: FakeBroker, reader: Reader) -> None:
+    """They are listed in heartbeats, so nobody else reads them."""
+    reader.open()
+    failures = deque([ConnectionLost("the broker is away for longer than timeout_s")])
+
+    def call(original: Callable[[], Any]) -> Any:
+        if failures:
+            raise failures.popleft()
+        return original()
+
+    reader.replace_call(call)
+    with pytest.raises(ConnectionLost):
+        reader.next(2)
+    assert reader.values(2) == [b"0", b"1"]
+
+
+@pytest.mark.parametrize("error", [TopicNotFound("not yet"), Throttled("later")])
+def test_a_refused_lookup_is_repeated(fake: FakeBroker, reader: Reader, error: MillstreamError) -> None:
+    reader.open()
+    fake.call_errors["ListOffsets"] = deque([error])
+    if error.retriable:
+        with pytest.raises(type(error)):
+            reader.next(2)
+    assert reader.values(2) == [b"0", b"1"]
+
+
+def test_a_topic_that_is_gone_does_not_stop_the_others(fake: FakeBroker, reader: Reader) -> None:
+    fake.grant = [("a", 0), ("t", 0), ("z", 0)]
+    fake.topic("a")
+    fake.topic("z")
+    reader.open("*")
+    fake.before["CommittedOffsets"] = lambda: (fake.topics.pop("a"), fake.topics.pop("z"), None)[-1]
+    assert reader.values(1) == [b"0"]
+    assert reader.stream.assignment() == [T0]
+
+
+def test_a_callback_that_fails_once_does_not_keep_partitions_from_moving(fake: FakeBroker, reader: Reader) -> None:
+    problems = deque([ValueError("a bug in the handler")])
+
+    def on_revoked(partitions: list[TopicPartition], lost: bool) -> None:
+        if problems:
+            raise problems.popleft()
+
+    reader.open(on_revoked=on_revoked)
+    assert reader.values(2) == [b"0", b"1"]
+    fake.wait_for(lambda: len(member(fake).owned) == 2)
+    reassign(fake, 1)
+    with pytest.raises(ValueError, match="a bug"):
+        reader.next(5)
+    reader.next(1.5)
+    fake.wait_for(lambda: member(fake).owned == {("t", 1)})
+
+
+# --- membership ------------------------------------------------------------------------------------------------------
+
+
+def test_a_join_whose_answer_is_lost_leaves_no_ghost(fake: FakeBroker, reader: Reader) -> None:
+    """It would hold its share of the partitions, unread, until its session ends."""
+    fake.lost_answers.append("JoinGroup")
+    reader.open()
+    assert reader.values(2) == [b"0", b"1"]
+    assert list(fake.members) == [reader.stream._membership.member_id]
+
+
+def test_who_gives_up_on_joining_leaves_in_case_it_was_admitted(fake: FakeBroker) -> None:
+    fake.topic("t")
+    fake.lost_answers += ["JoinGroup"] * 100
+    with millstream.connect(fake.address, timeout_s=0.3) as client, pytest.raises(RequestTimeout):
+        client.stream("t", group="g")
+    fake.wait_for(lambda: not fake.members)
+
+
+@pytest.mark.parametrize("error", [GroupNotFound("deleted"), StaleGeneration("never heard of it")])
+def test_a_member_whose_group_is_gone_joins_again_under_a_new_name(
+    fake: FakeBroker, reader: Reader, error: MillstreamError
+) -> None:
+    revoked: list[tuple[list[TopicPartition], bool]] = []
+    reader.open(on_revoked=lambda partitions, lost: revoked.append((partitions, lost)))
+    assert reader.values(2) == [b"0", b"1"]
+    before = reader.stream._membership.member_id
+    fake.committed = {("g", "t", 0): 1, ("g", "t", 1): 0}
+    fake.call_errors["HeartbeatGroup"] = deque([error])
+    fake.members.clear()
+    fake.wait_for(lambda: len(fake.members) == 1)
+    assert reader.values(1) == [b"1"]
+    assert revoked == [([T0, T1], True)]
+    assert list(fake.members) == [reader.stream._membership.member_id] != [before]
+
+
+def test_what_ended_a_membership_is_raised_every_time(fake: FakeBroker, reader: Reader) -> None:
+    reader.open()
+    assert reader.next() is not None
+    fake.call_errors["HeartbeatGroup"] = deque([Unauthorized("not any more")])
+    fake.push_rebalance("g")
+    fake.wait_for(lambda: not fake.call_errors["HeartbeatGroup"])
+    while reader.stream._membership.failure is None:
+        time.sleep(0.002)
+    for _ in range(2):
+        with pytest.raises(Unauthorized):
+            reader.values(3)
+
+
+def test_progress_in_a_topic_that_is_gone_does_not_end_the_membership(fake: FakeBroker, reader: Reader) -> None:
+    refusal = InvalidArgument("there is no partition t/1 to commit an offset for")
+    fake.call_errors["CommitOffsets"] = deque([refusal, refusal])
+    reader.open(commit_interval_s=0.05)
+    assert reader.values(2) == [b"0", b"1"]
+    assert reader.next(0.3) is None
+    fake.wait_for(lambda: sorted(fake.committed) == [("g", "t", 0), ("g", "t", 1)])
+    assert reader.stream._membership.failure is None
