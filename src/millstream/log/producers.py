@@ -36,6 +36,7 @@ _SEQUENCE: Final = 0xFFFF_FFFF
 _BATCHES_MAX: Final = 16
 _PRODUCERS_MAX: Final = 10_000
 _IDLE_US_MAX: Final = 24 * 3600 * 1_000_000
+_tuple: Final = tuple.__new__  # a named tuple without the detour through its constructor: one is made per batch
 
 
 class Duplicate(NamedTuple):
@@ -65,6 +66,7 @@ class ProducerTable:
     def __init__(self, *, producers_max: int = _PRODUCERS_MAX) -> None:
         self._producers_max = producers_max
         self._producers: dict[int, _Producer] = {}  # in the order of their last append
+        self._newest: tuple[int, _Producer] | None = None  # the last of them, with its identity
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -84,6 +86,8 @@ class ProducerTable:
         if known is None:
             return None
         epoch = identity & 0xFFFF
+        if epoch == known.epoch and known.batches[-1][1] + 1 == header.first_sequence:
+            return None  # as it nearly always is; the rest takes care of wrap-around, repetitions and gaps
         if epoch == known.epoch:
             return self._follow(header, (known.batches[-1].last_sequence + 1) & _SEQUENCE, known.batches)
         if epoch < known.epoch:
@@ -106,14 +110,22 @@ class ProducerTable:
         if not identity:
             return
         first = header.first_sequence
-        stored = _Stored(first, (first + header.count - 1) & _SEQUENCE, base_offset, append_time_us)
+        stored = _tuple(_Stored, (first, first + header.count - 1 & _SEQUENCE, base_offset, append_time_us))
+        newest = self._newest
+        if newest is not None and newest[0] == identity:
+            # The same producer again: nothing moves in the order of last appends.
+            known = newest[1]
+            known.batches.append(stored)
+            known.last_append_us = append_time_us
+            return
         producers = self._producers
-        known = producers.pop(identity >> 16, None)
-        if known is None or known.epoch != identity & 0xFFFF:
-            known = _Producer(identity & 0xFFFF, deque(maxlen=_BATCHES_MAX), append_time_us)
-        known.batches.append(stored)
-        known.last_append_us = append_time_us
-        producers[identity >> 16] = known
+        found = producers.pop(identity >> 16, None)
+        if found is None or found.epoch != identity & 0xFFFF:
+            found = _Producer(identity & 0xFFFF, deque(maxlen=_BATCHES_MAX), append_time_us)
+        found.batches.append(stored)
+        found.last_append_us = append_time_us
+        producers[identity >> 16] = found
+        self._newest = (identity, found)
         self.forget_idle(append_time_us)
 
     def forget_idle(self, now_us: int) -> None:
@@ -124,6 +136,7 @@ class ProducerTable:
             if len(producers) <= self._producers_max and producers[oldest].last_append_us >= now_us - _IDLE_US_MAX:
                 return
             del producers[oldest]
+            self._newest = None
 
     def merge(self, newer: ProducerTable, *, from_offset: int) -> None:
         """Add what another table knows of batches at or behind an offset; this table knows all before it."""
@@ -137,6 +150,7 @@ class ProducerTable:
             known.batches.extend(batches)
             known.last_append_us = seen.last_append_us
             self._producers[producer_id] = known
+        self._newest = None
         if self._producers:
             newest = next(reversed(self._producers.values()))
             self.forget_idle(newest.last_append_us)

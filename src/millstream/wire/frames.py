@@ -59,6 +59,7 @@ class FrameType(IntEnum):
     HEARTBEAT = 99
 
 
+_tuple: Final = tuple.__new__  # makes a named tuple without the detour through its constructor
 _TYPES: Final = frozenset(int(kind) for kind in FrameType)
 
 
@@ -140,7 +141,7 @@ class FrameReader:
                     raise ProtocolViolation("a frame ends inside its correlation id")
                 (correlation,) = _U32.unpack_from(view, payload_at)
                 payload_at += 4
-            yield Frame(kind, correlation, view[payload_at:stop])
+            yield _tuple(Frame, (kind, correlation, view[payload_at:stop]))
             start = stop
         self._keep(start, needed)
 

@@ -133,7 +133,7 @@ def decode_publish(payload: memoryview) -> PublishRequest:
         raise ProtocolViolation("a PUBLISH frame ends before its batch or has a damaged topic") from None
     if acks >= len(ACKS) or fsync >= len(FSYNC_POLICIES) or batch_at > len(payload):
         raise ProtocolViolation("a PUBLISH frame has fields that are not allowed")
-    return PublishRequest(topic, partition, acks, fsync, payload[batch_at:])
+    return tuple.__new__(PublishRequest, (topic, partition, acks, fsync, payload[batch_at:]))
 
 
 def encode_publish_result(
