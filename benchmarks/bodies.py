@@ -15,6 +15,7 @@ from typing import Final
 __all__ = ["NUMBER", "Schedule", "make_bodies"]
 
 NUMBER: Final = struct.Struct("<q")
+_NOISE_BYTES: Final = 64 * 1024 * 1024
 _TEXT = b'{"order":"2024-00017","customer":"Mill Lane Bakery","items":[{"sku":"flour-25","quantity":4}]} ' * 64
 
 
@@ -22,11 +23,16 @@ def make_bodies(count: int, size: int, *, first: int = 0) -> list[bytes]:
     """`count` bodies of `size` bytes, numbered from `first`; the same arguments give the same bytes."""
     random_size = size // 2
     text = _TEXT[: size - random_size - NUMBER.size]
-    noise = random.Random(first).randbytes(count * random_size)
+    noise = _noise(random.Random(first), count * random_size)
     return [
         NUMBER.pack(first + index) + text + noise[index * random_size : (index + 1) * random_size]
         for index in range(count)
     ]
+
+
+def _noise(source: random.Random, size: int) -> bytes:
+    # In pieces: randbytes counts bits in a C int, which ends at 256 MiB.
+    return b"".join(source.randbytes(min(_NOISE_BYTES, size - at)) for at in range(0, size, _NOISE_BYTES))
 
 
 class Schedule:
