@@ -116,7 +116,7 @@ def test_a_topic_made_anew_does_not_write_into_the_files_of_the_old_one(
         client.socket.sendall(encode_frame(FrameType.CALL, b'{"op":"topic.delete","name":"t"}', 77))
         assert removing.wait(5)  # the log is closed, its directory is about to go
         slow.go.set()
-        reader.receive() if asked else None
+        assert reader.receive()[1] == asked
         go_on.set()
         client.answer(77)
         client.call("topic.create", name="t")
