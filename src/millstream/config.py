@@ -139,6 +139,9 @@ class StorageSettings(_Section):
     fsync_interval_ms: _Millis = Field(
         default=1000, ge=10, le=_HOUR_MS, description="Time between two fsyncs with fsync `interval`."
     )
+    ack_flush_interval_ms: _Millis = Field(
+        default=50, ge=1, le=10_000, description="Longest time that an ack waits in memory before it is written."
+    )
     segment_bytes: _Bytes = Field(
         default=64 * _MIB, ge=4096, le=_GIB, description="Size of a log file; retention deletes whole files."
     )

@@ -20,9 +20,11 @@ __all__ = [
     "InternalError",
     "InvalidArgument",
     "InvalidName",
+    "MessageNotFound",
     "MillstreamError",
     "NamespaceNotEmpty",
     "NamespaceNotFound",
+    "NoReplyAddress",
     "NotLeader",
     "OffsetOutOfRange",
     "OutOfSequence",
@@ -30,15 +32,21 @@ __all__ = [
     "PayloadTooLarge",
     "ProducerFenced",
     "ProtocolViolation",
+    "QueueFull",
     "QuotaExceeded",
     "ReadOnly",
     "Rebalancing",
+    "ReceiptInvalid",
+    "ReplayNotFound",
     "RequestError",
     "RequestTimeout",
+    "ScheduleFired",
+    "ScheduleNotFound",
     "ShuttingDown",
     "StaleGeneration",
     "StartFailed",
     "StorageFailed",
+    "SubscriptionNotFound",
     "Throttled",
     "TopicExists",
     "TopicNotFound",
@@ -273,6 +281,62 @@ class GroupNotEmpty(RequestError):
 
     code, number = "GROUP_NOT_EMPTY", 35
     remedy = "Stop the group's members first."
+
+
+class ReceiptInvalid(RequestError):
+    """The lease behind a receipt has ended, belongs to somebody else or never was; nothing was changed."""
+
+    code, number = "RECEIPT_INVALID", 40
+    remedy = "Nothing: the message is delivered again.  If it happens often, use a longer lease or extend it."
+
+
+class QueueFull(UnavailableError):
+    """The topic holds as many unsettled messages as it may."""
+
+    code, number = "QUEUE_FULL", 41
+    remedy = "Wait for consumers to catch up, add some, or raise max_depth of the topic."
+
+
+class MessageNotFound(RequestError):
+    """No message has this id, or it is no longer stored."""
+
+    code, number = "MESSAGE_NOT_FOUND", 42
+    remedy = "Check the id; retention may have removed the message."
+
+
+class ScheduleNotFound(RequestError):
+    """Nothing is scheduled under this id, key or name."""
+
+    code, number = "SCHEDULE_NOT_FOUND", 43
+    remedy = "List what is pending with `millstream schedule list TOPIC`."
+
+
+class ScheduleFired(RequestError):
+    """The scheduled message was delivered already and can be neither moved nor cancelled."""
+
+    code, number = "SCHEDULE_FIRED", 44
+    remedy = "Nothing can be done; the message is in the topic."
+
+
+class ReplayNotFound(RequestError):
+    """No replay has this id."""
+
+    code, number = "REPLAY_NOT_FOUND", 45
+    remedy = "List the replays with `millstream dlq replays`."
+
+
+class NoReplyAddress(RequestError):
+    """The message does not say where a reply should go."""
+
+    code, number = "NO_REPLY_ADDRESS", 46
+    remedy = "Reply only to messages that were sent with `request`."
+
+
+class SubscriptionNotFound(RequestError):
+    """The connection has no subscription or queue consumer of this number."""
+
+    code, number = "SUBSCRIPTION_NOT_FOUND", 47
+    remedy = "Nothing: the SDK opens it again."
 
 
 class ConnectionLost(UnavailableError):

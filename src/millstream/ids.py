@@ -10,7 +10,12 @@ from typing import Final, NamedTuple
 
 from millstream.errors import InvalidArgument
 
-__all__ = ["MessagePlace", "message_id", "parse_message_id"]
+__all__ = ["OFFSET_BITS", "SCHEDULES", "MessagePlace", "message_id", "parse_message_id", "schedule_uid"]
+
+#: Added to a partition's number it names the log of the messages that are scheduled for that partition.
+SCHEDULES: Final = 0x8000_0000
+#: Offsets stay below two to the power of this; ids and due times are packed with them.
+OFFSET_BITS: Final = 48
 
 _ALPHABET: Final = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"  # Crockford's base 32
 _VALUE: Final = {letter: value for value, letter in enumerate(_ALPHABET)}
@@ -41,3 +46,8 @@ def parse_message_id(text: str) -> MessagePlace:
         if len(text) == 26 and number < 1 << 128:
             return MessagePlace(number >> 80, number >> 48 & 0xFFFF_FFFF, number & 0xFFFF_FFFF_FFFF)
     raise InvalidArgument(f"{text[:40]!r} is not a message id: an id has 26 letters and digits")
+
+
+def schedule_uid(partition_uid: int) -> int:
+    """The uid of the log of what is scheduled for a partition."""
+    return partition_uid ^ 0x8000_0000

@@ -35,7 +35,7 @@ from functools import lru_cache
 from itertools import accumulate, chain
 from struct import Struct, iter_unpack
 from sys import byteorder
-from typing import Final, TypeAlias
+from typing import Final, Required, TypeAlias, TypedDict, Unpack
 
 from crc32c import crc32c
 
@@ -51,6 +51,7 @@ __all__ = [
     "BatchHeader",
     "Codec",
     "Columns",
+    "assign_producer",
     "batch_next_offset",
     "check_batch",
     "decode_headers",
@@ -81,6 +82,7 @@ _TAIL: Final = Struct("<IQqIHBB")  # the 28 bytes of the header that the checksu
 _STAMP: Final = Struct("<IQq")
 _U32: Final = Struct("<I")
 _I64: Final = Struct("<q")
+_U64: Final = Struct("<Q")
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 assert _HEADER.size == _HEAD.size + _TAIL.size == HEADER_BYTES
 assert _HEAD.size == CRC_FROM
@@ -104,13 +106,15 @@ class Columns(IntFlag):
     FIXED_VALUES = 512
     #: The batch speaks to the broker's readers, not to users.
     CONTROL = 1024
+    #: The headers of some messages speak to the broker: see options.py.
+    OPTIONS = 2048
 
 
 _KNOWN_COLUMNS: Final = int(sum(Columns))
 # Plain integers: an IntFlag operation costs a microsecond, which a batch of one would feel.
 _PRIORITY, _DELIVER_AT, _EXPIRY, _TIMESTAMPS = 1, 2, 4, 8
 _KEYS, _KEY_NULLS, _HEADERS, _VALUE_NULLS = 16, 32, 64, 128
-_OFFSETS, _FIXED_VALUES = 256, 512
+_OFFSETS, _FIXED_VALUES, _OPTIONS = 256, 512, 2048
 _CODEC_MAX: Final = max(Codec).value
 _NOT_FROM_PRODUCERS: Final = ~_KNOWN_COLUMNS | int(Columns.OFFSETS | Columns.CONTROL)
 
@@ -243,6 +247,13 @@ def stamp(view: memoryview, position: int, *, base_offset: int, append_time_us: 
     """Write the broker's fields into a batch, in place."""
     _STAMP.pack_into(view, position + 12, leader_epoch, base_offset, append_time_us)
     _U32.pack_into(view, position + 32, crc32c(view[position : position + STAMP_BYTES]))
+
+
+def assign_producer(batch: bytearray, producer: int, first_sequence: int) -> None:
+    """Give a batch that is not stamped yet an identity."""
+    _U64.pack_into(batch, 40, producer)
+    _U32.pack_into(batch, 56, first_sequence)
+    _U32.pack_into(batch, 8, crc32c(memoryview(batch)[CRC_FROM:]))
 
 
 def batch_next_offset(buffer: Buffer, position: int, header: BatchHeader) -> int:
@@ -463,36 +474,26 @@ def _cut_fixed(block: Buffer, at: int, size: int, count: int) -> list[bytes | No
     return values
 
 
-def encode_batch(
-    values: Sequence[bytes | None],
-    *,
-    base_timestamp_us: int,
-    keys: Sequence[bytes | None] | None = None,
-    headers: Sequence[bytes] | None = None,
-    priorities: Sequence[int] | None = None,
-    deliver_at_us: Sequence[int] | None = None,
-    expiry_us: Sequence[int] | None = None,
-    timestamps_us: Sequence[int] | None = None,
-    offsets: Sequence[int] | None = None,
-    producer: int = 0,
-    first_sequence: int = 0,
-    codec: int = 0,
-) -> bytearray:
+class BatchColumns(TypedDict, total=False):
+    """What `encode_parts` can be told besides the values."""
+
+    base_timestamp_us: Required[int]
+    keys: Sequence[bytes | None] | None
+    headers: Sequence[bytes] | None
+    priorities: Sequence[int] | None
+    deliver_at_us: Sequence[int] | None
+    expiry_us: Sequence[int] | None
+    timestamps_us: Sequence[int] | None
+    offsets: Sequence[int] | None
+    options: bool
+    producer: int
+    first_sequence: int
+    codec: int
+
+
+def encode_batch(values: Sequence[bytes | None], **columns: Unpack[BatchColumns]) -> bytearray:
     """A batch ready to be stamped and appended.  `headers` are as encode_headers makes them, `offsets` start at 0."""
-    head, tail = encode_parts(
-        values,
-        base_timestamp_us=base_timestamp_us,
-        keys=keys,
-        headers=headers,
-        priorities=priorities,
-        deliver_at_us=deliver_at_us,
-        expiry_us=expiry_us,
-        timestamps_us=timestamps_us,
-        offsets=offsets,
-        producer=producer,
-        first_sequence=first_sequence,
-        codec=codec,
-    )
+    head, tail = encode_parts(values, **columns)
     return bytearray(head) + tail
 
 
@@ -507,6 +508,7 @@ def encode_parts(
     expiry_us: Sequence[int] | None = None,
     timestamps_us: Sequence[int] | None = None,
     offsets: Sequence[int] | None = None,
+    options: bool = False,
     producer: int = 0,
     first_sequence: int = 0,
     codec: int = 0,
@@ -514,7 +516,7 @@ def encode_parts(
     """As encode_batch, in two pieces that can be handed to one gathering write without copying the messages again."""
     count = len(values)
     assert count, "a batch holds at least one message"
-    flags = 0
+    flags = _OPTIONS if options else 0
     lanes = 1 << PRIORITY_DEFAULT
     block: list[bytes] = []
     prelude = b""

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 import msgspec
 
-from millstream.errors import ConfigInvalid
+from millstream.errors import ConfigInvalid, InvalidName
+from millstream.names import check_topic
+from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
+from millstream.retries import parse_retry
+from millstream.settings import merge_settings
 
-__all__ = ["PARTITIONS_MAX", "TopicConfig"]
+__all__ = ["LANES", "PARTITIONS_MAX", "TopicConfig", "parse_lanes"]
 
 PARTITIONS_MAX: Final = 10_000  # each partition is a directory and two open files while it is written
+LANES: Final = 5  # critical, high, normal, low, background
 _HOUR_MS: Final = 3_600_000
 _MIB: Final = 1024 * 1024
 
 Fsync = Literal["group", "interval", "always", "never"]
-Cleanup = Literal["delete", "compact", "compact+delete"]
+Cleanup = Literal["delete", "compact", "compact+delete", "settled"]
+OnExpiry = Literal["drop", "dead_letter"]
+Overflow = Literal["reject", "evict"]
 Mode = Literal["durable", "ephemeral"]
+
+_LIMITS: Final = (
+    "retention_ms",
+    "retention_bytes",
+    "retention_messages",
+    "tombstone_retention_ms",
+    "message_ttl_ms",
+    "dedup_window_ms",
+    "max_depth",
+    "starvation_ms",
+    "throttle_lag_ms",
+    "throttle_depth",
+)
+
+
+def parse_lanes(text: str) -> tuple[int, ...]:
+    """The five weights of a text such as `50,25,15,7,3`; none of them when it says `strict`."""
+    if text == "strict":
+        return ()
+    try:
+        weights = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        weights = ()
+    if len(weights) != LANES or not all(1 <= weight <= 1000 for weight in weights):
+        raise ConfigInvalid(f"lanes is 'strict' or {LANES} weights from 1 to 1000 such as '50,25,15,7,3', not {text!r}")
+    return weights
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,26 +66,61 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     retention_bytes: int = 0
     #: The oldest segments go when a partition holds more messages than this.
     retention_messages: int = 0
-    #: `compact` keeps the newest message of each key.
+    #: `compact` keeps the newest message of each key.  `settled` is for queues: retention takes only what every queue
+    #: group has settled.
     cleanup: Cleanup = "delete"
     #: How long a deletion marker (null value) stays readable in a compacted topic.
     tombstone_retention_ms: int = 24 * _HOUR_MS
     #: The largest single message, with key and headers.
     max_message_bytes: int = _MIB
     segment_bytes: int = 64 * _MIB
+    #: How long a consumer of a queue may take over a message before somebody else gets it.
+    lease_ms: int = 30_000
+    #: When a queue tries a failed message again: a profile, or a profile with changes (see millstream/retries.py).
+    retry: str = "standard"
+    #: A queue does not deliver messages older than this; 0 = no limit.
+    message_ttl_ms: int = 0
+    on_expiry: OnExpiry = "drop"
+    #: Within this time a publish that repeats a dedup id is recognised and not stored again; 0 = not looked for.
+    dedup_window_ms: int = 0
+    #: How many messages may wait to be settled; 0 = no limit.
+    max_depth: int = 0
+    overflow: Overflow = "reject"
+    #: How deliveries are shared by the priorities critical, high, normal, low and background; or `strict`.
+    lanes: str = "50,25,15,7,3"
+    #: A message of any priority that has waited this long is served next; 0 = never.
+    starvation_ms: int = 30_000
+    #: Where dead letters go; empty = the topic's name with `.dlq`.
+    dead_letter_topic: str = ""
+    #: Told by an HTTP POST of every dead letter.
+    dead_letter_alert: str = ""
+    #: Publishers are slowed down when the oldest message waits longer than this, or more messages wait; 0 = never.
+    throttle_lag_ms: int = 0
+    throttle_depth: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("retention_ms", "retention_bytes", "retention_messages", "tombstone_retention_ms"):
+        for name in _LIMITS:
             if getattr(self, name) < 0:
                 raise ConfigInvalid(f"{name} must be 0 (no limit) or more, not {getattr(self, name)}")
         if not 1 <= self.max_message_bytes <= 9 * _MIB:
             raise ConfigInvalid(f"max_message_bytes must be between 1 and {9 * _MIB}, not {self.max_message_bytes}")
         if not 4096 <= self.segment_bytes <= 1024 * _MIB:
             raise ConfigInvalid(f"segment_bytes must be between 4096 and {1024 * _MIB}, not {self.segment_bytes}")
+        if not LEASE_MS_MIN <= self.lease_ms <= LEASE_MS_MAX:
+            raise ConfigInvalid(f"lease_ms must be between {LEASE_MS_MIN} and {LEASE_MS_MAX}, not {self.lease_ms}")
+        parse_retry(self.retry)
+        parse_lanes(self.lanes)
+        if self.dead_letter_topic:
+            try:
+                check_topic(self.dead_letter_topic)
+            except InvalidName as problem:
+                raise ConfigInvalid(f"dead_letter_topic: {problem}") from None
+        if self.dead_letter_alert and not self.dead_letter_alert.startswith(("http://", "https://")):
+            raise ConfigInvalid(f"dead_letter_alert must be an http or https URL, not {self.dead_letter_alert!r}")
 
     @property
     def compacts(self) -> bool:
-        return self.cleanup != "delete"
+        return self.cleanup in ("compact", "compact+delete")
 
     @property
     def deletes(self) -> bool:
@@ -62,16 +129,4 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], base: TopicConfig | None = None) -> TopicConfig:
         """The settings of `base` (or the defaults) with these changes; raises ConfigInvalid naming the bad key."""
-        fields = {field.name: field for field in msgspec.structs.fields(cls)}
-        merged = msgspec.structs.asdict(base) if base is not None else {}
-        for key, value in values.items():
-            if key not in fields:
-                close = difflib.get_close_matches(key, fields, 1)
-                hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(sorted(fields))}"
-                raise ConfigInvalid(f"unknown topic setting {key!r}{hint}")
-            try:
-                # Not strict: settings also come from command lines, where every value is text.
-                merged[key] = msgspec.convert(value, fields[key].type, strict=False)
-            except msgspec.ValidationError as problem:
-                raise ConfigInvalid(f"topic setting {key}={value!r} is not allowed: {problem}") from None
-        return cls(**merged)
+        return merge_settings(cls, values, base, what="topic")

@@ -1,0 +1,133 @@
+"""When a message that failed is tried again, and when no more.
+
+A policy is written as text wherever it can be set: a profile's name, or a profile with changes, such as
+`durable,max_retries=5,initial=2s`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from millstream.durations import format_ms, parse_ms
+from millstream.errors import ConfigInvalid, InvalidArgument
+
+__all__ = ["PROFILES", "RetryPolicy", "parse_retry"]
+
+#: Beyond this a counter has more digits than a person can wait for.
+RETRIES_MAX: Final = 10_000
+
+
+class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """A message is tried `max_retries` + 1 times, unless `total_ms` (0 = no limit) since its publish ends it before."""
+
+    max_retries: int = 3
+    initial_ms: int = 1_000
+    multiplier: float = 2.0
+    max_ms: int = 60_000
+    total_ms: int = 0
+    #: The first retry does not wait; the second waits `initial_ms`.
+    first_immediate: bool = False
+    #: Up to this share of each wait is taken off by chance, so that what failed together does not come back together.
+    jitter: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_retries <= RETRIES_MAX:
+            raise ConfigInvalid(f"max_retries must be between 0 and {RETRIES_MAX}, not {self.max_retries}")
+        if self.multiplier < 1:
+            raise ConfigInvalid(f"the multiplier of a retry policy must be 1 or more, not {self.multiplier}")
+        if not 0 <= self.jitter <= 1:
+            raise ConfigInvalid(f"the jitter of a retry policy must be between 0 and 1, not {self.jitter}")
+        if min(self.initial_ms, self.max_ms, self.total_ms) < 0:
+            raise ConfigInvalid("the times of a retry policy must be 0 or more")
+
+    def delay_ms(self, failures: int, draw: Callable[[], float]) -> int:
+        """How long to wait after the given number of failures (1 or more); `draw` gives numbers from 0 to 1."""
+        steps = failures - 1
+        if self.first_immediate:
+            if steps == 0:
+                return 0
+            steps -= 1
+        if not self.initial_ms:
+            return 0
+        wait = float(self.initial_ms)
+        for _ in range(steps):
+            wait *= self.multiplier
+            if wait >= self.max_ms:
+                break
+        wait = min(wait, self.max_ms)
+        return round(wait * (1 - self.jitter * draw())) if self.jitter else round(wait)
+
+    def __str__(self) -> str:
+        """The text that `parse_retry` reads back."""
+        for name, profile in PROFILES.items():
+            if profile == self:
+                return name
+        base = PROFILES["standard"]
+        changes = [
+            f"{option}={format_ms(getattr(self, field)) if kind == 'time' else _text(getattr(self, field))}"
+            for option, (field, kind) in _OPTIONS.items()
+            if getattr(self, field) != getattr(base, field)
+        ]
+        return ",".join(["standard", *changes])
+
+
+PROFILES: Final[dict[str, RetryPolicy]] = {
+    "standard": RetryPolicy(),
+    "durable": RetryPolicy(max_retries=10, initial_ms=5_000, max_ms=300_000, total_ms=3 * 3_600_000),
+    "eager": RetryPolicy(max_retries=5, first_immediate=True, multiplier=4.0, max_ms=300_000),
+    "simple": RetryPolicy(max_retries=3, initial_ms=0, multiplier=1.0, max_ms=0),
+}
+
+#: What can be changed in the text of a policy: the field, and how its value is read.
+_OPTIONS: Final = {
+    "max_retries": ("max_retries", "int"),
+    "initial": ("initial_ms", "time"),
+    "multiplier": ("multiplier", "float"),
+    "max": ("max_ms", "time"),
+    "total": ("total_ms", "time"),
+    "first_immediate": ("first_immediate", "bool"),
+    "jitter": ("jitter", "float"),
+}
+
+
+def _text(value: float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
+@lru_cache(maxsize=1024)
+def parse_retry(text: str) -> RetryPolicy:
+    """The policy that a text describes; raises ConfigInvalid with the part that is wrong."""
+    name, *changes = (part.strip() for part in text.split(","))
+    if "=" in name:
+        name, changes = "standard", [name, *changes]
+    profile = PROFILES.get(name)
+    if profile is None:
+        close = difflib.get_close_matches(name, PROFILES, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"profiles: {', '.join(PROFILES)}"
+        raise ConfigInvalid(f"retry profile {name!r} is unknown; {hint}")
+    fields: dict[str, object] = {}
+    for change in changes:
+        option, _, value = change.partition("=")
+        if option not in _OPTIONS:
+            raise ConfigInvalid(f"retry option {option!r} is unknown; known: {', '.join(_OPTIONS)}")
+        field, kind = _OPTIONS[option]
+        try:
+            fields[field] = _read(kind, value.strip())
+        except (ValueError, InvalidArgument):
+            raise ConfigInvalid(f"retry option {change!r} does not fit: a {kind} is expected") from None
+    return msgspec.structs.replace(profile, **fields)
+
+
+def _read(kind: str, value: str) -> object:
+    if kind == "time":
+        return parse_ms(value)
+    if kind == "bool":
+        if value not in ("true", "false"):
+            raise ValueError(value)
+        return value == "true"
+    return int(value) if kind == "int" else float(value)

@@ -1,0 +1,36 @@
+"""Changing a struct of settings by name, with one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from millstream.durations import parse_ms
+from millstream.errors import ConfigInvalid, InvalidArgument
+
+__all__ = ["merge_settings"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def merge_settings(kind: type[S], values: Mapping[str, Any], base: S | None, *, what: str) -> S:
+    """The settings of `base` (or the defaults) with these changes; raises ConfigInvalid naming the bad key."""
+    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    merged = msgspec.structs.asdict(base) if base is not None else {}
+    for key, given in values.items():
+        value = given
+        if key not in fields:
+            close = difflib.get_close_matches(key, fields, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(sorted(fields))}"
+            raise ConfigInvalid(f"unknown {what} setting {key!r}{hint}")
+        try:
+            if key.endswith("_ms") and isinstance(value, str) and not value.isdecimal():
+                value = parse_ms(value)
+            # Not strict: settings also come from command lines, where every value is text.
+            merged[key] = msgspec.convert(value, fields[key].type, strict=False)
+        except (msgspec.ValidationError, InvalidArgument) as problem:
+            raise ConfigInvalid(f"{what} setting {key}={given!r} is not allowed: {problem}") from None
+    return kind(**merged)
