@@ -9,6 +9,7 @@ from millstream.errors import InvalidName
 
 __all__ = [
     "DEFAULT_NAMESPACE",
+    "INBOX_PREFIX",
     "NAME_BYTES_MAX",
     "check_group",
     "check_namespace",
@@ -20,6 +21,8 @@ __all__ = [
 
 DEFAULT_NAMESPACE: Final = "default"
 NAME_BYTES_MAX: Final = 255
+#: Addresses of inboxes look like topics; no topic is called so.
+INBOX_PREFIX: Final = "_inbox."
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _LEVEL: Final = r"[A-Za-z0-9_-]+"
@@ -47,11 +50,12 @@ def check_topic(name: str) -> str:
     return name
 
 
-def check_group(name: str) -> str:
+def check_group(name: str, kind: str = "group") -> str:
+    """The rule for groups, and for whatever else (`kind`) is called by a word."""
     if len(name) > NAME_BYTES_MAX or not _GROUP.fullmatch(name):
         raise InvalidName(
-            f"group {_shown(name)} is not valid: use letters, digits and '_ . : @ -', starting with a letter or digit, "
-            f"{NAME_BYTES_MAX} bytes at most"
+            f"{kind} {_shown(name)} is not valid: use letters, digits and '_ . : @ -', starting with a letter or "
+            f"digit, {NAME_BYTES_MAX} bytes at most"
         )
     return name
 

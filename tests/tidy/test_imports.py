@@ -12,18 +12,22 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "millstream"
 
 FOUNDATION = {"errors", "names", "clock", "records", "ids", "config", "topics", "compression", "headers", "version"}
-FOUNDATION |= {"durations", "retries", "options", "receipts", "policies", "settings", "slicing", "dead_letters"}
+FOUNDATION |= {"durations", "retries", "options", "receipts", "policies", "settings", "slicing"}
+FOUNDATION |= {"dead_letters", "partitioning"}
 #: room -> rooms it may import (itself is always allowed).
 ALLOWED = {
     "foundation": set(),
     "wire": {"foundation"},
     "log": {"foundation"},
     "groups": {"foundation"},
-    "broker": {"foundation", "log", "groups", "wire"},
+    "queues": {"foundation"},
+    "traffic": {"foundation"},
+    "schedules": {"foundation"},
+    "broker": {"foundation", "log", "groups", "queues", "schedules", "traffic", "wire"},
     "server": {"foundation", "wire", "broker"},
     "client": {"foundation", "wire"},
     "cli": {"foundation", "client", "sdk"},
-    "testing": {"foundation", "wire", "log", "groups", "broker", "server", "client", "sdk"},
+    "testing": {"foundation", "wire", "log", "groups", "queues", "schedules", "broker", "server", "client", "sdk"},
     "sdk": {"foundation", "client"},  # millstream/__init__.py and aio.py: the public face
 }
 #: Single modules with a licence of their own, and why.
@@ -33,7 +37,7 @@ EXCEPTIONS = {
     "cli/log.py": {"log"},  # works on a stopped broker's files
     "server/lifecycle.py": {"log"},  # chooses the storage and locks the data directory
 }
-PURE = {"wire", "groups"}
+PURE = {"wire", "groups", "queues", "schedules", "traffic"}
 FORBIDDEN_IN_PURE = {"asyncio", "socket", "os", "time", "random", "logging", "threading", "pathlib"}
 
 

@@ -1,0 +1,152 @@
+"""The durable part of a ledger: what is settled, what came back, and the facts that say so."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from millstream.queues.facts import (
+    RETURNED,
+    SETTLED,
+    START,
+    TOTALS,
+    parcels_of,
+    returned_fact,
+    settled_fact,
+    spans_of,
+    start_fact,
+)
+from millstream.queues.ranges import RangeSet, normal
+from millstream.queues.records import FRESH, Dead, Fact, History, Parcel
+from millstream.queues.returned import Returned
+
+__all__ = ["Book"]
+
+_BURIED_KEPT: Final = 1_000
+
+
+class Book:
+    """Sets of offsets and parcels, changed by facts alone: `apply` is the only way in, live and in replay."""
+
+    __slots__ = ("_acked", "_buried", "_facts", "_past", "freed", "origin", "returned", "settled", "taken", "totals")
+
+    def __init__(self) -> None:
+        #: The first offset that concerns the group.
+        self.origin = 0
+        self.settled = RangeSet()
+        #: What is settled, leased or returned; the rest has never been delivered.  Not durable in itself.
+        self.taken = RangeSet()
+        self.returned = Returned()
+        #: How messages came to be settled.
+        self.totals: dict[str, int] = {"acked": 0}
+        #: Told of everything that is settled, as (base, bits).
+        self.freed: Callable[[int, int], None] | None = None
+        self._facts: list[Fact] = []
+        self._acked: list[tuple[int, int]] = []
+        #: The last messages that became dead letters: who acks one of them is too late.
+        self._buried: deque[tuple[int, int]] = deque(maxlen=_BURIED_KEPT)
+        self._past: list[Parcel] | None = []
+
+    def apply(self, fact: Fact) -> None:
+        kind = fact[0]
+        if kind == SETTLED:
+            for base, bits in spans_of(fact):
+                self.taken.add_bits(base, bits)
+                self._settle(fact[1], base, bits)
+        elif kind == RETURNED:
+            for parcel in parcels_of(fact):
+                self.taken.add_bits(parcel.base, parcel.bits)
+                if self._past is None:
+                    self.returned.wait(parcel)
+                else:
+                    self._past.append(parcel)
+        elif kind == START:
+            _, self.origin, floor = fact
+            self.settled = RangeSet(floor)
+            self.taken = RangeSet(floor)
+            self.returned.clear()
+            self._buried.clear()
+            if self._past is not None:
+                self._past.clear()
+        else:
+            assert kind == TOTALS, f"a ledger knows no fact {kind!r}"
+            self.totals = {"acked": 0, **fact[1]}
+
+    def open(self) -> None:
+        """The past is over: of all that was said about a message the last holds, unless it was settled."""
+        past, self._past = self._past or [], None
+        known = RangeSet()
+        for parcel in reversed(past):
+            size = parcel.bits.bit_length()
+            bits = parcel.bits & ~(self.settled.bits(parcel.base, size) | known.bits(parcel.base, size))
+            if bits:
+                known.add_bits(parcel.base, bits)
+                parcel.base, parcel.bits = normal(parcel.base, bits)
+                self.returned.wait(parcel)
+
+    def record(self, fact: Fact) -> None:
+        """Apply a new fact and keep it for `drain`."""
+        assert self._past is None, "what comes now must not be taken for the past"
+        if fact[0] == START:
+            self._write_acked()  # they were about what is over now
+        self.apply(fact)
+        self._facts.append(fact)
+
+    def ack(self, base: int, bits: int) -> None:
+        """As `record` of an ack of messages that were leased; of many such `drain` makes one fact."""
+        self.settled.add_bits(base, bits)
+        self.totals["acked"] += bits.bit_count()
+        self._acked.append((base, bits))
+        if self.freed is not None:
+            self.freed(base, bits)
+
+    def discard(self, how: str, base: int, bits: int) -> None:
+        self.record(settled_fact(how, [(base, bits)]))
+
+    def bury(self, base: int, bits: int, reason: str, error: str, history: History) -> Dead:
+        """Settle messages that become dead letters; the fact is the caller's to record."""
+        base, bits = normal(base, bits)
+        fact = settled_fact("dead", [(base, bits)])
+        self.apply(fact)
+        self._buried.append((base, bits))
+        return Dead(base, bits, reason, error, history, fact)
+
+    def acked(self, base: int, bits: int) -> bool:
+        """Whether these messages are settled, and not because they became dead letters a while ago."""
+        size = bits.bit_length()
+        if self.settled.bits(base, size) & bits != bits:
+            return False
+        return not any(
+            (dead << place - base if place >= base else dead >> base - place) & bits for place, dead in self._buried
+        )
+
+    def drain(self) -> list[Fact]:
+        self._write_acked()
+        facts, self._facts = self._facts, []
+        return facts
+
+    def snapshot(self, leased: Iterable[Parcel]) -> list[Fact]:
+        """Facts that make the same book; what is leased comes back with the history it had before."""
+        facts: list[Fact] = [start_fact(self.origin, self.settled.floor)]
+        if self.settled.above:
+            facts.append(settled_fact("", self.settled.spans()))
+        # After the others, because it counts what they settle.
+        facts.append([TOTALS, dict(self.totals)])
+        facts += [returned_fact(parcel) for parcel in (*self.returned, *leased) if parcel.history != FRESH]
+        return facts
+
+    def _settle(self, how: str, base: int, bits: int) -> None:
+        settled = self.settled
+        before = settled.floor + settled.above
+        settled.add_bits(base, bits)
+        count = settled.floor + settled.above - before
+        if count:
+            self.totals[how] = self.totals.get(how, 0) + count
+        if self.freed is not None:
+            self.freed(base, bits)
+
+    def _write_acked(self) -> None:
+        if self._acked:
+            self._facts.append(settled_fact("acked", self._acked))
+            self._acked = []

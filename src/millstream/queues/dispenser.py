@@ -1,0 +1,167 @@
+"""Finding messages for a consumer: first those that came back, then fresh ones in whatever order the rules want."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from millstream.dead_letters import TTL_EXPIRED
+from millstream.queues.book import Book
+from millstream.queues.fair import Turns
+from millstream.queues.intake import Front, Intake, LogOrder, Pick, Request, expired_of, present, terms_of
+from millstream.queues.keyed import OnePerKey
+from millstream.queues.lanes import Lanes
+from millstream.queues.leases import SPAN_MAX, Handout
+from millstream.queues.lookahead import picks_within
+from millstream.queues.ranges import lowest, normal
+from millstream.queues.records import FRESH, Dead, History, LogSource, Parcel, Rules, Terms
+
+__all__ = ["Dispenser"]
+
+#: How many batches a sweep looks at.
+_SWEEP_BATCHES: Final = 1_000
+
+
+class Dispenser:
+    """Nothing in it is durable: when rules change, or the book does as a whole, another one is made."""
+
+    def __init__(self, book: Book, rules: Rules, leased: Iterable[tuple[int, int]]) -> None:
+        """`leased` is what consumers hold already, as (base, bits)."""
+        self._book = book
+        self._rules = rules
+        self.front = Front(book.taken, self._gone, self._put_back)
+        #: Made when the first message with a priority is there.
+        self.lanes: Lanes | None = None
+        #: The last look ahead ended before it had seen everything.
+        self.more = False
+        self.intake: Intake
+        self._run: Callable[[LogSource, int, int], int] | None = None
+        if rules.ordering == "key":
+            out = [*leased, *((parcel.base, parcel.bits) for parcel in book.returned)]
+            self.intake = OnePerKey(book.taken, self.front, out)
+        elif rules.fair_by:
+            self.intake = Turns(book.taken, self.front, rules.fair_by)
+        else:
+            self.intake = order = LogOrder(book.taken, self.front)
+            if rules.ordering == "none" and not (rules.message_ttl_ms or rules.retry.total_ms or rules.poison):
+                self._run = order.run
+        self._by_lanes = rules.ordering == "none" and not rules.fair_by
+        self.strict = rules.ordering == "strict"
+        book.freed = self.intake.freed if isinstance(self.intake, OnePerKey) else None
+
+    def run(self, source: LogSource, want: int, bytes_max: int) -> int:
+        """Take fresh messages from the front without a look at any of them, if that is possible; returns how many."""
+        if self._run is None or source.lanes.used:
+            return 0
+        return self._run(source, min(want, SPAN_MAX), bytes_max)
+
+    def forget(self) -> None:
+        """Messages were settled without having been handed out."""
+        if self.lanes is not None:
+            self.lanes.forget()
+
+    def hand_out_again(self, source: LogSource, request: Request, handout: Handout) -> list[Dead]:
+        """What came back and is ready, as far as this consumer may have it."""
+        dead: list[Dead] = []
+        returned = self._book.returned
+        while returned.ready and request.messages > 0:
+            parcel = returned.pop(request.consumer, request.now_us, alone=request.alone)
+            if parcel is None:
+                break
+            found, more = self._hand_out(parcel, source, request, handout)
+            dead += more
+            if not found:
+                break
+        return dead
+
+    def hand_out_fresh(self, source: LogSource, request: Request, handout: Handout) -> list[Dead]:
+        """What has never been delivered."""
+        dead: list[Dead] = []
+        intake = self.intake
+        if self._by_lanes and source.lanes.used:
+            intake = self.lanes = self.lanes or Lanes(self._book.taken, self.front, self._rules, request.now_us)
+        self.more = False
+        while request.messages > 0:
+            picks = intake.pick(source, request)
+            if picks is None:
+                break
+            for pick in picks:
+                dead += self._admit(pick, FRESH, None, request, handout)
+            if request.looks <= 0:
+                self.more = not handout.found
+                break
+        return dead
+
+    def sweep(self, source: LogSource, now_us: int) -> list[Dead]:
+        """Expire what is at the front of the backlog."""
+        dead: list[Dead] = []
+        taken = self._book.taken
+        position = taken.floor
+        for _ in range(_SWEEP_BATCHES):
+            view = source.batch_at(position) if position < source.end else None
+            if view is None:
+                break
+            start = max(position, view.base_offset)
+            free = present(view, start) & ~taken.bits(start, view.next_offset - start)
+            expired = expired_of(view, start, free, self._rules.message_ttl_ms, now_us)
+            if expired:
+                dead += self._expire(start, expired, FRESH)
+            elif free:
+                break
+            position = view.next_offset
+        self.forget()
+        return dead
+
+    def _hand_out(
+        self, parcel: Parcel, source: LogSource, request: Request, handout: Handout
+    ) -> tuple[bool, list[Dead]]:
+        """As much of a parcel as is asked for; whether anything could be read, and what is dead of it."""
+        dead: list[Dead] = []
+        rest, base = parcel.bits, parcel.base
+        found = False
+        for pick in picks_within(source, base, rest, self._gone):
+            found = True
+            some = lowest(pick.bits, request.fit(pick.view))
+            dead += self._admit(pick._replace(bits=some), parcel.history, parcel.terms, request, handout)
+            rest ^= some << pick.base - base
+            if some != pick.bits or request.messages <= 0:
+                break
+        rest &= ~self._book.settled.bits(base, rest.bit_length())  # what was found to be gone
+        if rest:
+            parcel.base, parcel.bits = normal(base, rest)
+            self._book.returned.add_ready(parcel)
+        return found or not rest, dead
+
+    def _admit(
+        self, pick: Pick, history: History, terms: Terms | None, request: Request, handout: Handout
+    ) -> list[Dead]:
+        """What was taken goes to the consumer, unless it has expired.  Fresh messages have their terms in the batch."""
+        view, base, bits, lane = pick
+        rules = self._rules
+        dead: list[Dead] = []
+        expired = expired_of(view, base, bits, rules.message_ttl_ms, request.now_us)
+        if expired:
+            dead = self._expire(base, expired, history)
+            bits ^= expired
+            if not bits:
+                return dead
+        if terms is not None:
+            handout.add(base, bits, history, terms)
+        else:
+            for shared, some in terms_of(view, base, bits, lane, rules):
+                handout.add(base, some, history, shared)
+        request.fill(view, bits.bit_count())
+        return dead
+
+    def _expire(self, base: int, bits: int, history: History) -> list[Dead]:
+        if self._rules.expired_are_dead:
+            return [self._book.bury(base, bits, TTL_EXPIRED, history.last_error, history)]
+        self._book.discard("expired", base, bits)
+        return []
+
+    def _put_back(self, offsets: Iterable[int]) -> None:
+        for offset in offsets:
+            self._book.returned.add_ready(Parcel(offset, 1, FRESH, None))
+
+    def _gone(self, base: int, bits: int) -> None:
+        self._book.discard("gone", base, bits)

@@ -1,0 +1,105 @@
+"""The durable changes of a ledger, in a shape that msgpack can carry.
+
+    ["start", offset, settled]           the group begins here and has settled all below `settled`; nothing that was
+                                         said before holds any more
+    ["settled", how, spans]              done with; how = acked, dead, expired, evicted, purged, gone
+    ["returned", spans, due_us, deliveries, failures, first_us, attempts, terms]
+                                         failed or given back: what is known of these messages from now on
+    ["totals", {how: count}]             in snapshots: how messages came to be settled so far
+
+Spans are a flat list: an offset, then how many messages from there on, or a little-endian bitmap of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from millstream.queues.ranges import normal
+from millstream.queues.records import PLAIN, Attempt, Fact, History, Parcel, Terms
+
+__all__ = [
+    "RETURNED",
+    "SETTLED",
+    "START",
+    "TOTALS",
+    "parcels_of",
+    "returned_fact",
+    "settled_below",
+    "settled_fact",
+    "spans_of",
+    "start_fact",
+]
+
+START: Final = "start"
+SETTLED: Final = "settled"
+RETURNED: Final = "returned"
+TOTALS: Final = "totals"
+
+#: A run of offsets may be as long as the log; it is read in pieces of this size.
+_PIECE: Final = 65_536
+
+
+def start_fact(offset: int, settled: int) -> Fact:
+    return [START, offset, settled]
+
+
+def settled_fact(how: str, spans: Iterable[tuple[int, int]]) -> Fact:
+    return [SETTLED, how, _write_spans(spans)]
+
+
+def settled_below(how: str, start: int, end: int) -> Fact:
+    return [SETTLED, how, [start, end - start]]
+
+
+def returned_fact(parcel: Parcel) -> Fact:
+    history = parcel.history
+    return [
+        RETURNED,
+        _write_spans([(parcel.base, parcel.bits)]),
+        parcel.due_us,
+        history.deliveries,
+        history.failures,
+        history.first_us,
+        [list(attempt) for attempt in history.attempts],
+        list(parcel.terms or PLAIN),
+    ]
+
+
+def spans_of(fact: Fact) -> Iterator[tuple[int, int]]:
+    """What a `settled` fact is about, as (base, bits)."""
+    return _read_spans(fact[2])
+
+
+def parcels_of(fact: Fact) -> Iterator[Parcel]:
+    """What a `returned` fact makes known."""
+    _, spans, due_us, deliveries, failures, first_us, attempts, terms = fact
+    history = History(deliveries, failures, first_us, tuple(Attempt(*attempt) for attempt in attempts))
+    for base, bits in _read_spans(spans):
+        yield Parcel(base, bits, history, Terms(*terms), due_us)
+
+
+def _write_spans(spans: Iterable[tuple[int, int]]) -> list[Any]:
+    written: list[Any] = []
+    for base, bits in spans:
+        if not bits:
+            continue
+        if not bits & 1:
+            base, bits = normal(base, bits)
+        if bits & bits + 1:
+            written += (base, bits.to_bytes(bits.bit_length() + 7 >> 3, "little"))
+        elif written and isinstance(written[-1], int) and written[-2] + written[-1] == base:
+            # Leases are acked in the order they were granted more often than not: one run instead of many.
+            written[-1] += bits.bit_length()
+        else:
+            written += (base, bits.bit_length())
+    return written
+
+
+def _read_spans(written: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    for base, size in zip(written[::2], written[1::2], strict=True):
+        if not isinstance(size, int):
+            yield base, int.from_bytes(size, "little")
+            continue
+        for start in range(base, base + size, _PIECE):
+            yield start, (1 << min(_PIECE, base + size - start)) - 1

@@ -1,0 +1,92 @@
+"""Looking into a ledger without touching it: where a message is, what lies in which state, what stands before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from typing import Final
+
+from millstream.queues.book import Book
+from millstream.queues.dispenser import Dispenser
+from millstream.queues.keyed import OnePerKey
+from millstream.queues.leases import Leases
+from millstream.queues.ranges import offsets_of
+from millstream.queues.records import Lease, LogSource, Parcel, Whereabouts
+from millstream.queues.returned import YIELD_US
+from millstream.queues.why import Surroundings
+
+__all__ = ["look", "offsets_in", "surroundings"]
+
+#: How many offsets are looked at in one go.
+_WINDOW: Final = 65_536
+
+
+def look(book: Book, leases: Leases, offset: int, end: int) -> Whereabouts:
+    if not book.origin <= offset < end:
+        return Whereabouts("gone")
+    if offset in book.settled:
+        return Whereabouts("settled")
+    for lease in leases:
+        if _has(lease, offset):
+            return Whereabouts("leased", lease.history, lease)
+    for state, parcels in (("waiting", book.returned.waiting_parcels()), ("ready", book.returned.ready_parcels())):
+        for parcel in parcels:
+            if _has(parcel, offset):
+                return Whereabouts(state, parcel.history, None, parcel.due_us)
+    return Whereabouts("ready")
+
+
+def offsets_in(book: Book, leases: Leases, state: str, end: int) -> Iterator[int]:
+    """In order, and no further than the caller reads."""
+    if state == "leased":
+        return _in_order(leases)
+    if state == "waiting":
+        return _in_order(book.returned.waiting_parcels())
+    assert state == "ready", f"no list is kept of what is {state}"
+    fresh = (offset for start, bits in _fresh(book, end) for offset in offsets_of(start, bits))
+    return merge(_in_order(book.returned.ready_parcels()), fresh)
+
+
+def surroundings(book: Book, leases: Leases, dispenser: Dispenser, offset: int, source: LogSource) -> Surroundings:
+    """What stands between a ready message and its delivery."""
+    where = look(book, leases, offset, source.end)
+    again = sum(_below(parcel, offset) for parcel in book.returned.ready_parcels())
+    if where.history.last_consumer:
+        return Surroundings(ahead=again, kept_from=where.history.last_consumer, open_us=where.due_us + YIELD_US)
+    if dispenser.strict:
+        held_by = min((some.base for some in (*leases, *book.returned)), default=None)
+        return Surroundings(ahead=_fresh_below(book, offset), held_by=held_by, strict=True)
+    if isinstance(dispenser.intake, OnePerKey):
+        held_by = dispenser.intake.holder_of(source, offset)
+        return Surroundings(ahead=again + _fresh_below(book, offset), held_by=held_by)
+    if dispenser.lanes is not None:
+        lane = source.lanes.lane_of(offset)
+        ahead = sum(
+            (bits & source.lanes.bits(lane, start, bits.bit_length())).bit_count()
+            for start, bits in _fresh(book, offset)
+        )
+        return Surroundings(ahead=ahead, lane=lane)
+    return Surroundings(ahead=book.returned.ready + _fresh_below(book, offset))
+
+
+def _fresh(book: Book, end: int) -> Iterator[tuple[int, int]]:
+    """What has never been delivered, as (base, bits)."""
+    for start in range(book.taken.floor, end, _WINDOW):
+        size = min(_WINDOW, end - start)
+        yield start, ~book.taken.bits(start, size) & (1 << size) - 1
+
+
+def _fresh_below(book: Book, offset: int) -> int:
+    return sum(bits.bit_count() for _, bits in _fresh(book, offset))
+
+
+def _below(some: Parcel, offset: int) -> int:
+    return (some.bits & (1 << max(offset - some.base, 0)) - 1).bit_count()
+
+
+def _has(some: Parcel | Lease, offset: int) -> bool:
+    return offset >= some.base and bool(some.bits >> offset - some.base & 1)
+
+
+def _in_order(parcels: Iterable[Parcel | Lease]) -> Iterator[int]:
+    return merge(*(offsets_of(some.base, some.bits) for some in parcels))

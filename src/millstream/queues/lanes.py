@@ -1,0 +1,168 @@
+"""Priorities: five lanes through one log, by deficit round robin or strictly.
+
+A lane is a cursor: its next messages are the first ones behind it that are in the lane (a bitmap knows) and not taken.
+A lane's turn gives it its weight in messages; with all lanes full, a round has exactly the shares that the weights say.
+A lane whose oldest message has waited too long since the lane was last served is served once, out of turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from millstream.queues.intake import LOOKS_PER_BATCH, Front, Pick, Request, present
+from millstream.queues.ranges import RangeSet, lowest
+from millstream.queues.records import BatchView, LaneStatistics, LogSource, Rules
+from millstream.topics import LANES
+
+__all__ = ["Lanes"]
+
+#: How far a lane looks at a time, in offsets.
+_WINDOW: Final = 4096
+
+
+class _Lane:
+    """Where one lane stands."""
+
+    __slots__ = ("base", "bits", "cursor", "last_served_us", "number", "served", "starving_us", "view")
+
+    def __init__(self, number: int, starving_us: int) -> None:
+        self.number = number
+        self.cursor = 0  # nothing of the lane before this is free
+        # Messages of the lane that were found and not taken yet, all in one batch; bit i stands for `base` + i.
+        self.view: BatchView | None = None
+        self.base = 0
+        self.bits = 0
+        self.served = 0
+        self.last_served_us = 0
+        #: The lane cannot be starving before this.
+        self.starving_us = starving_us
+
+
+class Lanes:
+    def __init__(self, taken: RangeSet, front: Front, rules: Rules, now_us: int) -> None:
+        self._taken = taken
+        self._front = front
+        self._weights = rules.lanes
+        self._starvation_us = rules.starvation_ms * 1000
+        # A backlog that is old when we begin is not starving: nobody was served at all.
+        self._lanes = [_Lane(number, now_us + self._starvation_us) for number in range(LANES)]
+        self._turn = 0
+        self._deficit = rules.lanes[0] if rules.lanes else 0
+        self._late = 0
+
+    def pick(self, source: LogSource, request: Request) -> Sequence[Pick] | None:
+        self._front.clear(source)
+        if self._late != source.lanes.late:
+            self._late = source.lanes.late
+            for lane in self._lanes:
+                lane.cursor = lane.bits = 0
+        pick = self._starved(source, request) if self._starvation_us else None
+        if pick is None:
+            pick = self._next_in_turn(source, request) if self._weights else self._highest(source, request)
+        return None if pick is None else (pick,)
+
+    def forget(self) -> None:
+        """Messages were settled out of turn: what was found may not be free any more."""
+        for lane in self._lanes:
+            if lane.bits:
+                lane.cursor, lane.bits = lane.base, 0
+
+    def statistics(self, source: LogSource, leased: Sequence[int]) -> list[LaneStatistics]:
+        ready = [0] * LANES
+        for start in range(self._taken.floor, source.end, 1 << 16):
+            size = min(1 << 16, source.end - start)
+            free = ~self._taken.bits(start, size)
+            for number in range(LANES):
+                ready[number] += (source.lanes.bits(number, start, size) & free).bit_count()
+        return [
+            LaneStatistics(lane.number, ready[lane.number], leased[lane.number], lane.served, lane.last_served_us)
+            for lane in self._lanes
+        ]
+
+    # --- whose turn it is
+
+    def _starved(self, source: LogSource, request: Request) -> Pick | None:
+        now_us = request.now_us
+        for lane in self._lanes:
+            if now_us < lane.starving_us:
+                continue
+            # What comes into an empty lane later has its whole time before it.
+            waits_since_us = now_us
+            if self._look(source, lane, request) and lane.view is not None:
+                waits_since_us = max(lane.view.append_time_us, lane.last_served_us)
+                if now_us - waits_since_us >= self._starvation_us:
+                    return self._take(lane, 1, request)
+            lane.starving_us = waits_since_us + self._starvation_us
+        return None
+
+    def _next_in_turn(self, source: LogSource, request: Request) -> Pick | None:
+        empty = 0
+        # Once round and back to where we stopped, which may have been left with less than its whole turn.
+        for _ in range(LANES + 1):
+            lane = self._lanes[self._turn]
+            if self._deficit > 0:
+                if self._look(source, lane, request):
+                    if empty >= LANES - 1:
+                        return self._take(lane, request.messages, request)  # turn after turn is its own
+                    pick = self._take(lane, self._deficit, request)
+                    self._deficit -= pick.bits.bit_count()
+                    return pick
+                empty += 1
+            # What an empty lane did not use is lost, as in every round robin.
+            self._turn = (self._turn + 1) % LANES
+            self._deficit = self._weights[self._turn]
+        return None
+
+    def _highest(self, source: LogSource, request: Request) -> Pick | None:
+        for lane in self._lanes:
+            if self._look(source, lane, request):
+                return self._take(lane, request.messages, request)
+        return None
+
+    # --- the next messages of a lane
+
+    def _take(self, lane: _Lane, count: int, request: Request) -> Pick:
+        """Some of what `_look` has found."""
+        view, base = lane.view, lane.base
+        assert view is not None
+        bits = lowest(lane.bits, min(count, request.fit(view)))
+        lane.bits ^= bits
+        self._taken.add_bits(base, bits)
+        lane.served += bits.bit_count()
+        lane.last_served_us = request.now_us
+        lane.starving_us = request.now_us + self._starvation_us
+        return Pick(view, base, bits, lane.number)
+
+    def _look(self, source: LogSource, lane: _Lane, request: Request) -> bool:
+        """Find the next messages of a lane, if none are found yet."""
+        if lane.bits:
+            return True
+        cursor, end = max(lane.cursor, self._taken.floor), source.end
+        while cursor < end:
+            candidate = source.lanes.next_in(lane.number, cursor)
+            if candidate is None or candidate >= end:
+                cursor = end
+                break
+            cursor = self._taken.next_out(candidate)
+            if cursor != candidate:
+                continue
+            view = lane.view
+            if view is None or not view.base_offset <= cursor < view.next_offset:
+                view = source.batch_at(cursor)
+                request.looks -= LOOKS_PER_BATCH
+                if view is None:
+                    break
+                lane.view = view
+            # A gap before the batch is stepped over by whoever comes to the front.
+            cursor = max(cursor, view.base_offset)
+            size = min(_WINDOW, view.next_offset - cursor)
+            bits = source.lanes.bits(lane.number, cursor, size) & ~self._taken.bits(cursor, size)
+            bits &= present(view, cursor)
+            lane.base = cursor
+            cursor += size
+            if bits:
+                lane.bits = bits
+                break
+        lane.cursor = cursor
+        return bool(lane.bits)

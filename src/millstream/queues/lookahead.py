@@ -1,0 +1,107 @@
+"""Offsets that were seen ahead of their turn, in order and in little memory."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from millstream.queues.intake import Pick, present
+from millstream.queues.ranges import RangeSet, normal, pack
+from millstream.queues.records import BatchView, LogSource
+
+__all__ = ["SEEN_MAX", "OffsetQueue", "free_offsets", "picks_of", "picks_within"]
+
+#: How many messages a queue group remembers beyond what it has taken, per partition: 16 bytes each at most, and next
+#: to nothing if they lie side by side.  Beyond that it looks no further until some of them are taken.
+SEEN_MAX: Final = 1_000_000
+
+#: Taken entries are cut off when there are this many of them, and more than half of all.
+_CUT_MIN: Final = 1024
+
+
+class OffsetQueue:
+    """Rising offsets, first in, first out; consecutive ones are one entry."""
+
+    __slots__ = ("_first", "_runs")
+
+    def __init__(self) -> None:
+        self._runs = array("Q")  # start, end, start, end...
+        self._first = 0
+
+    def __bool__(self) -> bool:
+        return len(self._runs) > self._first
+
+    def push(self, offset: int) -> None:
+        runs = self._runs
+        if len(runs) > self._first and runs[-1] == offset:
+            runs[-1] += 1
+        else:
+            runs.append(offset)
+            runs.append(offset + 1)
+
+    def pop(self) -> int:
+        runs, first = self._runs, self._first
+        offset = runs[first]
+        if offset + 1 < runs[first + 1]:
+            runs[first] = offset + 1
+            return offset
+        first += 2
+        if first >= _CUT_MIN and 2 * first > len(runs):
+            del runs[:first]
+            first = 0
+        self._first = first
+        return offset
+
+
+def free_offsets(view: BatchView, start: int, end: int, taken: RangeSet) -> int:
+    """Which messages of a batch nobody has taken, as bits from `start` on."""
+    size = end - start
+    return present(view, start) & ~taken.bits(start, size) & (1 << size) - 1
+
+
+def picks_of(
+    source: LogSource, offsets: list[int], taken: RangeSet, gone: Callable[[int, int], None]
+) -> tuple[list[Pick], list[int]]:
+    """Take messages from anywhere in the log: picks within batches, and those that cannot be read just now.
+
+    `gone` is told of those that the log has lost.
+    """
+    picks: list[Pick] = []
+    unread: list[int] = []
+    offsets.sort()
+    at = 0
+    while at < len(offsets):
+        base = offsets[at]
+        view = source.batch_at(base)
+        end = bisect_left(offsets, view.next_offset, at + 1) if view is not None else at + 1
+        bits = pack(base, offsets[at:end])
+        taken.add_bits(base, bits)
+        if view is None:
+            unread.append(base)
+        else:
+            picks += picks_within(source, base, bits, gone)
+        at = end
+    return picks, unread
+
+
+def picks_within(source: LogSource, base: int, bits: int, gone: Callable[[int, int], None]) -> Iterator[Pick]:
+    """The same for messages that lie close together (bit i stands for `base` + i), up to the first that is unread."""
+    while bits:
+        base, bits = normal(base, bits)
+        view = source.batch_at(base)
+        if view is None:
+            return
+        if view.base_offset <= base:
+            size = view.next_offset - base
+            inside = bits & (1 << size) - 1
+            there = inside & present(view, base)
+            if there:
+                yield Pick(view, *normal(base, there))
+        else:
+            size = view.base_offset - base
+            inside, there = bits & (1 << size) - 1, 0
+        if inside ^ there:
+            gone(base, inside ^ there)
+        base, bits = base + size, bits >> size

@@ -1,0 +1,113 @@
+"""What was delivered and came back: parcels that wait for their next try, and parcels that are ready."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from itertools import chain
+from typing import Final
+
+from millstream.queues.ranges import RangeSet, normal
+from millstream.queues.records import Parcel
+
+__all__ = ["YIELD_US", "Returned"]
+
+#: For so long what came back is kept for another consumer than the one that had it: long enough for one that is asking,
+#: too short to be missed if there is none.
+YIELD_US: Final = 1_000_000
+
+
+class Returned:
+    __slots__ = ("_alarms", "_ready", "_serial", "_waiting", "ready", "waiting")
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, Parcel]] = []  # heap by due time
+        # Heaps by offset, one for each consumer that had the messages last, so that its own can be passed over.
+        self._ready: dict[str, list[tuple[int, int, Parcel]]] = {}
+        self._alarms: list[int] = []  # heap of moments at which ready messages are open to all
+        self._serial = 0  # keeps heaps from comparing parcels
+        #: How many messages wait, and how many are ready.
+        self.waiting = 0
+        self.ready = 0
+
+    def __iter__(self) -> Iterator[Parcel]:
+        return chain(self.waiting_parcels(), self.ready_parcels())
+
+    def waiting_parcels(self) -> Iterator[Parcel]:
+        return (parcel for _, _, parcel in self._waiting)
+
+    def ready_parcels(self) -> Iterator[Parcel]:
+        return (parcel for heap in self._ready.values() for _, _, parcel in heap)
+
+    def __bool__(self) -> bool:
+        return bool(self.ready or self.waiting)
+
+    def wait(self, parcel: Parcel) -> None:
+        """Keep a parcel until its due time; `due` is what makes it ready, also when that is now."""
+        self._serial += 1
+        heappush(self._waiting, (parcel.due_us, self._serial, parcel))
+        self.waiting += parcel.bits.bit_count()
+
+    def add_ready(self, parcel: Parcel) -> None:
+        self._serial += 1
+        last = parcel.history.last_consumer
+        heappush(self._ready.setdefault(last, []), (parcel.base, self._serial, parcel))
+        self.ready += parcel.bits.bit_count()
+        if last:
+            heappush(self._alarms, parcel.due_us + YIELD_US)
+
+    def due(self, now_us: int) -> None:
+        """Waits that are over: their messages are ready."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= now_us:
+            parcel = heappop(waiting)[2]
+            self.waiting -= parcel.bits.bit_count()
+            self.add_ready(parcel)
+        alarms = self._alarms
+        while alarms and alarms[0] <= now_us:
+            heappop(alarms)
+
+    def next_due_us(self) -> int | None:
+        if self._waiting and self._alarms:
+            return min(self._waiting[0][0], self._alarms[0])
+        if self._waiting:
+            return self._waiting[0][0]
+        return self._alarms[0] if self._alarms else None
+
+    def pop(self, consumer: str, now_us: int, *, alone: bool) -> Parcel | None:
+        """The oldest ready parcel that this consumer may have."""
+        best: str | None = None
+        for last, heap in self._ready.items():
+            if last and last == consumer and not alone and now_us < heap[0][2].due_us + YIELD_US:
+                continue
+            if best is None or heap[0] < self._ready[best][0]:
+                best = last
+        if best is None:
+            return None
+        heap = self._ready[best]
+        parcel = heappop(heap)[2]
+        if not heap:
+            del self._ready[best]
+        self.ready -= parcel.bits.bit_count()
+        return parcel
+
+    def oldest(self) -> int | None:
+        """The first offset that is ready."""
+        return min((heap[0][0] for heap in self._ready.values()), default=None)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+        self._ready.clear()
+        self._alarms.clear()
+        self.waiting = self.ready = 0
+
+    def drop(self, settled: RangeSet) -> None:
+        """Let go of what is settled by now."""
+        waiting, ready = list(self.waiting_parcels()), list(self.ready_parcels())
+        self.clear()
+        for keep, parcels in ((self.wait, waiting), (self.add_ready, ready)):
+            for parcel in parcels:
+                parcel.bits &= ~settled.bits(parcel.base, parcel.bits.bit_length())
+                if parcel.bits:
+                    parcel.base, parcel.bits = normal(parcel.base, parcel.bits)
+                    keep(parcel)

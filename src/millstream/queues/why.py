@@ -1,0 +1,110 @@
+"""Why a message is not being delivered right now: one sentence for people, and the facts behind it for programs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from millstream.durations import format_ms
+from millstream.queues.records import Reason, Situation, Whereabouts
+
+__all__ = ["Surroundings", "explain"]
+
+_LANES = ("critical", "high", "normal", "low", "background")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What stands between a ready message and its delivery, within its queue."""
+
+    #: How many ready messages are before it.
+    ahead: int = 0
+    #: The message that is out for its key; or for the queue, if one is out at a time.
+    held_by: int | None = None
+    strict: bool = False
+    #: Its lane; None where there are no priorities.
+    lane: int | None = None
+    #: The consumer that had it last, for which it is not kept until `open_us`.
+    kept_from: str = ""
+    open_us: int = 0
+
+
+def explain(offset: int, where: Whereabouts, around: Surroundings, situation: Situation, now_us: int) -> Reason:
+    facts: dict[str, Any] = {
+        "offset": offset,
+        "deliveries": where.history.deliveries,
+        "failures": where.history.failures,
+    }
+    if where.history.last_error:
+        facts["last_error"] = where.history.last_error
+    if where.state == "gone":
+        return Reason(where.state, f"Offset {offset} is not in the log: it was removed, or not written yet.", facts)
+    if where.state == "settled":
+        return Reason(where.state, f"Offset {offset} is settled: this group is done with it.", facts)
+    if where.state == "leased":
+        return _leased(where, facts, now_us)
+    if where.state == "waiting":
+        facts |= {"retry": where.history.failures, "due_ms": where.due_us // 1000}
+        cause = f"; last error: {where.history.last_error}" if where.history.last_error else ""
+        sentence = (
+            f"It waits for retry {where.history.failures} at {_time(where.due_us)}{_left(where.due_us, now_us)}{cause}."
+        )
+        return Reason(where.state, sentence, facts)
+    return _ready(where, around, situation, facts, now_us)
+
+
+def _leased(where: Whereabouts, facts: dict[str, Any], now_us: int) -> Reason:
+    lease = where.lease
+    assert lease is not None
+    facts |= {
+        "consumer": lease.consumer,
+        "delivery": lease.delivery,
+        "delivered_ms": lease.granted_us // 1000,
+        "deadline_ms": lease.deadline_us // 1000,
+    }
+    until = f"{_time(lease.deadline_us)}{_left(lease.deadline_us, now_us)}"
+    return Reason(where.state, f"It is leased by {lease.consumer} until {until}, delivery {lease.delivery}.", facts)
+
+
+def _ready(
+    where: Whereabouts, around: Surroundings, situation: Situation, facts: dict[str, Any], now_us: int
+) -> Reason:
+    facts |= {"ahead": around.ahead, "consumers": situation.consumers, "requests": situation.requests}
+    others = "1 message is" if around.ahead == 1 else f"{around.ahead} messages are"
+    if situation.paused:
+        facts["paused"] = True
+        sentence = "It is ready, but the group is paused."
+    elif not situation.consumers:
+        sentence = f"It is ready, but no consumer is connected; {others} before it."
+    elif situation.quota:
+        facts["quota"] = situation.quota
+        sentence = f"It is ready, but a limit holds it back: {situation.quota}."
+    elif around.held_by is not None:
+        facts["held_by"] = around.held_by
+        whose = "The queue delivers one message at a time and waits for" if around.strict else "Its key is held by"
+        sentence = f"{whose} offset {around.held_by}, which is not settled yet."
+    elif around.kept_from and now_us < around.open_us:
+        facts |= {"kept_from": around.kept_from, "open_ms": around.open_us // 1000}
+        until = _time(around.open_us)
+        sentence = f"It is kept for another consumer than {around.kept_from}, which had it last, until {until}."
+    elif not situation.requests:
+        sentence = f"It is ready, but every consumer has as many messages as it asked for; {others} before it."
+    elif around.lane is not None:
+        facts["lane"] = _LANES[around.lane]
+        sentence = f"Its lane ({_LANES[around.lane]}) waits for its turn; {others} before it in that lane."
+    elif around.ahead:
+        sentence = f"It is ready; {others} before it."
+    else:
+        sentence = "It is ready and will be delivered next."
+    return Reason(where.state, sentence, facts)
+
+
+def _time(at_us: int) -> str:
+    return datetime.fromtimestamp(at_us // 1000 / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _left(at_us: int, now_us: int) -> str:
+    """How far away that is, for who does not want to compare clocks."""
+    left_ms = (at_us - now_us) // 1000
+    return f" (in {format_ms(left_ms)})" if left_ms > 0 else " (now)"

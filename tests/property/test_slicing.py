@@ -1,0 +1,78 @@
+"""A part of a batch says about its messages exactly what the whole said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from millstream.records import Batch, encode_batch, stamp
+from millstream.slicing import select_messages, slice_batch
+from tests.property.test_records import batches
+
+
+def rows(batch: Batch, places: list[int]) -> list[tuple[object, ...]]:
+    """Everything that a reader can know about each message."""
+    base_us = batch.header.base_timestamp_us
+    columns = [
+        batch.offsets(),
+        batch.values(),
+        batch.keys() or [None] * batch.count,
+        batch.raw_headers() or [b""] * batch.count,
+        batch.priorities() or [2] * batch.count,
+        batch.deliver_at_us() or [0] * batch.count,
+        batch.expiry_us() or [0] * batch.count,
+        batch.timestamps_us() or [base_us] * batch.count,
+    ]
+    return [tuple(column[place] for column in columns) for place in places]
+
+
+@st.composite
+def stored(draw: st.DrawFn) -> bytes:
+    made: dict[str, Any] = draw(batches())
+    if draw(st.booleans()):  # plain values take another path
+        made = {"values": made["values"], "base_timestamp_us": made["base_timestamp_us"], "producer": made["producer"]}
+    count = len(made["values"])
+    if draw(st.booleans()):
+        gaps = draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
+        made["offsets"] = [sum(gaps[1 : i + 1]) for i in range(count)]
+    made["options"] = draw(st.booleans())
+    data = encode_batch(**made)
+    stamp(
+        memoryview(data),
+        0,
+        base_offset=draw(st.integers(0, 2**48)),
+        append_time_us=draw(st.integers(0, 2**62)),
+        leader_epoch=draw(st.integers(0, 2**32 - 1)),
+    )
+    return bytes(data)
+
+
+@given(stored(), st.data())
+def test_a_slice_is_a_batch_of_the_same_messages(data: bytes, draw: st.DataObject) -> None:
+    whole = Batch.parse(data)
+    first = draw.draw(st.integers(0, whole.count - 1))
+    last = draw.draw(st.integers(first + 1, whole.count))
+    part = Batch.parse(slice_batch(data, first, last))
+    assert rows(part, list(range(part.count))) == rows(whole, list(range(first, last)))
+    assert_same_origin(part, whole)
+    assert part.header.first_sequence == (whole.header.first_sequence + first) % 2**32
+    assert slice_batch(memoryview(data), first, last) == slice_batch(data, first, last)
+
+
+@given(stored(), st.data())
+def test_a_selection_is_a_batch_of_the_same_messages(data: bytes, draw: st.DataObject) -> None:
+    whole = Batch.parse(data)
+    places = sorted(draw.draw(st.sets(st.integers(0, whole.count - 1), min_size=1)))
+    part = Batch.parse(select_messages(data, places))
+    assert rows(part, list(range(part.count))) == rows(whole, places)
+    assert_same_origin(part, whole)
+
+
+def assert_same_origin(part: Batch, whole: Batch) -> None:
+    for name in ("append_time_us", "leader_epoch", "base_timestamp_us", "producer"):
+        assert getattr(part.header, name) == getattr(whole.header, name)
+    assert part.header.flags & 2048 == whole.header.flags & 2048
+    lanes = set(part.priorities() or [2])
+    assert part.header.priorities == sum(1 << lane for lane in lanes)
