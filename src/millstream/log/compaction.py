@@ -30,7 +30,7 @@ from typing import Final
 
 from millstream.errors import BatchDamaged
 from millstream.log.index import IndexFlags, LiveIndex
-from millstream.log.merging import Merger
+from millstream.log.merging import MERGED_US, Merger
 from millstream.log.partition import PartitionLog
 from millstream.log.scan import Found, scan
 from millstream.log.segment import Segment, Verified
@@ -54,6 +54,9 @@ class _Replacement:
 
 class Compaction:
     """One round over one partition: `plan`, `rewrite` (in a thread), `swap`."""
+
+    #: Batches that were appended within this time may become one.
+    _merged_us = MERGED_US
 
     def __init__(
         self, log: PartitionLog, segments: list[Segment], storage: Storage, *, horizon_us: int, keys_max: int
@@ -132,7 +135,7 @@ class Compaction:
                 if len(newest) >= self._keys_max:
                     break
                 for found in self._batches(segment):
-                    batch = _open_keyed(found)
+                    batch = self._open(found)
                     for key, offset in zip(batch.keys() or (), batch.offsets(), strict=True) if batch else ():
                         if key is not None:
                             newest[_digest(key)] = offset
@@ -162,10 +165,10 @@ class Compaction:
             return
         writer = _Writer(self._storage, group[0])
         try:
-            merger = Merger(writer.write)
+            merger = Merger(writer.write, merged_us=self._merged_us)
             for segment in group:
                 for found in self._batches(segment):
-                    batch = _open_keyed(found)
+                    batch = self._open(found)
                     places = None if batch is None else self._survivors(batch, tombstones_stay)
                     if batch is None or (places is None and found.header.length >= _VERBATIM_BYTES):
                         merger.flush()
@@ -183,10 +186,14 @@ class Compaction:
 
     def _has_garbage(self, segment: Segment, tombstones_stay: bool) -> bool:
         for found in self._batches(segment):
-            batch = _open_keyed(found)
+            batch = self._open(found)
             if batch is not None and self._survivors(batch, tombstones_stay) is not None:
                 return True
         return False
+
+    def _open(self, found: Found) -> Batch | None:
+        """The batch, if it may hold something that goes; otherwise it stays as it is."""
+        return _open_keyed(found)
 
     def _survivors(self, batch: Batch, tombstones_stay: bool) -> list[int] | None:
         """The places of the messages that stay; None when all do."""

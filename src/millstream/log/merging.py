@@ -6,15 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from millstream.records import PRIORITY_DEFAULT, Batch, encode_batch, stamp
+from millstream.records import PRIORITY_DEFAULT, Batch, Columns, encode_batch, stamp
 
 __all__ = ["Merger"]
 
 _T = TypeVar("_T")
 
+_OPTIONS: Final = int(Columns.OPTIONS)
 _MERGED_BYTES: Final = 1024 * 1024
 _MERGED_COUNT: Final = 65_536
-_MERGED_US: Final = 1_000_000
+MERGED_US: Final = 1_000_000
 _DELTA_MAX: Final = 0xFFFF_FFFF  # the offset column holds u32
 
 
@@ -30,18 +31,20 @@ class _Columns:
     deliver_at_us: list[int] = field(default_factory=list)
     expiry_us: list[int] = field(default_factory=list)
     timestamps_us: list[int] = field(default_factory=list)
+    options: bool = False
 
 
 class Merger:
     """Collects surviving messages in the order of their offsets and emits whole, stamped batches.
 
-    Batches are merged only if they were appended within the same second of the clock.  A grid, not a distance: merging
-    what was merged before must not stretch the time that a batch stands for.
+    Batches are merged only if they were appended within the same second (or `merged_us`) of the clock.  A grid, not a
+    distance: merging what was merged before must not stretch the time that a batch stands for.
     """
 
-    def __init__(self, emit: Callable[[bytes | bytearray, int, int], None]) -> None:
+    def __init__(self, emit: Callable[[bytes | bytearray, int, int], None], *, merged_us: int = MERGED_US) -> None:
         """`emit` gets each batch with its base offset and append time."""
         self._emit = emit
+        self._merged_us = merged_us
         self._columns = _Columns()
         self._bytes = 0
         self._append_time_us = 0
@@ -68,6 +71,7 @@ class Merger:
             self._append_time_us = header.append_time_us
             self._bytes += size
             columns = self._columns
+            columns.options = columns.options or bool(header.flags & _OPTIONS)
             columns.offsets += [offsets[i] for i in piece]
             columns.values += _pick(values, None, count, piece)
             columns.keys += _pick(keys, None, count, piece)
@@ -81,7 +85,7 @@ class Merger:
         return (
             self._bytes + size <= _MERGED_BYTES
             and len(self._columns.offsets) < _MERGED_COUNT
-            and batch.append_time_us // _MERGED_US == self._append_time_us // _MERGED_US
+            and batch.append_time_us // self._merged_us == self._append_time_us // self._merged_us
             and batch.header.leader_epoch == self._leader_epoch
             and last_offset - self._columns.offsets[0] <= _DELTA_MAX
         )
@@ -103,6 +107,7 @@ class Merger:
             timestamps_us=timestamps if timestamps.count(timestamps[0]) < len(timestamps) else None,
             offsets=[offset - base_offset for offset in columns.offsets],
             base_timestamp_us=timestamps[0],
+            options=columns.options,
             codec=self._codec,
         )
         stamp(

@@ -1,7 +1,8 @@
 """The log of one partition: ordered segments, one writer.
 
 Appending stamps batches, joins what arrived together into one object, writes it with one call, and keeps that very
-object for the readers at the end of the log.  Reading hands out whole batches and never looks at messages.
+object for the readers at the end of the log, if there are any.  Reading hands out whole batches and never looks at
+messages.
 
 Appended is not yet durable.  The owner takes `dirty_files`, syncs each of them (in a thread, if it likes), and reports
 back with `mark_durable`; until then it must not show the messages to anybody, which it does by passing the high
@@ -36,6 +37,9 @@ from millstream.records import stamp
 
 __all__ = ["Chunk", "LogConfig", "PartitionLog"]
 
+#: Bytes are kept for readers at the end of the log.  After this much without any, a batch is written from where it was
+#: received, without a copy; who comes back reads the files once.
+_UNREAD_BYTES_MAX: Final = 1024 * 1024
 _DURABLE_STEP_BYTES: Final = 4 * 1024 * 1024  # how often the confirmed size is noted: costs one small write each
 
 
@@ -74,6 +78,7 @@ class PartitionLog:
         self._storage = storage
         self._files = files
         self._tail = tail.attach()
+        self._unread_bytes = 0  # appended since somebody last read at the end
         self._segment_bytes = config.segment_bytes
         self._segments = recovered.segments
         self._bases = [segment.base_offset for segment in recovered.segments]
@@ -172,12 +177,16 @@ class PartitionLog:
                 due = position + self.config.index_interval_bytes
             offset += count
             position += len(view)
-        data = bytes(batches[0]) if single else b"".join(batches)
+        piece: bytes | None = None
+        if not single:
+            piece = b"".join(batches)
+        elif self._unread_bytes < _UNREAD_BYTES_MAX:
+            piece = bytes(batches[0])
         try:
             file = self._file
             if file is None:
                 file = self._file = self._files.pin(self._storage, active.path)
-            active.append(file, data, offset, time_us)
+            active.append(file, batches[0] if piece is None else piece, offset, time_us)
         except OSError as problem:
             self._cut_back(problem)
         for entry in entries:
@@ -186,7 +195,11 @@ class PartitionLog:
         self.next_offset = offset
         self.size_bytes += size
         self._dirty = self._changed = True
-        self._tail.add(base_offset, data)
+        self._unread_bytes += size
+        if piece is None:
+            self._tail.clear()
+        else:
+            self._tail.add(base_offset, piece)
         return base_offset
 
     def _cut_back(self, problem: OSError) -> NoReturn:
@@ -322,11 +335,15 @@ class PartitionLog:
         if offset >= before or offset == self.next_offset:
             return Chunk([], offset, None)
         if 0 <= self._tail.first_offset <= offset:
+            self._unread_bytes = 0
             return read_tail(self._tail, offset, max_bytes, before, self.next_offset)
         try:
-            return self._reader.read(offset, max_bytes, before)
+            chunk = self._reader.read(offset, max_bytes, before)
         except OSError as problem:
             raise StorageFailed(f"cannot read the log {self.directory}: {problem.strerror or problem}") from problem
+        if chunk.next_offset >= before:
+            self._unread_bytes = 0
+        return chunk
 
     def offset_at_time(self, time_us: int) -> int:
         """The first offset that was appended at or after a time, else `next_offset`."""
@@ -366,12 +383,17 @@ class PartitionLog:
 
     # Removing
 
-    def retain(self, retention: Retention, now_us: int) -> int:
-        """Remove the segments that a policy no longer keeps; returns how many.  Moves `start_offset`, durably."""
+    def retain(self, retention: Retention, now_us: int, *, below: int | None = None) -> int:
+        """Remove the segments that a policy no longer keeps; returns how many.  Moves `start_offset`, durably.
+
+        With `below` a segment must also lie below that offset as a whole.
+        """
         removals = retention.decide_removals(self._segments, now_us=now_us)
-        if removals.includes_active:
+        going = self._segments[: removals.segments]
+        count = len(going) if below is None else bisect_right([segment.next_offset for segment in going], below)
+        if count == len(going) and removals.includes_active:
             self.roll()
-        return self._remove_oldest(removals.segments)
+        return self._remove_oldest(count)
 
     def delete_before(self, offset: int) -> int:
         """Remove segments that lie before an offset as a whole; returns the new `start_offset`, at most `offset`."""

@@ -18,7 +18,7 @@ from millstream.log.index import ENTRY_BYTES, INDEX_HEADER_BYTES, Entry, IndexFl
 from millstream.log.producers import ProducerTable
 from millstream.log.scan import Damage, cut_batches, scan
 from millstream.log.storage import File, Storage
-from millstream.records import HEADER_BYTES, BatchHeader, Columns, batch_next_offset, read_header
+from millstream.records import HEADER_BYTES, BatchHeader, Buffer, Columns, batch_next_offset, read_header
 
 __all__ = ["DamagedRange", "Segment", "Survey", "Verified", "offsets_named", "segment_name", "survey"]
 
@@ -225,7 +225,7 @@ class Segment:
             self.messages,
         )
 
-    def append(self, file: File, data: bytes, next_offset: int, time_us: int) -> None:
+    def append(self, file: File, data: Buffer, next_offset: int, time_us: int) -> None:
         """Write whole stamped batches at the end.  After an OSError nothing here has changed, but the file may have."""
         file.write(data, self.size)
         if not self.size:

@@ -10,7 +10,7 @@ from millstream.log.memory import MemoryStorage
 from millstream.log.partition import PartitionLog
 from millstream.log.storage import Storage
 from millstream.log.verify import dump, verify
-from millstream.records import Columns, encode_batch
+from millstream.records import Batch, Columns, encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
 from tests.log_workload import DIRECTORY, FIRST_LOG, Message, append, open_log, plain, read_back
 
@@ -61,6 +61,16 @@ def test_messages_without_a_key_stay() -> None:
     log = sealed_log(MemoryStorage(), [plain(b"x"), plain(b"y", b"z", keys=[None, b"k"])], [keyed(k=b"new")])
     assert compact(log)
     assert contents(log) == {0: (None, b"x"), 1: (None, b"y"), 3: (b"k", b"new")}
+
+
+def test_options_in_headers_are_still_found_after_compaction() -> None:
+    options = memoryview(
+        encode_batch([b"1", b"2"], keys=[b"a", b"b"], headers=[b"", b""], options=True, base_timestamp_us=1)
+    )
+    log = sealed_log(MemoryStorage(), [options, keyed(a=b"new")])
+    assert compact(log)
+    (chunk,) = log.read(0, 1 << 20, before=log.next_offset).buffers
+    assert Batch.parse(chunk).header.flags & Columns.OPTIONS
 
 
 def test_the_active_segment_is_left_alone() -> None:

@@ -157,6 +157,27 @@ def test_readers_at_the_end_get_the_object_that_was_appended(storage: MemoryStor
     assert all(one is other for one, other in zip(first.buffers, again.buffers, strict=True))
 
 
+def test_a_log_that_nobody_reads_is_written_without_a_copy_and_reads_back_the_same(storage: MemoryStorage) -> None:
+    log = open_log(storage, segment_bytes=1 << 22)
+
+    def append_borrowed(number: int) -> None:
+        batch = plain(b"%05d" % number * 5000)
+        append(log, batch)
+        batch[:] = bytes(len(batch))  # the network's buffer is used again
+
+    def is_kept(offset: int) -> bool:
+        one, other = (log.read(offset, 1 << 20, before=log.next_offset).buffers[0] for _ in range(2))
+        return one is other
+
+    for number in range(100):
+        append_borrowed(number)
+    messages, _ = read_back(log)
+    assert [message.value for message in messages] == [b"%05d" % number * 5000 for number in range(100)]
+    assert not is_kept(99)
+    append_borrowed(100)  # somebody has read up to the end
+    assert is_kept(100)
+
+
 def test_offsets_outside_the_log_are_refused(storage: MemoryStorage) -> None:
     log, _ = filled(storage, 60)
     log.delete_before(30)
