@@ -6,12 +6,13 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 
-.PHONY: help run test test-slow check format bench docs clean
+.PHONY: help run test test-slow sim check format bench docs clean
 
 help:
 	@echo "make run        set up and start the broker on ./data"
 	@echo "make test       set up and run the tests (fast suite)"
 	@echo "make test-slow  kill -9 rounds, big logs, long simulations"
+	@echo "make sim        simulate deployments until a promise is broken; SEED=123 replays one"
 	@echo "make check      format, lint, types, import rules"
 	@echo "make bench      measure against the peers installed on this machine"
 	@echo "make docs       rewrite the reference pages from the code"
@@ -35,6 +36,10 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(BIN)/pytest -m slow --timeout 3600
+
+# The order of Python's sets is fixed as well, so that one seed is one run.
+sim: $(DEV)
+	@PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation $(SEED)
 
 check: $(DEV)
 	$(BIN)/ruff format --check .

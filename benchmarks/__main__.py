@@ -84,10 +84,11 @@ class _Bench:
             for workload in self._workloads
             for size in self._sizes
             for contestant in contestants
+            if contestant.leases or not workload.leases
         ]
 
     def _run_level(self, contestant: Contestant, level: Level) -> None:
-        workloads = [workload for workload in self._workloads if workload.level is level]
+        workloads = [w for w in self._workloads if w.level is level and (contestant.leases or not w.leases)]
         if not workloads or contestant.promise(level) is None:
             return
         directory = self._data / "broker"

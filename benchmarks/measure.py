@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.bodies import NUMBER, Schedule, make_bodies
-from benchmarks.contestants import Client, Contestant
+from benchmarks.contestants import Client, Contestant, QueueClient
 
 __all__ = ["Consume", "Job", "Publish", "Report", "Worker", "WorkerFailed", "declare"]
 
@@ -31,7 +31,6 @@ _CLIENT_MODULES = (
     "pika",
     "confluent_kafka",
     "gmqtt",
-    "greenstalk",
 )
 _SILENT_SECONDS_MAX = 180.0
 
@@ -81,10 +80,15 @@ class Consume:
     warm_up: int
     chunk: int
     latencies: bool = False
+    leased: bool = False  # as a worker of a queue, with an acknowledgement for each message
 
     def run(self, client: Client, pipe: Connection) -> Report:
         tally = _Tally(self, pipe)
-        client.consume(tally)
+        if self.leased:
+            assert isinstance(client, QueueClient)
+            client.work(tally)
+        else:
+            client.consume(tally)
         return tally.report()
 
 

@@ -1,4 +1,4 @@
-"""The six workloads, each run on one contestant's running broker with a fresh queue.
+"""The workloads, each run on one contestant's running broker with a fresh queue.
 
 | | |
 |---|---|
@@ -8,6 +8,7 @@
 | W4 | end-to-end latency at a fixed rate, not waiting for confirmations |
 | W5 | one confirmed publish at a time; W5a and W5s: client and broker pinned apart, or to one processor |
 | W6 | one confirmed publish at a time from sixteen producers, each confirmed after an fsync |
+| W2q, W3q | W2 and W3 as a work queue: every message is leased, and acknowledged by itself |
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from itertools import count as counter
 from typing import Final
 
 from benchmarks.contestants import Contestant, Level
+from benchmarks.machine import settle_machine
 from benchmarks.measure import Consume, Publish, Report, Worker, declare
 from benchmarks.servers import Server
 
@@ -116,13 +118,13 @@ def _publish(setting: _Setting, job: Publish, *, producers: int = 1) -> Outcome:
     )
 
 
-def _consume_backlog(setting: _Setting, count: int, _scale: Scale) -> Outcome:
+def _consume_backlog(setting: _Setting, count: int, _scale: Scale, *, leased: bool = False) -> Outcome:
     queue = setting.fresh_queue()
     with setting.worker(queue, Publish(count, setting.size, warm_up=_CHUNK)) as producer:
         producer.wait_until_ready()
         producer.go()
         producer.report()
-    with setting.worker(queue, Consume(count, warm_up=_CHUNK, chunk=_CHUNK)) as consumer:
+    with setting.worker(queue, Consume(count, warm_up=_CHUNK, chunk=_CHUNK, leased=leased)) as consumer:
         consumer.wait_until_ready()
         before = setting.server.usage()
         report = consumer.report()
@@ -138,9 +140,17 @@ def _consume_backlog(setting: _Setting, count: int, _scale: Scale) -> Outcome:
     )
 
 
-def _both_at_once(setting: _Setting, count: int, _scale: Scale) -> Outcome:
+def _both_at_once(setting: _Setting, count: int, _scale: Scale, *, leased: bool = False) -> Outcome:
     publish = Publish(count, setting.size, warm_up=_CHUNK)
-    return _through(setting, publish, Consume(count, warm_up=_CHUNK, chunk=_CHUNK))
+    return _through(setting, publish, Consume(count, warm_up=_CHUNK, chunk=_CHUNK, leased=leased))
+
+
+def _work_off_backlog(setting: _Setting, count: int, scale: Scale) -> Outcome:
+    return _consume_backlog(setting, count, scale, leased=True)
+
+
+def _publish_and_work(setting: _Setting, count: int, scale: Scale) -> Outcome:
+    return _both_at_once(setting, count, scale, leased=True)
 
 
 def _latency(setting: _Setting, _count: int, scale: Scale) -> Outcome:
@@ -203,6 +213,7 @@ class Workload:
     trial_count: int  # messages of the first, unmeasured run; 0 where the count is fixed
     level: Level = Level.NORMAL
     placement: Placement = Placement.FREE
+    leases: bool = False  # only for contestants that have them
 
 
 WORKLOADS: Final = (
@@ -215,12 +226,14 @@ WORKLOADS: Final = (
     Workload("W1", "publish, confirmed, pipelined", _publish_pipelined, 20_000),
     Workload("W2", "consume a backlog", _consume_backlog, 20_000),
     Workload("W3", "publish and consume at once", _both_at_once, 20_000),
+    Workload("W2q", "lease and acknowledge each of a backlog", _work_off_backlog, 20_000, leases=True),
+    Workload("W3q", "publish, lease and acknowledge each at once", _publish_and_work, 20_000, leases=True),
 )
 
 
 def measure_workload(workload: Workload, contestant: Contestant, server: Server, size: int, scale: Scale) -> Outcome:
     """Run a trial that warms the broker and finds out how many messages fill the time, then measure."""
-    os.sync()  # nobody pays for what the one before has left to be written
+    settle_machine()
     everywhere = os.sched_getaffinity(0)
     if workload.placement is Placement.FREE or len(everywhere) < 2:
         return _measure(workload, _Setting(contestant, server, size), scale)

@@ -6,10 +6,21 @@ import json
 import socket
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from millstream.records import encode_parts
+from millstream.records import Batch, encode_parts
 from millstream.wire.frames import FrameReader, FrameType, encode_frame
+from millstream.wire.leases import (
+    LeasePart,
+    LeaseRequest,
+    Scope,
+    Settle,
+    SettleEntry,
+    decode_lease_result,
+    decode_settle_result,
+    encode_lease,
+    encode_settle,
+)
 from millstream.wire.messages import (
     FetchRequest,
     FetchResult,
@@ -21,6 +32,30 @@ from millstream.wire.messages import (
     encode_publish_head,
     response_body,
 )
+
+
+class Delivered(NamedTuple):
+    """One message of a lease."""
+
+    part: LeasePart
+    offset: int
+    value: bytes | None
+    key: bytes | None
+
+
+def delivered(parts: Sequence[LeasePart]) -> list[Delivered]:
+    """The messages that are leased, and not the others that travelled with them."""
+    found = []
+    for part in parts:
+        data, at = b"".join(part.batches), 0
+        while at < len(data):
+            batch = Batch.parse(data, at)
+            at += batch.header.length
+            keys = batch.keys() or [None] * batch.count
+            for offset, value, key in zip(batch.offsets(), batch.values(), keys, strict=True):
+                if part.granted >> max(offset - part.start, 0) & (offset >= part.start):
+                    found.append(Delivered(part, offset, value, key))
+    return found
 
 
 class NativeClient:
@@ -129,3 +164,31 @@ class NativeClient:
 
     def fetch(self, topic: str, offset: int, **options: Any) -> FetchResult:
         return decode_fetch_result(self.answer(self.send_fetch(topic, offset, **options)))
+
+    def open_queue(self, topic: str, **fields: Any) -> int:
+        """The number of a new consumer."""
+        return int(self.call("queue.open", topic=topic, **fields)["consumer"])
+
+    def send_lease(self, consumer: int, most: int = 100, *, max_bytes: int = 1 << 20, wait_ms: int = 0) -> int:
+        correlation = self.next_correlation()
+        self.socket.sendall(encode_lease(LeaseRequest(consumer, most, max_bytes, wait_ms), correlation))
+        return correlation
+
+    def lease(self, consumer: int, most: int = 100, **options: Any) -> list[Delivered]:
+        return delivered(decode_lease_result(self.answer(self.send_lease(consumer, most, **options))))
+
+    def send_settle(self, *entries: SettleEntry) -> int:
+        correlation = self.next_correlation()
+        self.socket.sendall(encode_settle(entries, correlation))
+        return correlation
+
+    def settle(self, *entries: SettleEntry) -> list[int]:
+        return list(decode_settle_result(self.answer(self.send_settle(*entries)), len(entries)))
+
+    def settle_one(self, kind: Settle, message: Delivered, value: int = -1, reason: str = "") -> int:
+        value = value if kind in (Settle.NACK, Settle.EXTEND) else 0
+        entry = SettleEntry(kind, message.part.nonce, Scope.ONE, message.offset, value, reason=reason)
+        return self.settle(entry)[0]
+
+    def ack(self, *messages: Delivered) -> list[int]:
+        return self.settle(*(SettleEntry(Settle.ACK, m.part.nonce, Scope.ONE, m.offset) for m in messages))

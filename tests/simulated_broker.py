@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from millstream.broker.broker import Broker, FetchAnswer, Session
 from millstream.config import Settings
 from millstream.errors import MillstreamError
 from millstream.records import Batch, encode_batch
 from millstream.testing.storage import SimulatedStorage
+from millstream.wire import queue_calls
+from millstream.wire.leases import LeasePart, LeaseRequest, Scope, Settle, SettleEntry
 from millstream.wire.messages import FetchRequest, PublishRequest
+from tests.native import Delivered, delivered
 
 
 @dataclass
@@ -46,6 +50,28 @@ class Client:
         self.broker.publish(self.session, PublishRequest(topic, 0, 1, 0, memoryview(batch)), confirmed)
         self.broker.flush()
         return future
+
+    async def open_queue(self, topic: str = "orders", **options: Any) -> int:
+        opened = await self.call(queue_calls.OpenQueue(topic=topic, **options))
+        assert isinstance(opened, queue_calls.QueueOpened)
+        return opened.consumer
+
+    async def lease(self, consumer: int, most: int = 100, *, wait_ms: int = 0) -> list[Delivered]:
+        future: asyncio.Future[Sequence[LeasePart] | MillstreamError] = asyncio.get_running_loop().create_future()
+        self.broker.lease(self.session, LeaseRequest(consumer, most, 1 << 20, wait_ms), future.set_result)
+        answer = await future
+        if isinstance(answer, MillstreamError):
+            raise answer
+        return delivered(answer)
+
+    async def settle(self, kind: Settle, *messages: Delivered, value: int = -1, reason: str = "") -> list[int]:
+        future: asyncio.Future[Sequence[int] | MillstreamError] = asyncio.get_running_loop().create_future()
+        entries = [SettleEntry(kind, m.part.nonce, Scope.ONE, m.offset, value, reason=reason) for m in messages]
+        self.broker.settle(self.session, entries, lambda answer: future.done() or future.set_result(answer))
+        answer = await future
+        if isinstance(answer, MillstreamError):
+            raise answer
+        return list(answer)
 
     async def read_all(self, topic: str = "orders") -> list[bytes | None]:
         values: list[bytes | None] = []

@@ -1,35 +1,32 @@
-"""beanstalkd with its binlog, through greenstalk."""
+"""beanstalkd with its binlog, through a client of our own: the published ones cannot pipeline."""
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.bodies import Schedule
 from benchmarks.contestants.contract import Level, Sink
 from benchmarks.servers import Server, free_port, launch, output_of
 
-if TYPE_CHECKING:
-    import greenstalk
-
 __all__ = ["Beanstalkd"]
 
 _FSYNC_MS = 50  # beanstalkd's own default
+_PIPELINE = 500
+_LEASE_SECONDS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class Beanstalkd:
     name: str = "beanstalkd"
-    client: str = "greenstalk"
+    client: str = "own, pipelined"
+    leases: bool = True
 
     def missing(self) -> str | None:
-        if shutil.which("beanstalkd") is None:
-            return "apt-get install beanstalkd"
-        return None if importlib.util.find_spec("greenstalk") else "pip install greenstalk"
+        return "apt-get install beanstalkd" if shutil.which("beanstalkd") is None else None
 
     def version(self) -> str:
         return output_of("beanstalkd", "-v").rpartition(" ")[2]
@@ -50,37 +47,73 @@ class Beanstalkd:
         """A tube exists from its first job on."""
 
     def connect(self, port: int, queue: str) -> _Client:
-        import greenstalk
-
-        return _Client(greenstalk.Client(("127.0.0.1", port), encoding=None, use=queue, watch=queue))
+        return _Client(port, queue)
 
 
 class _Client:
-    """greenstalk has no pipelining, so many and each are the same here."""
+    """Commands go out many at a time; beanstalkd answers them in order."""
 
-    def __init__(self, connection: greenstalk.Client[bytes]) -> None:
-        self._connection = connection
+    def __init__(self, port: int, queue: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._answers = self._socket.makefile("rb", buffering=256 * 1024)
+        self._socket.sendall(b"use %s\r\nwatch %s\r\n" % (queue.encode(), queue.encode()))
+        self._expect(b"USING")
+        self._expect(b"WATCHING")
 
     def publish_many(self, bodies: Sequence[bytes]) -> None:
-        self.publish_each(bodies)
+        for start in range(0, len(bodies), _PIPELINE):
+            some = bodies[start : start + _PIPELINE]
+            self._socket.sendall(b"".join(map(_put, some)))
+            for _ in some:
+                self._expect(b"INSERTED")
 
     def publish_each(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
-            self._connection.put(body)
+            self._socket.sendall(_put(body))
+            self._expect(b"INSERTED")
 
     def publish_paced(self, schedule: Schedule) -> None:
         self.publish_each(schedule)
 
     def consume(self, sink: Sink) -> None:
-        waiting: list[bytes] = []
-        wanted = True
+        self.work(sink)  # deleting a job is the only acknowledgement there is
+
+    def work(self, sink: Sink) -> None:
+        ask = min(_PIPELINE, sink.chunk)
+        deletes: list[bytes] = []
+        wanted, wait = True, False
         while wanted:
-            job = self._connection.reserve()
-            waiting.append(job.body)
-            self._connection.delete(job)
-            if len(waiting) >= sink.chunk:
-                wanted = sink(waiting)
-                waiting = []
+            # The first may wait for a job, the others must not: what is pipelined behind one that waits, waits too.
+            reserves = b"reserve-with-timeout %d\r\n" % wait + b"reserve-with-timeout 0\r\n" * (ask - 1)
+            self._socket.sendall(b"".join(deletes) + reserves)
+            for _ in deletes:
+                self._expect(b"DELETED")
+            bodies: list[bytes] = []
+            deletes = []
+            for _ in range(ask):
+                answer = self._answers.readline()
+                if answer.startswith(b"RESERVED "):
+                    _, job, size = answer.split()
+                    bodies.append(self._answers.read(int(size) + 2)[:-2])
+                    deletes.append(b"delete %s\r\n" % job)
+                elif answer != b"TIMED_OUT\r\n":
+                    raise RuntimeError(f"beanstalkd answered {answer!r}")
+            wait = not bodies
+            if bodies:
+                wanted = sink(bodies)
+        self._socket.sendall(b"".join(deletes))
+        for _ in deletes:
+            self._expect(b"DELETED")
 
     def close(self) -> None:
-        self._connection.close()
+        self._socket.close()
+
+    def _expect(self, what: bytes) -> None:
+        answer = self._answers.readline()
+        if not answer.startswith(what):
+            raise RuntimeError(f"beanstalkd answered {answer!r} instead of {what!r}")
+
+
+def _put(body: bytes) -> bytes:
+    return b"put 0 0 %d %d\r\n%s\r\n" % (_LEASE_SECONDS, len(body), body)

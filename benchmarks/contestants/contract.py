@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from benchmarks.bodies import Schedule
 from benchmarks.servers import Server
 
-__all__ = ["Client", "Contestant", "Level", "Sink"]
+__all__ = ["Client", "Contestant", "Level", "QueueClient", "Sink"]
 
 
 class Level(StrEnum):
@@ -52,6 +52,15 @@ class Client(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class QueueClient(Client, Protocol):
+    """A client that can also work off a queue."""
+
+    def work(self, sink: Sink) -> None:
+        """Feed `sink` as a worker does: each message is leased to it and acknowledged by itself, not along with
+        those before it.  Asking ahead, and sending many acknowledgements together, are welcome."""
+
+
 class Contestant(Protocol):
     """A broker together with its client library."""
 
@@ -61,6 +70,10 @@ class Contestant(Protocol):
     @property
     def client(self) -> str:
         """The client library, as its distribution is called."""
+
+    @property
+    def leases(self) -> bool:
+        """Whether messages can be shared out among workers, so that its client is a `QueueClient`."""
 
     def missing(self) -> str | None:
         """Why this contestant cannot run here and how to install it; None if it can."""

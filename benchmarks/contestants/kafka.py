@@ -47,6 +47,7 @@ _NEVER = 9223372036854775807  # Kafka's own default: leave flushing to the opera
 class Kafka:
     name: str = "Kafka"
     client: str = "confluent-kafka"
+    leases: bool = False
 
     def missing(self) -> str | None:
         if shutil.which("java") is None:

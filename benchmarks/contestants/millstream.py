@@ -16,18 +16,22 @@ from benchmarks.bodies import Schedule
 from benchmarks.contestants.contract import Level, Sink
 from benchmarks.servers import Server, free_port, launch
 
-__all__ = ["KEYS_PER_PARTITION", "Millstream"]
+__all__ = ["Millstream"]
 
 _LINGER_MS = 5
-KEYS_PER_PARTITION = 16  # enough that hashing leaves few partitions without any
+_PREFETCH = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Millstream:
     fsync: str = "group"
     client: str = "millstream"
+    leases: bool = True
     partitions: int = 1
-    keyed: bool = False  # give messages keys, which spread them over the partitions
+    keys: int = 0  # so many different ones, which spread messages over the partitions; 0 for none
+    lanes: bool = False  # messages of all five priorities
+    ordering: str = "none"
+    fair_by: str = ""
 
     @property
     def name(self) -> str:
@@ -63,8 +67,7 @@ class Millstream:
     def connect(self, port: int, queue: str) -> _Client:
         import millstream
 
-        keys = self.partitions * KEYS_PER_PARTITION if self.keyed else 0
-        return _Client(millstream.connect(f"127.0.0.1:{port}"), queue, keys)
+        return _Client(millstream.connect(f"127.0.0.1:{port}"), queue, self)
 
 
 def _binary() -> str | None:
@@ -72,10 +75,11 @@ def _binary() -> str | None:
 
 
 class _Client:
-    def __init__(self, connection: Any, topic: str, keys: int) -> None:
+    def __init__(self, connection: Any, topic: str, style: Millstream) -> None:
         self._connection = connection
         self._topic = topic
-        self._keys = [b"key-%d" % number for number in range(keys)]
+        self._style = style
+        self._keys = [b"key-%d" % number for number in range(style.keys)]
 
     def publish_many(self, bodies: Sequence[bytes]) -> None:
         with self._connection.producer(self._topic, linger_ms=_LINGER_MS, acks="leader") as producer:
@@ -83,6 +87,9 @@ class _Client:
             if self._keys:
                 for body, key in zip(bodies, cycle(self._keys), strict=False):
                     send(body, key=key)
+            elif self._style.lanes:
+                for body, priority in zip(bodies, cycle(range(5)), strict=False):
+                    send(body, priority=priority)
             else:
                 for body in bodies:
                     send(body)
@@ -102,6 +109,17 @@ class _Client:
         messages = iter(self._connection.stream(self._topic, group="bench", start="earliest"))
         while sink([message.value for message in islice(messages, sink.chunk)]):
             pass
+
+    def work(self, sink: Sink) -> None:
+        options = {"ordering": self._style.ordering, "fair_by": self._style.fair_by}
+        messages = iter(self._connection.queue(self._topic, group="bench", prefetch=_PREFETCH, **options))
+        wanted = True
+        while wanted:
+            bodies = []
+            for message in islice(messages, sink.chunk):
+                bodies.append(message.value)
+                message.ack()
+            wanted = sink(bodies)
 
     def close(self) -> None:
         self._connection.close()

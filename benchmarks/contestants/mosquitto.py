@@ -36,6 +36,7 @@ log_type error
 class Mosquitto:
     name: str = "Mosquitto QoS 1"
     client: str = "gmqtt"
+    leases: bool = False
 
     def missing(self) -> str | None:
         if _binary() is None:

@@ -28,7 +28,8 @@ _UNACKED_MAX = 2000
 @dataclass(frozen=True, slots=True)
 class RabbitMq:
     kind: str  # "classic" or "quorum"
-    client: str = "pika"
+    client: str = "pika"  # of four clients the one that acknowledges fastest
+    leases: bool = True
 
     @property
     def name(self) -> str:
@@ -125,14 +126,23 @@ class _Client:
             self._blocking.basic_publish("", self._queue, body, self._persistent)
 
     def consume(self, sink: Sink) -> None:
+        self._consume(sink, each=False)
+
+    def work(self, sink: Sink) -> None:
+        self._consume(sink, each=True)
+
+    def _consume(self, sink: Sink, *, each: bool) -> None:
         waiting: list[bytes] = []
         channel = self._channel = _open_channel(self._port)
 
         def take(channel: Any, method: Any, _properties: Any, body: bytes) -> None:
             waiting.append(body)
+            if each:
+                channel.basic_ack(method.delivery_tag)
             if len(waiting) < sink.chunk:
                 return
-            channel.basic_ack(method.delivery_tag, multiple=True)
+            if not each:
+                channel.basic_ack(method.delivery_tag, multiple=True)
             if not sink(waiting[:]):
                 channel.connection.ioloop.stop()
             waiting.clear()

@@ -29,6 +29,7 @@ _GROUP = "bench"
 class RedisStreams:
     name: str = "Redis streams"
     client: str = "redis"
+    leases: bool = True
 
     def missing(self) -> str | None:
         if shutil.which("redis-server") is None:
@@ -98,6 +99,9 @@ class _Client:
             if entries:
                 wanted = sink([fields[b"b"] for _, fields in entries])
         self._connection.xack(self._queue, _GROUP, *read_ids)
+
+    def work(self, sink: Sink) -> None:
+        self.consume(sink)  # a group of a stream knows no other way: every id is acknowledged
 
     def close(self) -> None:
         self._connection.close()

@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     from millstream.client import Outgoing as Outgoing
     from millstream.client import Producer as Producer
     from millstream.client import ProducerStats as ProducerStats
+    from millstream.client import Queue as Queue
+    from millstream.client import QueueMessage as QueueMessage
+    from millstream.client import QueueStats as QueueStats
     from millstream.client import Receipt as Receipt
+    from millstream.client import Reject as Reject
+    from millstream.client import Retry as Retry
+    from millstream.client import Settled as Settled
     from millstream.client import Stream as Stream
+    from millstream.client import Subscription as Subscription
     from millstream.client import TopicPartition as TopicPartition
+    from millstream.client import Worker as Worker
     from millstream.client import connect as connect
     from millstream.errors import MillstreamError as MillstreamError
 
@@ -37,9 +45,17 @@ _HOME = {
     "Outgoing": "millstream.client",
     "Producer": "millstream.client",
     "ProducerStats": "millstream.client",
+    "Queue": "millstream.client",
+    "QueueMessage": "millstream.client",
+    "QueueStats": "millstream.client",
     "Receipt": "millstream.client",
+    "Reject": "millstream.client",
+    "Retry": "millstream.client",
+    "Settled": "millstream.client",
     "Stream": "millstream.client",
+    "Subscription": "millstream.client",
     "TopicPartition": "millstream.client",
+    "Worker": "millstream.client",
     "connect": "millstream.client",
 }
 _MODULES = ("aio", "errors")
@@ -52,9 +68,17 @@ __all__ = [
     "Outgoing",
     "Producer",
     "ProducerStats",
+    "Queue",
+    "QueueMessage",
+    "QueueStats",
     "Receipt",
+    "Reject",
+    "Retry",
+    "Settled",
     "Stream",
+    "Subscription",
     "TopicPartition",
+    "Worker",
     "__version__",
     "aio",
     "connect",

@@ -23,6 +23,7 @@ __all__ = [
     "FLAGS",
     "GroupSettings",
     "LogSettings",
+    "ScheduleSettings",
     "ServerSettings",
     "Settings",
     "StorageSettings",
@@ -112,6 +113,18 @@ class ServerSettings(_Section):
         le=16 * _GIB,
         description="Memory for the waiting answers of one connection; beyond it the connection is not read from.",
     )
+    memory_bytes_warning: _Bytes = Field(
+        default=0,
+        ge=0,
+        le=1024 * _GIB,
+        description="Memory of the whole broker above which it slows publishers down; 0 does not look.",
+    )
+    memory_bytes_critical: _Bytes = Field(
+        default=0,
+        ge=0,
+        le=1024 * _GIB,
+        description="Memory above which it takes neither messages nor new connections; 0 does not look.",
+    )
     heartbeat_ms: _Millis = Field(
         default=30_000,
         ge=100,
@@ -191,6 +204,20 @@ class GroupSettings(_Section):
     )
 
 
+class ScheduleSettings(_Section):
+    """How far ahead, and how much, may be scheduled."""
+
+    max_delay_ms: _Millis = Field(
+        default=0,
+        ge=0,
+        le=36_500 * _DAY_MS,
+        description="The furthest a message may be scheduled ahead; 0 sets no limit.",
+    )
+    max_pending: int = Field(
+        default=0, ge=0, le=1_000_000_000_000, description="Scheduled messages a topic holds at most; 0 sets no limit."
+    )
+
+
 class LogSettings(_Section):
     """What the broker says about itself, on standard error."""
 
@@ -209,6 +236,7 @@ class Settings(_Section):
     storage: StorageSettings = StorageSettings()
     topics: TopicSettings = TopicSettings()
     groups: GroupSettings = GroupSettings()
+    schedules: ScheduleSettings = ScheduleSettings()
     log: LogSettings = LogSettings()
 
 

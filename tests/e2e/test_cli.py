@@ -407,3 +407,39 @@ def test_what_is_not_a_data_directory_is_left_alone(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is not a data directory" in done.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_scheduled_can_be_seen_moved_and_cancelled(run: Run) -> None:
+    published = run("publish", "reminders", "--delay", "10m", "--key", "c-17", "--json", "call back", "and again").json
+    assert all(receipt["scheduled"] for receipt in published)
+    first, second = (receipt["id"] for receipt in published)
+    listed = run("schedule", "list", "reminders", "--before", "1h", "--json").json
+    assert [(entry["id"], entry["key"]) for entry in listed] == [(first, "c-17"), (second, "c-17")]
+    assert "9 m" in run("schedule", "list", "reminders").out
+    assert run("schedule", "show", first, "--json").json["value"] == "call back"
+    assert "call back" in run("schedule", "show", first).out
+    run("schedule", "move", first, "2h")
+    assert [entry["id"] for entry in run("schedule", "list", "reminders", "--json").json] == [second, first]
+    run("schedule", "cancel", first)
+    refused = run("schedule", "cancel", first, "0" * 26, "--json", code=1).json
+    assert refused["cancelled"] == 1
+    assert refused["refused"][0]["code"] == "SCHEDULE_NOT_FOUND"
+    assert run("schedule", "cancel", "--topic", "reminders", "--key", "c-17", "--yes").out == "cancelled 1 message\n"
+    stats = run("schedule", "stats", "--json").json
+    assert (stats[0]["pending"], stats[0]["cancelled"]) == (0, 2)
+    assert "nothing is scheduled" in run("schedule", "list", "reminders").err
+    run("schedule", "cancel", code=2)
+    assert "is not a time" in run("schedule", "move", second, "soon", code=2).err
+    run("publish", "reminders", "--delay", "1m", "--deliver-at", "2030-01-01", "x", code=2)
+
+
+def test_recurring_schedules(run: Run) -> None:
+    made = run("schedule", "repeat", "nightly", "reports", "0 3 * * *", "go", "-z", "Europe/Berlin", "--json").json
+    assert (made["name"], made["value"], made["published"]) == ("nightly", "go", 0)
+    assert "0 3 * * * (Europe/Berlin)" in run("schedule", "repeating", "nightly").out
+    assert run("schedule", "pause", "nightly", "--json").json["paused"] is True
+    assert "paused" in run("schedule", "repeating").out
+    run("schedule", "resume", "nightly")
+    run("schedule", "stop", "nightly", "--yes")
+    assert run("schedule", "repeating", "--json").json == []
+    assert "cron expression" in run("schedule", "repeat", "x", "reports", "whenever", code=1).err

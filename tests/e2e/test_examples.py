@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,43 @@ def test_async_fan_out(broker: BrokerForTests) -> None:
     out = run("async_fan_out.py", broker.address).splitlines()
     expected = [f"{group}: signal {number}" for group in ("audit", "billing") for number in range(3)]
     assert sorted(out) == sorted(expected)
+
+
+def test_work_queue(broker: BrokerForTests) -> None:
+    assert run("work_queue.py", broker.address).splitlines() == [
+        "billed c-0: 12 (delivery 1)",
+        "billed c-1: 7 (delivery 1)",
+        "billed c-3: 30 (delivery 2)",
+        "dead: ['the amount makes no sense']",
+    ]
+
+
+def test_worker(broker: BrokerForTests) -> None:
+    command = [sys.executable, str(EXAMPLES / "worker.py"), broker.address, "5"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        lines = {worker.stdout.readline() for _ in range(4)}
+        assert lines == {f"done: job {number}\n" for number in (0, 1, 2, 4)}
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    with millstream.connect(broker.address) as client:
+        assert client.queues.describe("jobs", "workers").depth == 0
+
+
+def test_request_reply(broker: BrokerForTests) -> None:
+    assert run("request_reply.py", broker.address).splitlines() == [
+        "{'article': 'apple', 'price': 500}",
+        "{'article': 'fig', 'price': 300}",
+        "no reply came within 0.2 s",
+    ]
+
+
+def test_live_dashboard(broker: BrokerForTests) -> None:
+    assert run("live_dashboard.py", broker.address).splitlines() == [
+        "sensors.kitchen.temperature: 21.5",
+        "alarms.fire.cellar: smoke",
+        "missed: 0",
+    ]
 
 
 def test_every_example_has_a_test() -> None:

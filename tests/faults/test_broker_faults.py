@@ -160,16 +160,16 @@ def test_a_nearly_full_disk_makes_the_broker_read_only_until_there_is_room() -> 
         await client.call(calls.CreateTopic(name="orders"))
         await client.send([b"before"])
         storage.free = 999_999
-        await broker._cleanup.watch_disk()
+        await broker.modes.watch()
         with pytest.raises(ReadOnly, match="999999 bytes left"):
             client.send([b"refused"])
         assert await client.read_all() == [b"before"], "reading goes on"
         storage.free = 1_050_000
-        await broker._cleanup.watch_disk()
+        await broker.modes.watch()
         with pytest.raises(ReadOnly):
             client.send([b"not yet: it would flap"])
         storage.free = 2_000_000
-        await broker._cleanup.watch_disk()
+        await broker.modes.watch()
         await client.send([b"after"])
         assert await client.read_all() == [b"before", b"after"]
         await broker.stop()

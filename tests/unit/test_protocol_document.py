@@ -5,12 +5,27 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from millstream.errors import TopicNotFound
 from millstream.records import Batch, check_batch, encode_batch, encode_headers, stamp
 from millstream.wire import calls
+from millstream.wire.deliveries import Delivery, decode_delivery, encode_delivery_head
 from millstream.wire.frames import FrameReader, FrameType, encode_frame
+from millstream.wire.leases import (
+    LeasePart,
+    LeaseRequest,
+    Scope,
+    Settle,
+    SettleEntry,
+    decode_lease,
+    decode_settle,
+    encode_lease,
+    encode_lease_result,
+    encode_settle,
+    encode_settle_result,
+)
 from millstream.wire.messages import (
     FetchRequest,
     decode_fetch,
@@ -22,6 +37,7 @@ from millstream.wire.messages import (
     encode_publish_head,
     encode_publish_result,
 )
+from millstream.wire.subscription_calls import FlowNotice
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 SAMPLES = {
@@ -55,8 +71,27 @@ def written() -> dict[str, bytes]:
         "fetch": encode_fetch(FetchRequest("orders", 0, 41, 1_048_576, 500), 3),
         "fetch-result": encode_fetch_result_head(3, size=len(stored), next_offset=43, high_watermark=43, start_offset=0)
         + stored,
+        "lease": encode_lease(LeaseRequest(1, 500, 1_048_576, 20_000), 5),
+        "lease-result": b"".join(
+            encode_lease_result(
+                5, [LeasePart("orders", 0, 0x1122334455667788, 30_000, 1, 0, 41, 2, b"", [stored])], waited_ms=120
+            )
+        ),
+        "settle": encode_settle(
+            [
+                SettleEntry(Settle.ACK, 0x1122334455667788, Scope.ONE, 41),
+                SettleEntry(Settle.NACK, 0x1122334455667788, Scope.ONE, 42, -1, reason="db down"),
+            ],
+            6,
+        ),
+        "settle-result": encode_settle_result(6, [0, 1]),
         "call": encode_frame(FrameType.CALL, b'{"op":"topic.describe","name":"orders"}', 4),
         "error": encode_error(TopicNotFound("topic 'orders' does not exist in namespace 'default'"), 4),
+        "delivery": encode_delivery_head(Delivery(9, 3, "orders", 0, 0x01020304, [stored]), len(stored)) + stored,
+        "flow": encode_frame(
+            FrameType.FLOW,
+            msgspec.json.encode(FlowNotice(topic="orders", level="critical", delay_ms=120, reason="lag")),
+        ),
         "rebalance": encode_frame(FrameType.REBALANCE, b'{"group":"audit","generation":7}'),
         "goaway": encode_frame(FrameType.GOAWAY, b'{"reason":"the broker is shutting down"}'),
         "heartbeat": encode_frame(FrameType.HEARTBEAT, b""),
@@ -80,6 +115,12 @@ def test_the_samples_can_be_read_back() -> None:
     request = decode_publish(payload("publish"))
     check_batch(request.batch, 0, len(request.batch))
     assert decode_fetch(payload("fetch")).offset == 41
+    assert decode_lease(payload("lease")).max_messages == 500
+    assert [entry.reason for entry in decode_settle(payload("settle"))] == ["", "db down"]
+    delivered = decode_delivery(payload("delivery"))
+    assert delivered[:5] == (9, 3, "orders", 0, 0x01020304)
+    assert Batch.parse(delivered.batches).values() == [b"first", b"second"]
+    assert decode_json(payload("flow"), FlowNotice).delay_ms == 120
     assert Batch.parse(SAMPLES["stored-batch"]).values() == [b"first", b"second"]
     assert decode_json(payload("call"), calls.Call) == calls.DescribeTopic(name="orders")
 

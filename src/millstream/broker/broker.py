@@ -10,44 +10,59 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import structlog
 
 from millstream.broker.cleanup import Cleanup
-from millstream.broker.committer import Committer
+from millstream.broker.committer import Committer, Rounds
+from millstream.broker.flow import SAMPLE_S, Flow
 from millstream.broker.groups import Groups
+from millstream.broker.inboxes import Inboxes
+from millstream.broker.letters import Letters
 from millstream.broker.metrics import Metrics
+from millstream.broker.modes import WATCH_S, ModeKeeper, resident_bytes
 from millstream.broker.partition import FetchAnswer, FetchHandle, FetchReply, Partition, PublishReply
+from millstream.broker.queue_consumers import LeaseHandle, LeaseReply, SettleReply
+from millstream.broker.queue_views import QueueViews
+from millstream.broker.queue_why import Why
+from millstream.broker.queues import Queues
 from millstream.broker.registry import Registry
+from millstream.broker.replays import Replays
+from millstream.broker.schedules import Schedules
 from millstream.broker.state import StateLog
+from millstream.broker.subscriptions import Subscriptions
 from millstream.broker.topics import PartitionOpener, Topics
 from millstream.clock import Clock, SystemClock
 from millstream.config import Settings
 from millstream.errors import (
     InvalidArgument,
     MillstreamError,
-    ReadOnly,
     ShuttingDown,
 )
 from millstream.groups.offsets import Bounds
 from millstream.groups.records import TopicPartition
+from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.storage import Storage
 from millstream.names import check_namespace
 from millstream.records import read_header
 from millstream.version import VERSION
-from millstream.wire import calls
+from millstream.wire import calls, queue_calls
+from millstream.wire.deliveries import Delivery
+from millstream.wire.leases import LeaseRequest, SettleEntry
 from millstream.wire.messages import FSYNC_POLICIES, FetchRequest, PublishRequest
 
-__all__ = ["Broker", "FetchAnswer", "FetchHandle", "Session"]
+__all__ = ["Broker", "FetchAnswer", "FetchHandle", "LeaseHandle", "Session"]
 
 _log = structlog.get_logger("millstream.broker")
 
 _EXPIRE_INTERVAL_S: Final = 0.25
-_DISK_INTERVAL_S: Final = 1.0
+_SWEEP_INTERVAL_S: Final = 1.0
+_CLOCK_INTERVAL_S: Final = 1.0
+_NOTE_INTERVAL_S: Final = 1.0
 _CLEAN_MARKER: Final = "clean"
 _STATE_SEGMENT_BYTES: Final = 4 * 1024 * 1024
 _SEARCH_BYTES: Final = 4096
@@ -63,28 +78,36 @@ class Session:
     address: str
     #: Sends the client something it did not ask for.
     push: Callable[[object], None]
+    #: Sends messages of a subscription, unless the client is slow to read; then the answer is False.
+    deliver: Callable[[Delivery], bool]
 
 
 class Broker:
     """One node.  All methods are called on its event loop."""
 
     def __init__(
-        self, settings: Settings, storage: Storage, *, clock: Clock | None = None, rng: random.Random | None = None
+        self,
+        settings: Settings,
+        storage: Storage,
+        *,
+        clock: Clock | None = None,
+        rng: random.Random | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
+        """`rounds` carries out syncs where there are no threads."""
         self.settings = settings
         self.metrics = Metrics()
         self.software = f"millstream {VERSION}"
         self.node_id = ""
-        self.read_only: str | None = None
         self._storage = storage
         self._clock = clock or SystemClock()
         self._rng = rng or random.SystemRandom()
+        self._rounds = rounds
         self._fsync = settings.storage.fsync
         self._started_us = self._clock.now_us()
         self._to_flush: list[Partition] = []
-        self._producer_ids: list[int] = []
-        self._producer_lock = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
+        self._sessions: dict[Session, None] = {}
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[object]]] = {}
         self._stopping = asyncio.Event()
 
@@ -94,7 +117,7 @@ class Broker:
         """Recover what is stored, then take requests."""
         loop = asyncio.get_running_loop()
         storage_settings = self.settings.storage
-        self._committer = Committer(loop, on_round=self._count_sync)
+        self._committer = Committer(loop, on_round=self._count_sync, rounds=self._rounds)
         self._opener = PartitionOpener(
             storage=self._storage,
             settings=self.settings,
@@ -120,34 +143,80 @@ class Broker:
             topics_log,
             self._opener,
             draw_uid=lambda: self._rng.getrandbits(32),
-            on_deleted=lambda namespace, name: self.groups.forget_topic(namespace, name),
+            on_deleted=self._topic_deleted,
+        )
+        self.subscriptions = Subscriptions(self.topics, loop=loop, metrics=self.metrics)
+        self.inboxes = Inboxes(
+            self.subscriptions, clock=self._clock, draw_name=lambda: f"{self._rng.getrandbits(128):032x}"
         )
         groups_log = self._open_state("state/groups")
         self.groups = Groups(
             self, groups_log, clock=self._clock, metrics=self.metrics, draw_suffix=lambda: secrets.token_hex(4)
         )
         self.groups.replay(StateLog.replay(groups_log.partition.log))
-        self._state_logs = [topics_log, groups_log]
+        queues_log = self._open_state("state/queues")
+        self.queues = Queues(
+            self.topics,
+            queues_log,
+            clock=self._clock,
+            metrics=self.metrics,
+            rng=self._rng,
+            loop=loop,
+            flush_s=storage_settings.ack_flush_interval_ms / 1000,
+        )
+        self.queues.registry.replay(StateLog.replay(queues_log.partition.log))
+        self.topics.on_changed = self.queues.registry.topic_changed
+        self.letters = Letters(self, clock=self._clock, loop=loop)
+        replays_log = self._open_state("state/replays")
+        self.replays = Replays(self, replays_log, clock=self._clock, rng=self._rng)
+        self.replays.replay(StateLog.replay(replays_log.partition.log))
+        schedules_log = self._open_state("state/schedules")
+        self.schedules = Schedules(self, schedules_log, clock=self._clock, loop=loop)
+        self._state_logs = [topics_log, groups_log, queues_log, schedules_log, replays_log]
         if not clean:
             self._recover()
         await self.topics.finish_deletions()
+        await self.queues.registry.forget_stale()
+        self.flow = Flow(registry, self.queues, clock=self._clock, loop=loop, metrics=self.metrics)
+        self.modes = ModeKeeper(
+            self.settings,
+            free_bytes=self._storage.free_bytes,
+            memory_bytes=resident_bytes,
+            state_failure=self._state_failure,
+            sessions=lambda: list(self._sessions),
+            metrics=self.metrics,
+        )
         self._handlers = self._call_handlers()
         self._cleanup = Cleanup(self, self._opener, self._state_logs, self._stopping)
         self._tasks = [
             loop.create_task(self._every(_EXPIRE_INTERVAL_S, self.groups.expire)),
             loop.create_task(self._every(storage_settings.fsync_interval_ms / 1000, self._sync_interval)),
             loop.create_task(self._every(storage_settings.cleanup_interval_ms / 1000, self._cleanup.run)),
-            loop.create_task(self._every(_DISK_INTERVAL_S, self._cleanup.watch_disk)),
+            loop.create_task(self._every(_SWEEP_INTERVAL_S, self.queues.sweep)),
+            loop.create_task(self._every(WATCH_S, self.modes.watch)),
+            loop.create_task(self._every(SAMPLE_S, self.flow.sample)),
+            loop.create_task(self._every(_CLOCK_INTERVAL_S, self.schedules.watch)),
+            loop.create_task(self._every(_NOTE_INTERVAL_S, self.replays.note)),
+            loop.create_task(self._every(storage_settings.cleanup_interval_ms / 1000, self.schedules.tidy)),
         ]
+        self.schedules.start()
+        self.replays.resume()
+        if not clean:
+            self._tasks.append(loop.create_task(self._finish_moves()))
 
     async def stop(self) -> None:
         """Put everything on disk and leave a note that the next start can trust it."""
         self._stopping.set()
         await asyncio.gather(*self._tasks)
+        await self.replays.stop()
+        self.letters.close()
+        await self.schedules.stop()
         self.flush()
         goodbye = ShuttingDown("the broker is shutting down")
-        failed = False
-        partitions = [partition for _, partition in self.topics.open_partitions()]
+        await self.queues.close(goodbye)
+        self.topics.flush_journals()
+        failed = self.topics.moves_undone > 0
+        partitions = list(self.topics.open_logs())
         partitions += [log.partition for log in self._state_logs]
         for partition in partitions:
             partition.cancel_all(goodbye)
@@ -158,7 +227,24 @@ class Broker:
             failed = failed or partition.failed is not None
             partition.log.close()
         if not failed:
-            self._storage.replace(_CLEAN_MARKER, b"")
+            try:
+                self._storage.replace(_CLEAN_MARKER, b"")
+            except OSError as error:  # everything is on disk; the next start only has to find that out
+                _log.warning("the next start will check everything: its note could not be left", reason=str(error))
+
+    async def _topic_deleted(self, namespace: str, name: str) -> None:
+        await self.groups.forget_topic(namespace, name)
+        await self.queues.registry.forget_topic(namespace, name)
+
+    async def _finish_moves(self) -> None:
+        """What a crash has interrupted is taken up in the background; a move is safe as soon as it is recorded."""
+        moving = asyncio.ensure_future(self.topics.finish_moves())
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((moving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for task in (moving, stopping):
+            task.cancel()
+        if moving.done() and not moving.cancelled() and (problem := moving.exception()) is not None:
+            _log.error("moves between partitions could not be finished", reason=str(problem))
 
     def _recover(self) -> None:
         started_us = self._clock.now_us()
@@ -201,7 +287,7 @@ class Broker:
                 _log.exception("background work failed", work=work.__name__)
 
     async def _sync_interval(self) -> None:
-        for _, partition in self.topics.open_partitions():
+        for partition in self.topics.open_logs():
             if partition.needs_interval_sync and partition.failed is None:
                 self._committer.request(partition)
 
@@ -210,16 +296,38 @@ class Broker:
         self.metrics.files_synced += files
         self.metrics.sync_us += int(seconds * 1e6)
 
+    def _state_failure(self) -> str | None:
+        """Why the broker cannot remember what it decides, if so."""
+        return next((log.partition.failed for log in self._state_logs if log.partition.failed is not None), None)
+
     def _partition_failed(self, partition: Partition, reason: str) -> None:
         _log.error("partition stopped accepting messages", directory=partition.log.directory, reason=reason)
 
     # --- sessions ------------------------------------------------------------------------------------------------
 
-    def open_session(self, *, namespace: str, client_id: str, address: str, push: Callable[[object], None]) -> Session:
-        return Session(check_namespace(namespace), client_id, address, push)
+    def open_session(
+        self,
+        *,
+        namespace: str,
+        client_id: str,
+        address: str,
+        push: Callable[[object], None],
+        deliver: Callable[[Delivery], bool] = lambda _: False,
+    ) -> Session:
+        session = Session(check_namespace(namespace), client_id, address, push, deliver)
+        self._sessions[session] = None
+        return session
 
     def session_closed(self, session: Session) -> None:
+        self._sessions.pop(session, None)
         self.groups.disconnected(session.push)
+        self.queues.session_closed(session)
+        self.subscriptions.session_closed(session)
+        self.flow.session_closed(session)
+
+    def session_drained(self, session: Session) -> None:
+        """The client was slow to read and has caught up."""
+        self.subscriptions.drained(session)
 
     # --- publish and fetch ---------------------------------------------------------------------------------------
 
@@ -228,17 +336,27 @@ class Broker:
 
         Raises MillstreamError when the batch is refused; otherwise `reply` is called once it is as durable as asked.
         """
-        if self.read_only is not None:
-            raise ReadOnly(self.read_only)
+        if self.modes.publish_refusal is not None:
+            raise self.modes.publish_refusal
         name, number, _, fsync, batch = request
         registry = self.topics.registry
-        topic = registry.find(session.namespace, name) or registry.get(session.namespace, name)
+        topic = registry.find(session.namespace, name)
+        if topic is None:
+            if self.inboxes.publish(session.namespace, name, number, batch, reply):
+                return
+            topic = registry.get(session.namespace, name)
         config = topic.config
+        # What is scheduled is in no queue yet.
+        if (config.max_depth or config.throttle_lag_ms or config.throttle_depth) and number < SCHEDULES:
+            reply = self.flow.admit(session, topic, number, batch, reply)
+        if self.modes.delay_ms and reply is not None:
+            reply = self.flow.delayed(reply, self.modes.delay_ms)
         self.topics.partition_of(topic, number).publish(
             batch,
             fsync=FSYNC_POLICIES[fsync] or config.fsync or self._fsync,
             max_message_bytes=config.max_message_bytes,
             reply=reply,
+            dedup_window_ms=config.dedup_window_ms,
         )
 
     def flush(self) -> None:
@@ -255,8 +373,24 @@ class Broker:
         """Read batches from an offset on, waiting for some if there are none; the handle cancels the wait."""
         if self._stopping.is_set():
             raise ShuttingDown("the broker is shutting down")
+        if self.modes.serve_refusal is not None:
+            raise self.modes.serve_refusal
         partition = self.topics.partition(session.namespace, request.topic, request.partition)
         return partition.fetch(request.offset, request.max_bytes, request.wait_ms, reply)
+
+    # --- queues --------------------------------------------------------------------------------------------------
+
+    def lease(self, session: Session, request: LeaseRequest, reply: LeaseReply) -> LeaseHandle | None:
+        """Hand out messages of a queue, waiting for some if there are none; the handle cancels the wait."""
+        if self._stopping.is_set():
+            raise ShuttingDown("the broker is shutting down")
+        if self.modes.serve_refusal is not None:
+            raise self.modes.serve_refusal
+        return self.queues.lease(session, request, reply)
+
+    def settle(self, session: Session, entries: Sequence[SettleEntry], reply: SettleReply) -> None:
+        """Say what became of leased messages; answered with a result per entry."""
+        self.queues.settle(session, entries, reply)
 
     # --- everything else -----------------------------------------------------------------------------------------
 
@@ -269,7 +403,7 @@ class Broker:
         return {
             calls.DescribeBroker: self._describe_broker,
             calls.CreateNamespace: lambda _, call: topics.create_namespace(call.name),
-            calls.DeleteNamespace: lambda _, call: topics.delete_namespace(call.name, force=call.force),
+            calls.DeleteNamespace: self._delete_namespace,
             calls.ListNamespaces: self._list_namespaces,
             calls.CreateTopic: self._create_topic,
             calls.DescribeTopic: self._describe_topic,
@@ -289,6 +423,15 @@ class Broker:
             calls.ResetOffsets: lambda session, call: groups.reset(session.namespace, call),
             calls.DeleteGroup: lambda session, call: groups.delete(session.namespace, call.name),
             calls.EvictMember: lambda session, call: groups.evict(session.namespace, call),
+            queue_calls.Explain: Why(self).explain,
+            **QueueViews(self.queues).handlers(),
+            **self.subscriptions.handlers(),
+            **self.inboxes.handlers(),
+            **self.flow.handlers(),
+            **self.modes.handlers(),
+            **self.schedules.handlers(),
+            **self.letters.handlers(),
+            **self.replays.handlers(),
         }
 
     async def _describe_broker(self, session: Session, _: calls.DescribeBroker) -> dict[str, Any]:
@@ -297,8 +440,8 @@ class Broker:
             "software": self.software,
             "node_id": self.node_id,
             "uptime_ms": (self._clock.now_us() - self._started_us) // 1000,
-            "mode": "read-only" if self.read_only else "normal",
-            "reason": self.read_only,
+            "mode": self.modes.mode,
+            "reason": self.modes.reason,
             "namespace": session.namespace,
             "namespaces": len(registry.namespaces),
             "topics": sum(map(len, registry.namespaces.values())),
@@ -308,6 +451,10 @@ class Broker:
 
     async def _list_namespaces(self, _: Session, __: calls.ListNamespaces) -> list[str]:
         return sorted(self.topics.registry.namespaces)
+
+    async def _delete_namespace(self, _: Session, call: calls.DeleteNamespace) -> None:
+        await self.topics.delete_namespace(call.name, force=call.force)
+        await self.queues.registry.forget_namespace(call.name)
 
     async def _create_topic(self, session: Session, call: calls.CreateTopic) -> calls.TopicInfo:
         if self.settings.topics.auto_create:
@@ -334,6 +481,8 @@ class Broker:
 
     async def _delete_topic(self, session: Session, call: calls.DeleteTopic) -> None:
         readers = self.groups.readers_of(session.namespace, call.name)
+        topic = self.topics.registry.find(session.namespace, call.name)
+        readers += [group.name for group in self.queues.registry.on_topic(topic) if group.consumers] if topic else []
         if readers and not call.force:
             raise InvalidArgument(f"topic {call.name!r} is being read by group {readers[0]!r}; stop it or use force")
         await self.topics.delete(session.namespace, call.name)
@@ -369,10 +518,7 @@ class Broker:
         return answer
 
     async def _new_producer(self, _: Session, __: calls.NewProducer) -> calls.ProducerIdentity:
-        async with self._producer_lock:
-            if not self._producer_ids:
-                self._producer_ids = list(reversed(await self.topics.new_producer_block()))
-            return calls.ProducerIdentity(producer_id=self._producer_ids.pop(), epoch=0)
+        return calls.ProducerIdentity(producer_id=await self.topics.new_producer_id(), epoch=0)
 
     async def _join_group(self, session: Session, call: calls.JoinGroup) -> calls.Assignment:
         if call.session_ms > self.settings.groups.session_ms_max:

@@ -1,4 +1,4 @@
-"""Background housekeeping: retention, compaction, forgotten groups, and an eye on the free disk space."""
+"""Background housekeeping: retention, compaction, forgotten groups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import structlog
 from millstream.broker.groups import Groups
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
+from millstream.broker.queues import Queues
+from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
 from millstream.broker.topics import PartitionOpener, Topics
 from millstream.errors import StorageFailed
@@ -26,15 +28,13 @@ _log = structlog.get_logger("millstream.cleanup")
 _STATE_CONFIG: Final = TopicConfig(cleanup="compact", tombstone_retention_ms=0, retention_ms=0)
 #: Partitions that nobody uses are looked after a few at a time: each costs a scan of its tail.
 _IDLE_PER_ROUND: Final = 200
-#: Back to normal only with some room to spare, so that the broker does not flap at the limit.
-_FREE_BYTES_FACTOR: Final = 1.1
 
 
 class _Host(Protocol):
     metrics: Metrics
     topics: Topics
     groups: Groups
-    read_only: str | None
+    queues: Queues
 
 
 class Cleanup:
@@ -54,20 +54,20 @@ class Cleanup:
         for log in self._state_logs:
             await self._tend(log.partition, _STATE_CONFIG)
         for topic, partition in list(self._host.topics.open_partitions()):
-            await self._tend(partition, topic.config)
+            await self._tend(partition, topic.config, topic)
         # Nobody reads these, but their messages grow old all the same.
         tended = 0
         for topic, number in islice(self._idle, _IDLE_PER_ROUND):
             if self._stopping.is_set():
                 return
-            await self._tend(self._host.topics.partition_of(topic, number), topic.config)
+            await self._tend(self._host.topics.partition_of(topic, number), topic.config, topic)
             self._host.topics.close_idle(topic, number)
             tended += 1
         if tended < _IDLE_PER_ROUND:
             self._idle = self._host.topics.idle_partitions()  # all done: the next round begins anew
         await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms)
 
-    async def _tend(self, partition: Partition, config: TopicConfig) -> None:
+    async def _tend(self, partition: Partition, config: TopicConfig, topic: Topic | None = None) -> None:
         if self._stopping.is_set():
             return
         await asyncio.sleep(0)
@@ -76,7 +76,7 @@ class Cleanup:
                 return
             try:
                 if config.deletes:
-                    self._retain(partition, config)
+                    self._retain(partition, config, topic)
                 if config.compacts:
                     await self._compact(partition, config)
             except (OSError, StorageFailed) as error:
@@ -84,13 +84,17 @@ class Cleanup:
                 if partition.log.failure is not None:
                     partition.fail(partition.log.failure)
 
-    def _retain(self, partition: Partition, config: TopicConfig) -> None:
+    def _retain(self, partition: Partition, config: TopicConfig, topic: Topic | None) -> None:
         retention = Retention(
             max_age_ms=config.retention_ms or None,
             max_bytes=config.retention_bytes or None,
             max_messages=config.retention_messages or None,
         )
-        removed = partition.log.retain(retention, self._opener.clock.now_us())
+        below = None
+        if config.cleanup == "settled" and topic is not None:
+            # Without a group nothing is settled: the first one will want everything there is.
+            below = self._host.queues.settled_below(topic, topic.partition_uids.index(partition.uid)) or 0
+        removed = partition.log.retain(retention, self._opener.clock.now_us(), below=below)
         self._host.metrics.segments_deleted += removed
         if removed:
             _log.info("segments deleted", directory=partition.log.directory, segments=removed)
@@ -107,15 +111,5 @@ class Cleanup:
         await self._opener.loop.run_in_executor(None, compaction.rewrite)
         if partition.failed is None and compaction.swap():
             self._host.metrics.compactions += 1
+            self._host.queues.log_rewritten(partition)
             _log.info("compacted", directory=partition.log.directory)
-
-    async def watch_disk(self) -> None:
-        """Go read-only before the disk is full, and back when there is room again."""
-        free = self._opener.storage.free_bytes()
-        limit = self._opener.settings.storage.free_bytes_min
-        if self._host.read_only is None and free < limit:
-            self._host.read_only = f"the disk has {free} bytes left, below storage.free_bytes_min ({limit})"
-            _log.error("read-only", reason=self._host.read_only)
-        elif self._host.read_only is not None and free >= limit * _FREE_BYTES_FACTOR:
-            self._host.read_only = None
-            _log.warning("accepting messages again", free_bytes=free)

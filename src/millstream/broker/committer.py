@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import structlog
 
-__all__ = ["Commit", "Committable", "Committer"]
+__all__ = ["Commit", "Committable", "Committer", "Rounds", "SyncThread"]
 
 _log = structlog.get_logger("millstream.commit")
 
@@ -53,24 +53,45 @@ class Commit:
     errors: dict[int, Exception]
     seconds: float = 0.0
 
+    def files(self) -> list[tuple[int, Syncable]]:
+        """What is to be synced, each with the place of its partition."""
+        return [(place, file) for place, (_, files, _) in enumerate(self.parts) for file in files]
+
+    def sync(self, item: tuple[int, Syncable]) -> None:
+        place, file = item
+        try:
+            file.sync()
+        except Exception as error:  # whatever went wrong, this partition must not be confirmed
+            self.errors.setdefault(place, error)
+
+
+class Rounds(Protocol):
+    """Where a round is carried out: in a thread, or in a simulation that has only one."""
+
+    def submit(self, commit: Commit, done: Callable[[Commit], None]) -> None:
+        """Sync the files, one round after the other, and have `done` called on the loop."""
+
+    async def close(self) -> None: ...
+
 
 class Committer:
-    """Owns the sync thread.  All methods are called on the event loop."""
+    """Decides what is synced when.  All methods are called on the event loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, *, on_round: Callable[[float, int], None] | None = None
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_round: Callable[[float, int], None] | None = None,
+        rounds: Rounds | None = None,
     ) -> None:
         self._loop = loop
         self._on_round = on_round
+        self._rounds = rounds or SyncThread(loop)
         self._dirty: dict[Committable, None] = {}
         self._running = False
         self._round_s = 0.0001
-        self._jobs: queue.SimpleQueue[Commit | None] = queue.SimpleQueue()
-        self._pool: ThreadPoolExecutor | None = None
         self._idle = asyncio.Event()
         self._idle.set()
-        self._thread = threading.Thread(target=self._work, name="millstream-commit", daemon=True)
-        self._thread.start()
 
     def request(self, partition: Committable) -> None:
         """Commit this partition with the next round."""
@@ -87,10 +108,7 @@ class Committer:
 
     async def close(self) -> None:
         await self.drain()
-        self._jobs.put(None)
-        await self._loop.run_in_executor(None, self._thread.join)
-        if self._pool is not None:
-            self._pool.shutdown()
+        await self._rounds.close()
 
     def _start(self) -> None:
         dirty, self._dirty = self._dirty, {}
@@ -98,35 +116,7 @@ class Committer:
             self._running = False
             self._idle.set()
             return
-        self._jobs.put(Commit([(partition, *partition.begin_commit()) for partition in dirty], {}))
-
-    def _work(self) -> None:
-        while (commit := self._jobs.get()) is not None:
-            started = time.perf_counter()
-            self._sync(commit)
-            commit.seconds = time.perf_counter() - started
-            try:
-                self._loop.call_soon_threadsafe(self._done, commit)
-            except RuntimeError:  # the loop was closed under us: the process is ending
-                return
-
-    def _sync(self, commit: Commit) -> None:
-        work = [(place, file) for place, (_, files, _) in enumerate(commit.parts) for file in files]
-
-        def sync_one(item: tuple[int, Syncable]) -> None:
-            place, file = item
-            try:
-                file.sync()
-            except Exception as error:  # whatever went wrong, this partition must not be confirmed
-                commit.errors.setdefault(place, error)
-
-        if len(work) < _PARALLEL_FILES_MIN:
-            for item in work:
-                sync_one(item)
-        else:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_PARALLEL_THREADS, thread_name_prefix="millstream-sync")
-            list(self._pool.map(sync_one, work))
+        self._rounds.submit(Commit([(partition, *partition.begin_commit()) for partition in dirty], {}), self._done)
 
     def _done(self, commit: Commit) -> None:
         self._round_s += (commit.seconds - self._round_s) * 0.1
@@ -142,3 +132,44 @@ class Committer:
             self._loop.call_later(min(_GATHER_S_MAX, self._round_s * _GATHER_SHARE), self._start)
         else:
             self._start()
+
+
+class SyncThread:
+    """Carries out rounds in a thread of its own."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._jobs: queue.SimpleQueue[tuple[Commit, Callable[[Commit], None]] | None] = queue.SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+        self._thread = threading.Thread(target=self._work, name="millstream-commit", daemon=True)
+        self._thread.start()
+
+    def submit(self, commit: Commit, done: Callable[[Commit], None]) -> None:
+        self._jobs.put((commit, done))
+
+    async def close(self) -> None:
+        self._jobs.put(None)
+        await self._loop.run_in_executor(None, self._thread.join)
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            commit, done = job
+            started = time.perf_counter()
+            self._sync(commit)
+            commit.seconds = time.perf_counter() - started
+            try:
+                self._loop.call_soon_threadsafe(done, commit)
+            except RuntimeError:  # the loop was closed under us: the process is ending
+                return
+
+    def _sync(self, commit: Commit) -> None:
+        files = commit.files()
+        if len(files) < _PARALLEL_FILES_MIN:
+            for file in files:
+                commit.sync(file)
+        else:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_PARALLEL_THREADS, thread_name_prefix="millstream-sync")
+            list(self._pool.map(commit.sync, files))

@@ -30,6 +30,32 @@ class Metrics:
     compactions: int = 0
     rebalances: int = 0
     offsets_committed: int = 0
+    leases_granted: int = 0
+    leases_expired: int = 0
+    leases_returned: int = 0
+    messages_leased: int = 0
+    messages_acked: int = 0
+    messages_nacked: int = 0
+    messages_rejected: int = 0
+    messages_released: int = 0
+    messages_dead_lettered: int = 0
+    messages_expired: int = 0
+    messages_purged: int = 0
+    settles_refused: int = 0
+    subscriptions: int = 0
+    patterns: int = 0
+    deliveries: int = 0
+    messages_delivered: int = 0
+    messages_missed: int = 0
+    publishes_throttled: int = 0
+    publishes_refused: int = 0
+    messages_evicted: int = 0
+    mode_changes: int = 0
+    memory_bytes: int = 0
+    dead_letters_replayed: int = 0
+    dead_letters_purged: int = 0
+    dead_letter_alerts_sent: int = 0
+    dead_letter_alerts_failed: int = 0
 
     def as_dict(self) -> dict[str, int]:
         return {f"millstream_{field.name}": getattr(self, field.name) for field in fields(self)}

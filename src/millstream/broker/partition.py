@@ -10,15 +10,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 from millstream.broker.committer import Committer, Syncable
+from millstream.broker.duplicates import Duplicates, mark_of
 from millstream.broker.metrics import Metrics
 from millstream.clock import Clock
-from millstream.errors import MillstreamError, OffsetOutOfRange, PayloadTooLarge, StorageFailed
+from millstream.errors import InvalidArgument, MillstreamError, OffsetOutOfRange, PayloadTooLarge, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog
 from millstream.log.segment import Segment, Verified
-from millstream.records import BatchHeader, check_batch, largest_message_bytes
+from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader, Columns, check_batch, largest_message_bytes
 
 __all__ = [
     "LABEL_DISK",
@@ -35,6 +37,10 @@ LABEL_MEMORY: Final = 1
 LABEL_OS: Final = 2
 LABEL_DISK: Final = 3
 _SYNCED: Final = frozenset(("group", "always"))
+_DELIVER_AT: Final = int(Columns.DELIVER_AT)
+_EXPIRY: Final = int(Columns.EXPIRY)
+_OPTIONS: Final = int(Columns.OPTIONS)
+_NORMAL_LANE: Final = 1 << PRIORITY_DEFAULT
 
 #: Called once per publish: (error or None, label, base offset, append time, was it a repetition).
 PublishReply: TypeAlias = Callable[[MillstreamError | None, int, int, int, bool], None]
@@ -59,6 +65,16 @@ FetchReply: TypeAlias = Callable[[FetchAnswer | MillstreamError], None]
 _Pending: TypeAlias = tuple[memoryview, BatchHeader, str, PublishReply | None]
 #: Appended, waiting to be durable: base offset, next offset, append time, whom to answer, whether it is a repetition.
 _Parked: TypeAlias = tuple[int, int, int, PublishReply | None, bool]
+
+
+def _check_due(batch: memoryview, due_column: int) -> list[int]:
+    """Only what is scheduled has a time to deliver it, and then every message has one; returns these times."""
+    if not due_column:
+        raise InvalidArgument("delayed messages are published to the log of schedules: partition number + 2**31")
+    due_us = Batch.parse(batch, verify=False).deliver_at_us()
+    if due_us is None or min(due_us) <= 0:
+        raise InvalidArgument("every message that is published to a log of schedules needs a time to deliver it")
+    return due_us
 
 
 class FetchHandle:
@@ -92,12 +108,27 @@ class Partition:
         metrics: Metrics,
         on_flush_needed: Callable[[Partition], None],
         on_failed: Callable[[Partition, str], None],
+        schedules: bool = False,
     ) -> None:
-        """Without a committer the log lives in memory and every confirmation says so."""
+        """Without a committer the log lives in memory and every confirmation says so.
+
+        `schedules`: every message says when it is due.  In an ordinary partition none does.
+        """
         self.log = log
         self.uid = uid
         self.high_watermark = log.next_offset
         self.needs_interval_sync = False
+        #: Called with the old and the new high watermark, whenever more becomes visible.
+        self.listeners: list[Callable[[int, int], None]] = []
+        #: The same for subscribers.  Set again whenever the partition is opened, so it need not stay open for them.
+        self.audience: Callable[[int, int], None] | None = None
+        #: Told the due times (us) of a batch for a log of schedules; raises when it may not be taken.
+        self.admit: Callable[[list[int]], None] | None = None
+        #: Whether any message came with another priority than normal since the partition was opened.
+        self.has_lanes = False
+        #: Whether any message came with a time of expiry.
+        self.has_expiry = False
+        self._due_column = _DELIVER_AT if schedules else 0
         #: Held by work on the files that runs in a thread (compaction); whoever removes the files waits for it.
         self.maintenance = asyncio.Lock()
         self._committer = committer
@@ -109,6 +140,9 @@ class Partition:
         self._pending: list[_Pending] = []
         #: The last batch that each producer has among the pending ones.
         self._pending_of: dict[int, BatchHeader] = {}
+        self._duplicates: Duplicates | None = None
+        #: Dedup ids among the pending batches: where, and how long they count.
+        self._pending_marks: dict[bytes, tuple[int, int]] = {}
         self._durable_offset = log.next_offset
         self._committing = False
         #: Why everything is refused from now on, once the topic is going away.
@@ -127,8 +161,15 @@ class Partition:
     @property
     def is_idle(self) -> bool:
         """Whether nobody waits for anything here."""
-        busy = self._pending or self._parked or self._waiters or self._committing or self._checking
+        busy = self._pending or self._parked or self._waiters or self._committing or self._checking or self.listeners
+        busy = busy or (self._duplicates is not None and self._duplicates.is_reading)
         return not busy and not self.maintenance.locked() and self.log.failure is None
+
+    @property
+    def invisible(self) -> int:
+        """Messages that were taken and that nobody can read yet."""
+        pending = sum(header.count for _, header, _, _ in self._pending)
+        return self.log.next_offset - self.high_watermark + pending
 
     @property
     def is_durable(self) -> bool:
@@ -136,7 +177,15 @@ class Partition:
 
     # --- publish -------------------------------------------------------------------------------------------------
 
-    def publish(self, batch: memoryview, *, fsync: str, max_message_bytes: int, reply: PublishReply | None) -> None:
+    def publish(
+        self,
+        batch: memoryview,
+        *,
+        fsync: str,
+        max_message_bytes: int,
+        reply: PublishReply | None,
+        dedup_window_ms: int = 0,
+    ) -> None:
         """Take a batch as it came from a producer; the buffer is borrowed until `flush`.
 
         Raises MillstreamError when the batch can never be stored; then `reply` is not called.
@@ -144,20 +193,60 @@ class Partition:
         if self.log.failure is not None:
             raise self._gone or StorageFailed(self.log.failure)
         header = check_batch(batch, 0, len(batch))
+        if header.flags & _DELIVER_AT != self._due_column or self._due_column:
+            due_us = _check_due(batch, self._due_column)
+            if self.admit is not None:
+                self.admit(due_us)
         if header.length > max_message_bytes or header.codec:
             largest = largest_message_bytes(batch, header, max_message_bytes)
             if largest > max_message_bytes:
                 raise PayloadTooLarge(f"a message has {largest} bytes, the topic allows {max_message_bytes}")
+        if header.priorities != _NORMAL_LANE:
+            self.has_lanes = True
+        if header.flags & _EXPIRY:
+            self.has_expiry = True
         producer = header.producer
         if producer:
             duplicate = self.log.producers.check(header, self._pending_of.get(producer))
             if duplicate is not None:
                 self._repeat(header, duplicate.base_offset, duplicate.append_time_us, reply)
                 return
+        if dedup_window_ms and header.flags & _OPTIONS and self._came_before(batch, header, dedup_window_ms, reply):
+            return
+        if producer:
             self._pending_of[producer] = header
         if not self._pending:
             self._on_flush_needed(self)
         self._pending.append((batch, header, fsync, reply))
+
+    def _came_before(self, batch: memoryview, header: BatchHeader, window_ms: int, reply: PublishReply | None) -> bool:
+        """Whether a message with the same dedup id is stored, which then is the answer."""
+        mark = mark_of(batch)
+        if mark is None:
+            return False
+        now_us, window_us = self._clock.now_us(), window_ms * 1000
+        if self._duplicates is None:
+            self._duplicates = Duplicates(self, self._loop, now_us=now_us, window_us=window_us)
+        if mark in self._pending_marks:
+            self.flush()  # then it has an offset
+        seen = self._duplicates.find(mark, now_us=now_us, window_us=window_us)
+        if seen is None:
+            self._pending_marks[mark] = (len(self._pending), window_us)
+            return False
+        if header.producer:
+            # Its number is used up, or the producer's next batch would come out of sequence.
+            if header.producer in self._pending_of:
+                self.flush()
+            self.log.producers.record(header, seen.offset, seen.append_time_us)
+        self._repeat(header, seen.offset, seen.append_time_us, reply)
+        return True
+
+    def _remember(self, marks: dict[bytes, tuple[int, int]], pending: Sequence[_Pending], first: int) -> None:
+        """Note the dedup ids of what was just appended."""
+        assert self._duplicates is not None
+        offsets = list(accumulate((header.count for _, header, _, _ in pending), initial=first))
+        for mark, (index, window_us) in marks.items():
+            self._duplicates.add(mark, offsets[index], self.log.last_append_us, window_us=window_us)
 
     def flush(self) -> None:
         """Append everything that was published since the last flush, in one write."""
@@ -167,6 +256,7 @@ class Partition:
         log = self.log
         if self._pending_of:
             self._pending_of = {}
+        marks, self._pending_marks = self._pending_marks, {}
         bytes_before = log.size_bytes
         try:
             first = log.append([p[0] for p in pending], [p[1].count for p in pending], self._clock.now_us())
@@ -178,6 +268,8 @@ class Partition:
             self._refuse(pending, StorageFailed(str(self.log.failure)))
             raise
         append_time_us = log.last_append_us
+        if marks:
+            self._remember(marks, pending, first)
         sync_asked = False
         memory = self._committer is None
         base = first
@@ -375,7 +467,11 @@ class Partition:
     def _advance(self, high_watermark: int) -> None:
         if high_watermark <= self.high_watermark:
             return
-        self.high_watermark = high_watermark
+        before, self.high_watermark = self.high_watermark, high_watermark
+        for listener in self.listeners:
+            listener(before, high_watermark)
+        if self.audience is not None:
+            self.audience(before, high_watermark)
         if self._waiters:
             for waiter in [waiter for waiter in self._waiters if waiter.offset < high_watermark]:
                 self.forget(waiter)

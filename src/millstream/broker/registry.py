@@ -14,13 +14,22 @@ import msgspec
 
 from millstream.errors import (
     InvalidArgument,
+    InvalidName,
     NamespaceNotEmpty,
     NamespaceNotFound,
     QuotaExceeded,
     TopicExists,
     TopicNotFound,
 )
-from millstream.names import DEFAULT_NAMESPACE, check_namespace, check_topic, compile_pattern, is_pattern
+from millstream.ids import schedule_uid
+from millstream.names import (
+    DEFAULT_NAMESPACE,
+    INBOX_PREFIX,
+    check_namespace,
+    check_topic,
+    compile_pattern,
+    is_pattern,
+)
 from millstream.topics import PARTITIONS_MAX, TopicConfig
 
 __all__ = ["Facts", "Registry", "Topic"]
@@ -42,6 +51,8 @@ class Topic:
     deleting: bool = False
     #: Filled by the broker: what runs each partition, or None while it was not needed.
     partitions: list[Any] = field(default_factory=list)
+    #: What stands beside the partitions, by the name of its directory, once it was needed.
+    beside: dict[str, Any] = field(default_factory=dict)
 
     @property
     def key(self) -> str:
@@ -107,6 +118,14 @@ class Registry:
         for topics in self.namespaces.values():
             yield from topics.values()
 
+    def place_of(self, uid: int) -> tuple[Topic, int] | None:
+        """The topic and partition that have a uid."""
+        if uid in self._uids:
+            for topic in self.all_topics():
+                if uid in topic.partition_uids and not topic.deleting:
+                    return topic, topic.partition_uids.index(uid)
+        return None
+
     # --- deciding ------------------------------------------------------------------------------------------------
 
     def decide_create_namespace(self, name: str, *, now_ms: int) -> Facts:
@@ -135,6 +154,8 @@ class Registry:
         topics = self.topics(namespace)
         if check_topic(name) in topics:
             raise TopicExists(f"topic {name!r} exists already in namespace {namespace!r}")
+        if name.startswith(INBOX_PREFIX):
+            raise InvalidName(f"topic {name!r} cannot be made: names that begin with {INBOX_PREFIX!r} are inboxes")
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
         if sum(map(len, self.namespaces.values())) >= self._topics_max:
@@ -170,7 +191,8 @@ class Registry:
         uids: list[int] = []
         while len(uids) < count:
             uid = draw_uid()
-            if uid not in self._uids and uid not in uids:
+            taken = (uid, schedule_uid(uid))
+            if self._uids.isdisjoint(taken) and not set(taken) & set(uids):
                 uids.append(uid)
         return uids
 

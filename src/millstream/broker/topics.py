@@ -12,13 +12,16 @@ import msgspec
 import structlog
 
 from millstream.broker.committer import Committer
+from millstream.broker.journal import SEGMENT_BYTES, Journal
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Registry, Topic
 from millstream.broker.state import StateLog
+from millstream.broker.transfer import Transfer
 from millstream.clock import Clock
 from millstream.config import Settings
 from millstream.errors import PartitionNotFound, StorageFailed, TopicNotFound
+from millstream.ids import SCHEDULES, schedule_uid
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.memory import MemoryStorage
 from millstream.log.partition import LogConfig, PartitionLog
@@ -51,9 +54,16 @@ class PartitionOpener:
     on_failed: Callable[[Partition, str], None]
 
     def open(
-        self, directory: str, uid: int, *, segment_bytes: int, ephemeral: MemoryStorage | None = None
+        self,
+        directory: str,
+        uid: int,
+        *,
+        segment_bytes: int,
+        ephemeral: MemoryStorage | None = None,
+        counted: bool = True,
+        schedules: bool = False,
     ) -> Partition:
-        """A partition ready for traffic, repaired first if need be."""
+        """A partition ready for traffic, repaired first if need be.  `counted`: its messages are users' messages."""
         # Paths repeat between storages, so files in memory have a cache of their own.
         files = FileCache(limit=16) if ephemeral is not None else self.files
         log = self._open_log(ephemeral or self.storage, directory, segment_bytes, files, self.tail)
@@ -63,7 +73,8 @@ class PartitionOpener:
             committer=None if ephemeral is not None else self.committer,
             clock=self.clock,
             loop=self.loop,
-            metrics=self.metrics,
+            metrics=self.metrics if counted else Metrics(),
+            schedules=schedules,
             on_flush_needed=self.flush_later,
             on_failed=self.on_failed,
         )
@@ -117,8 +128,16 @@ class Topics:
         self._log = log
         self._opener = opener
         self._draw_uid = draw_uid
+        #: Told of every partition that is opened.
+        #: Told of topics that were made or changed.
+        self.on_changed: Callable[[Topic], None] = lambda _: None
+        self.on_opened: Callable[[Topic, int, Partition], None] = lambda *_: None
+        #: Called when the log of what is scheduled for a partition was opened.
+        self.on_schedule_log: Callable[[Topic, int, Partition], None] = lambda *_: None
         self._ephemeral = MemoryStorage()
         self._changing = asyncio.Lock()
+        self._producer_ids: list[int] = []
+        self._numbering = asyncio.Lock()
 
     # --- partitions ----------------------------------------------------------------------------------------------
 
@@ -127,11 +146,104 @@ class Topics:
         return self.partition_of(self.registry.find(namespace, name) or self.registry.get(namespace, name), number)
 
     def partition_of(self, topic: Topic, number: int) -> Partition:
+        """The running partition; with SCHEDULES added to its number, the log of what is scheduled for it."""
         if not 0 <= number < len(topic.partitions):
+            if number & SCHEDULES:
+                return self._schedule_log(topic, number ^ SCHEDULES)
             last = len(topic.partitions) - 1
             raise PartitionNotFound(f"topic {topic.name!r} has partitions 0 to {last}, not {number}")
         partition: Partition | None = topic.partitions[number]
         return partition if partition is not None else self._open(topic, number)
+
+    # --- what stands beside a partition --------------------------------------------------------------------------
+
+    def journal(self, topic: Topic, number: int) -> Journal:
+        """What the broker remembers about a partition, opened now if need be."""
+        name = f"{number}.state"
+        journal: Journal | None = topic.beside.get(name)
+        if journal is None:
+            journal = topic.beside[name] = Journal(
+                self._open_beside(topic, name, 0, segment_bytes=SEGMENT_BYTES),
+                clock=self._opener.clock,
+                loop=self._opener.loop,
+                flush_s=self._opener.settings.storage.ack_flush_interval_ms / 1000,
+            )
+        return journal
+
+    def transfer(self, topic: Topic, number: int) -> Transfer:
+        """What moves messages from a partition to others."""
+        name = f"{number}.transfer"
+        transfer: Transfer | None = topic.beside.get(name)
+        if transfer is None:
+            transfer = topic.beside[name] = Transfer(
+                self.journal(topic, number),
+                loop=self._opener.loop,
+                resolve=lambda target: self.partition(*target),
+                new_producer=self.new_producer_id,
+            )
+        return transfer
+
+    def _schedule_log(self, topic: Topic, number: int) -> Partition:
+        if not 0 <= number < len(topic.partitions):
+            raise PartitionNotFound(f"topic {topic.name!r} has partitions 0 to {len(topic.partitions) - 1}")
+        name = f"{number}.schedules"
+        partition: Partition | None = topic.beside.get(name)
+        if partition is None:
+            uid = schedule_uid(topic.partition_uids[number])
+            size = topic.config.segment_bytes
+            partition = self._open_beside(topic, name, uid, segment_bytes=size, schedules=True)
+            topic.beside[name] = partition
+            self.on_schedule_log(topic, number, partition)
+        return partition
+
+    def _open_beside(
+        self, topic: Topic, name: str, uid: int, *, segment_bytes: int, schedules: bool = False
+    ) -> Partition:
+        return self._opener.open(
+            f"{_directory(topic)}/{name}",
+            uid,
+            segment_bytes=segment_bytes,
+            ephemeral=self._ephemeral if topic.config.mode == "ephemeral" else None,
+            counted=schedules,
+            schedules=schedules,
+        )
+
+    def stored_beside(self, suffix: str) -> Iterator[tuple[Topic, int]]:
+        """Partitions that have something on disk beside them: `state` or `schedules`."""
+        for topic in list(self.registry.all_topics()):
+            if not topic.deleting and topic.config.mode != "ephemeral":
+                for name in self._opener.storage.names(_directory(topic)):
+                    number, _, kind = name.partition(".")
+                    if kind == suffix and int(number) < len(topic.partitions):
+                        yield topic, int(number)
+
+    async def finish_moves(self) -> None:
+        """After a crash: complete every move between partitions that it has cut short."""
+        for topic, number in self.stored_beside("state"):
+            await asyncio.sleep(0)
+            if not topic.deleting:
+                await self.transfer(topic, number).recover()
+
+    @property
+    def moves_undone(self) -> int:
+        transfers = (beside for topic in self.registry.all_topics() for beside in topic.beside.values())
+        return sum(transfer.undone for transfer in transfers if isinstance(transfer, Transfer))
+
+    def open_logs(self) -> Iterator[Partition]:
+        """Every log of every topic that is open: the partitions, and what stands beside them."""
+        for topic in self.registry.all_topics():
+            yield from filter(None, topic.partitions)
+            for beside in topic.beside.values():
+                if isinstance(beside, Journal):
+                    yield beside.partition
+                elif isinstance(beside, Partition):
+                    yield beside
+
+    def flush_journals(self) -> None:
+        for topic in self.registry.all_topics():
+            for beside in topic.beside.values():
+                if isinstance(beside, Journal):
+                    beside.flush()
 
     def is_untouched(self, topic: Topic, number: int) -> bool:
         """Whether a partition was never used: nothing is stored and nothing is open."""
@@ -191,6 +303,7 @@ class Topics:
             ephemeral=self._ephemeral if topic.config.mode == "ephemeral" else None,
         )
         topic.partitions[number] = partition
+        self.on_opened(topic, number, partition)
         return partition
 
     # --- changes -------------------------------------------------------------------------------------------------
@@ -211,7 +324,9 @@ class Topics:
             )
             await self._record(facts)
         _log.info("topic created", namespace=namespace, topic=call.name, partitions=call.partitions)
-        return self.info(self.registry.get(namespace, call.name))
+        topic = self.registry.get(namespace, call.name)
+        self.on_changed(topic)
+        return self.info(topic)
 
     async def metadata(self, namespace: str, call: calls.Metadata) -> list[calls.TopicMetadata]:
         """What clients need to publish; makes missing topics when asked to and allowed to."""
@@ -240,6 +355,7 @@ class Topics:
                 topic, call.config, partitions=call.partitions, draw_uid=self._draw_uid
             )
             await self._record(facts)
+        self.on_changed(topic)
         return self.info(topic)
 
     async def delete(self, namespace: str, name: str) -> None:
@@ -267,6 +383,12 @@ class Topics:
             if partition is not None:
                 await partition.retire(gone)
                 topic.partitions[number] = None
+        besides, topic.beside = list(topic.beside.values()), {}
+        for beside in besides:
+            if isinstance(beside, Journal):
+                await beside.partition.retire(gone)
+            elif isinstance(beside, Partition):
+                await beside.retire(gone)
         # Before the topic is forgotten: a new one of its name must not be read from the middle.
         await self._on_deleted(topic.namespace, topic.name)
         try:
@@ -295,11 +417,14 @@ class Topics:
         async with self._changing:
             await self._record(facts)
 
-    async def new_producer_block(self) -> range:
-        """Producer ids that nobody has had."""
-        first = self.registry.producer_ids_until
-        await self._record(self.registry.decide_producer_block())
-        return range(first, self.registry.producer_ids_until)
+    async def new_producer_id(self) -> int:
+        """A producer id that nobody has had."""
+        async with self._numbering:
+            if not self._producer_ids:
+                first = self.registry.producer_ids_until
+                await self._record(self.registry.decide_producer_block())
+                self._producer_ids = list(range(self.registry.producer_ids_until - 1, first - 1, -1))
+            return self._producer_ids.pop()
 
     async def _record(self, facts: Mapping[str, Any]) -> None:
         await self._log.record(facts, now_us=self._now_us())

@@ -10,6 +10,7 @@ from typing import Any, Final
 from millstream.cli.failure import UsageProblem
 
 __all__ = [
+    "parse_ahead",
     "parse_duration",
     "parse_headers",
     "parse_moment",
@@ -24,6 +25,7 @@ _OFFSET: Final = re.compile(r"\d+")
 _AGO: Final = re.compile(r"\d+(\.\d+)?\s*[a-zA-Z]+")
 
 START_FORMS: Final = "earliest, latest, an offset, a time such as 2026-01-31T09:30, or an age such as 15m"
+AHEAD_FORMS: Final = "a time such as 2027-01-31T09:30, or how far ahead such as 15m"
 RESET_FORMS: Final = "earliest, latest, a time such as 2026-01-31T09:30, an age such as 1h, offset:N or shift:-N"
 
 
@@ -80,6 +82,18 @@ def parse_moment(text: str, now: datetime.datetime) -> datetime.datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
+
+
+def parse_ahead(text: str, now: datetime.datetime, option: str) -> datetime.datetime:
+    """A point in time: ISO 8601 (UTC unless it says otherwise), or how far ahead."""
+    if _AGO.fullmatch(text):
+        ahead_ms = parse_duration(text)
+        moment = None if ahead_ms is None else now + datetime.timedelta(milliseconds=ahead_ms)
+    else:
+        moment = parse_moment(text, now)
+    if moment is None:
+        raise UsageProblem(f"{option} {text!r} is not a time: use {AHEAD_FORMS}")
+    return moment
 
 
 def parse_start(text: str, now: datetime.datetime) -> str | int | datetime.datetime:

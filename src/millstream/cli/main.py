@@ -10,7 +10,26 @@ from typing import Any, NoReturn
 
 import typer
 
-from millstream.cli import bench, config, consume, errors, group, log, namespace, publish, serve, status, topic
+from millstream.cli import (
+    bench,
+    config,
+    consume,
+    dlq,
+    errors,
+    group,
+    lease,
+    log,
+    mode,
+    namespace,
+    publish,
+    queue,
+    schedule,
+    serve,
+    status,
+    subscribe,
+    topic,
+    why,
+)
 from millstream.cli.failure import ExitCode, UsageProblem, report
 from millstream.cli.output import prose
 
@@ -32,7 +51,7 @@ _EPILOG = (
     "configuration, 3 no broker there, 4 damaged or unusable data, 130 interrupted."
 )
 
-_DAILY, _OPERATING, _HELP = "Messages", "Operating", "Looking things up"
+_DAILY, _QUEUES, _OPERATING, _HELP = "Messages", "Queues", "Operating", "Looking things up"
 
 app = typer.Typer(
     name="millstream",
@@ -51,11 +70,25 @@ def _command(function: Callable[..., None], epilog: str, panel: str) -> None:
 
 _command(publish.publish, publish.EPILOG, _DAILY)
 _command(consume.consume, consume.EPILOG, _DAILY)
+_command(subscribe.subscribe, subscribe.EPILOG, _DAILY)
 app.add_typer(topic.app, name="topic", rich_help_panel=_DAILY)
+app.add_typer(queue.app, name="queue", rich_help_panel=_QUEUES)
+for _function, _epilog in (
+    (lease.lease, lease.LEASE_EPILOG),
+    (lease.ack, lease.ACK_EPILOG),
+    (lease.nack, lease.NACK_EPILOG),
+    (lease.reject, lease.REJECT_EPILOG),
+    (lease.extend, lease.EXTEND_EPILOG),
+    (why.why, why.EPILOG),
+):
+    _command(_function, _epilog, _QUEUES)
 app.add_typer(group.app, name="group", rich_help_panel=_DAILY)
+app.add_typer(dlq.app, name="dlq", rich_help_panel=_QUEUES)
+app.add_typer(schedule.app, name="schedule", rich_help_panel=_QUEUES)
 app.add_typer(namespace.app, name="namespace", rich_help_panel=_DAILY)
 _command(serve.serve, serve.EPILOG, _OPERATING)
 _command(status.status, status.STATUS_EPILOG, _OPERATING)
+_command(mode.mode, mode.EPILOG, _OPERATING)
 app.add_typer(config.app, name="config", rich_help_panel=_OPERATING)
 app.add_typer(log.app, name="log", rich_help_panel=_OPERATING)
 app.add_typer(bench.app, name="bench", rich_help_panel=_OPERATING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import datetime
 import json
 import os
 import sys
@@ -10,11 +11,11 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, NamedTuple, TypedDict
 
 import typer
 
-from millstream.cli.arguments import parse_headers
+from millstream.cli.arguments import parse_ahead, parse_headers
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
@@ -39,6 +40,8 @@ __all__ = ["EPILOG", "publish"]
 EPILOG: Final = examples(
     "millstream publish orders 'first order' 'second order'",
     "millstream publish orders --key c-17 --header source=web '{\"total\": 12}'",
+    "# deliver it in ten minutes; `millstream schedule` shows and cancels it",
+    "millstream publish reminders --delay 10m 'call back'",
     "# one message per line",
     "tail -F access.log | millstream publish web.access",
     "# copy a topic, with keys and headers",
@@ -53,6 +56,11 @@ class _Outgoing(NamedTuple):
     value: bytes | None
     key: bytes | None
     headers: dict[str, str] | None
+
+
+class _Due(TypedDict, total=False):
+    delay: str
+    deliver_at: datetime.datetime
 
 
 class _Summary(NamedTuple):
@@ -89,6 +97,12 @@ def publish(
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Instead of the key's one.")
     ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="SPAN", help="Deliver after this time, such as 30s or 2d.")
+    ] = None,
+    deliver_at: Annotated[
+        str | None, typer.Option("--deliver-at", metavar="WHEN", help="Deliver at this time: 2027-01-31T09:30.")
+    ] = None,
     compression: Annotated[
         Literal["lz4", "zstd"] | None, typer.Option("--compression", metavar="lz4|zstd", help="Compress batches.")
     ] = None,
@@ -107,18 +121,19 @@ def publish(
         raise UsageProblem("--whole, --json-lines and --key-separator exclude each other")
     if tombstone and (values or file is not None or key is None):
         raise UsageProblem("--tombstone takes a --key and no value")
+    due = _due(delay, deliver_at)
     fixed_key = _argument_bytes(key) if key is not None else None
     headers = parse_headers(header or []) or None
     if values or tombstone:
         bodies = [None] if tombstone else [_argument_bytes(value) for value in values or []]
         outgoing = [_Outgoing(body, fixed_key, headers) for body in bodies]
         with open_client(broker, namespace) as client:
-            _publish_values(client, topic, outgoing, partition=partition, as_json=as_json)
+            _publish_values(client, topic, outgoing, partition=partition, due=due, as_json=as_json)
         return
     with open_client(broker, namespace) as client, _open_input(file) as stream:
         if whole:
             outgoing = [_Outgoing(stream.read(), fixed_key, headers)]
-            _publish_values(client, topic, outgoing, partition=partition, as_json=as_json)
+            _publish_values(client, topic, outgoing, partition=partition, due=due, as_json=as_json)
             return
         if stream.isatty():
             stderr.print("[dim]one message per line; Ctrl-D ends[/]")
@@ -131,7 +146,7 @@ def publish(
         size = _size(stream)
         shown = not stream.isatty() and (size is None or size >= _BAR_FROM_BYTES)
         with Meter(f"publishing to {topic}", size, shown=shown) as meter:
-            summary = _publish_stream(client, topic, messages, meter, partition, compression)
+            summary = _publish_stream(client, topic, messages, meter, partition, due, compression)
         _print_summary(topic, summary, as_json=as_json)
 
 
@@ -140,11 +155,26 @@ def _argument_bytes(text: str) -> bytes:
     return os.fsencode(text)
 
 
+def _due(delay: str | None, deliver_at: str | None) -> _Due:
+    """When the messages are delivered, as the client takes it."""
+    if delay is not None and deliver_at is not None:
+        raise UsageProblem("--delay and --deliver-at exclude each other")
+    if deliver_at is not None:
+        return {"deliver_at": parse_ahead(deliver_at, datetime.datetime.now(datetime.UTC), "--deliver-at")}
+    return {} if delay is None else {"delay": delay}
+
+
 def _publish_values(
-    client: Client, topic: str, outgoing: Iterable[_Outgoing], *, partition: int | None, as_json: bool
+    client: Client,
+    topic: str,
+    outgoing: Iterable[_Outgoing],
+    *,
+    partition: int | None,
+    due: _Due,
+    as_json: bool,
 ) -> None:
     receipts = [
-        client.publish(topic, message.value, key=message.key, headers=message.headers, partition=partition)
+        client.publish(topic, message.value, key=message.key, headers=message.headers, partition=partition, **due)
         for message in outgoing
     ]
     if as_json:
@@ -163,6 +193,7 @@ def _publish_stream(
     messages: Iterable[_Outgoing],
     meter: Meter,
     partition: int | None,
+    due: _Due,
     compression: Literal["lz4", "zstd"] | None,
 ) -> _Summary:
     """Send what comes in through a producer, which batches, retries and pushes back when the broker is slower."""
@@ -170,7 +201,7 @@ def _publish_stream(
     started = time.monotonic()
     with client.producer(topic, compression=compression, partition=partition) as producer:
         for message in messages:
-            producer.send(message.value, message.key, message.headers)
+            producer.send(message.value, message.key, message.headers, **due)
             count += 1
             sent_bytes += len(message.value or b"") + 1
             if count % _LINES_PER_REPORT == 0:
@@ -267,6 +298,7 @@ def _receipt_document(receipt: Receipt) -> dict[str, object]:
         "partition": receipt.partition,
         "offset": receipt.offset,
         "label": receipt.label,
+        **({"scheduled": True} if receipt.scheduled else {}),
     }
 
 

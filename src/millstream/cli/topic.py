@@ -172,6 +172,36 @@ def alter(
         stdout.print(f"topic [bold]{info.name}[/] now has {', '.join(changes)}")
 
 
+@app.command(epilog=examples("millstream topic flow orders", "millstream topic flow orders --json | jq .level"))
+def flow(
+    name: NameArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Show how far the consumers of a topic's queues are behind, and whether its publishers are slowed down."""
+    with open_client(broker, namespace) as client:
+        info = client.flow(name)
+    if as_json:
+        print_json(document_of(info))
+        return
+    limits = [f"lag {duration_text(info.throttle_lag_ms)}"] if info.throttle_lag_ms else []
+    limits += [f"depth {info.throttle_depth:,}"] if info.throttle_depth else []
+    catch_up = "-" if info.catch_up_ms is None else duration_text(info.catch_up_ms)
+    print_facts(
+        [
+            ("topic", Text(info.topic, style="bold")),
+            ("level", info.level),
+            ("waiting", f"{plural(info.depth, 'message')}, the oldest for {duration_text(info.lag_ms)}"),
+            ("trend", info.trend),
+            ("caught up in", catch_up),
+            ("confirmations delayed by", duration_text(info.delay_ms)),
+            ("slow down", info.advice),
+            ("limits", ", ".join(limits) or "none: publishers are never slowed down"),
+        ]
+    )
+
+
 @app.command(epilog=examples("millstream topic delete orders", "millstream topic delete orders --yes"))
 def delete(
     name: NameArgument,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from millstream.client.blocking.client import Client, connect
 from millstream.client.blocking.producer import Producer
+from millstream.client.blocking.queue import Queue
 from millstream.client.blocking.stream import Stream
+from millstream.client.blocking.subscription import Subscription
+from millstream.client.blocking.worker import Worker
+from millstream.client.leases import QueueMessage
+from millstream.client.leasing import QueueStats, Settled
 from millstream.client.messages import (
     BatchFailure,
     Message,
@@ -13,6 +18,7 @@ from millstream.client.messages import (
     Receipt,
     TopicPartition,
 )
+from millstream.client.outcomes import Reject, Retry
 
 __all__ = [
     "BatchFailure",
@@ -21,8 +27,16 @@ __all__ = [
     "Outgoing",
     "Producer",
     "ProducerStats",
+    "Queue",
+    "QueueMessage",
+    "QueueStats",
     "Receipt",
+    "Reject",
+    "Retry",
+    "Settled",
     "Stream",
+    "Subscription",
     "TopicPartition",
+    "Worker",
     "connect",
 ]

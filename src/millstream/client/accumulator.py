@@ -11,11 +11,22 @@ reports an error or a shutdown.  An idle producer therefore costs nothing, and t
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Final
 
 from millstream.client.delivery import Delivery, Line
-from millstream.client.values import AnyEntry, encode_entries, entry_bytes, key_partition
+from millstream.client.values import (
+    AnyEntry,
+    alone_runs,
+    encode_entries,
+    entry_bytes,
+    is_delayed,
+    key_partition,
+    routing_key,
+)
 from millstream.errors import PartitionNotFound, PayloadTooLarge
+from millstream.ids import SCHEDULES
 
 __all__ = ["Accumulator", "Pile"]
 
@@ -78,6 +89,7 @@ class Accumulator:
         "_open_piles",
         "_partition",
         "_producer",
+        "_schedule_piles",
         "_surcharge",
         "batch_bytes",
         "batch_messages",
@@ -119,6 +131,8 @@ class Accumulator:
         self._closed_pile = Pile(None)
         self._partition = partition
         self._open_piles: list[Pile] = []
+        #: Delayed messages travel apart from the others, in batches for the log of schedules.
+        self._schedule_piles: dict[int, Pile] = {}
         self.grow(partitions)
         self._next = random.randrange(partitions) if partition is None else partition
         #: What the fast path looks at; see the module's docstring.
@@ -128,9 +142,12 @@ class Accumulator:
     def grow(self, partitions: int) -> None:
         """The topic has more partitions now."""
         for number in range(len(self._open_piles), partitions):
-            pile = Pile(self._delivery.open_line(number, self._producer), self._surcharge)
-            pile.reset(self.batch_bytes)
-            self._open_piles.append(pile)
+            self._open_piles.append(self._open_pile(number))
+
+    def _open_pile(self, number: int) -> Pile:
+        pile = Pile(self._delivery.open_line(number, self._producer), self._surcharge)
+        pile.reset(self.batch_bytes)
+        return pile
 
     # --- the gate ------------------------------------------------------------------------------------------------
 
@@ -150,17 +167,26 @@ class Accumulator:
     # --- in ------------------------------------------------------------------------------------------------------
 
     def choose(self, entry: AnyEntry, partition: int | None) -> Pile:
-        """The pile a message belongs to: the partition asked for, its key's, or the one that is being filled."""
+        """The pile a message belongs to."""
+        number = self._choose(entry, partition)
+        if not is_delayed(entry):
+            return self._open_piles[number]
+        if number not in self._schedule_piles:
+            self._schedule_piles[number] = self._open_pile(number | SCHEDULES)
+        return self._schedule_piles[number]
+
+    def _choose(self, entry: AnyEntry, partition: int | None) -> int:
+        """The partition asked for, the key's, or the one that is being filled."""
         if partition is None:
-            key = None if isinstance(entry, bytes) else entry[1]
+            key = routing_key(entry)
             if key is None or self._partition is not None:
-                return self._open_piles[self._next]
-            return self._open_piles[key_partition(key, len(self._open_piles))]
+                return self._next
+            return key_partition(key, len(self._open_piles))
         if not 0 <= partition < len(self._open_piles):
             raise PartitionNotFound(
                 f"topic {self.topic!r} has partitions 0 to {len(self._open_piles) - 1}, not {partition}"
             )
-        return self._open_piles[partition]
+        return partition
 
     def check_size(self, entry: AnyEntry) -> None:
         size = len(entry) if isinstance(entry, bytes) else sum(map(len, filter(None, entry[:3])))
@@ -191,7 +217,7 @@ class Accumulator:
 
     def _seal_full(self, pile: Pile, now_us: int, now_ms: int) -> None:
         self.seal(pile, now_us=now_us, now_ms=now_ms)
-        if pile is self._open_piles[self._next]:
+        if pile is self._open_piles[self._next] or pile is self._schedule_piles.get(self._next):
             self._move_on()
 
     def _move_on(self) -> None:
@@ -205,35 +231,39 @@ class Accumulator:
 
     @property
     def empty(self) -> bool:
-        return not any(pile.entries for pile in self._open_piles)
+        return not any(pile.entries for pile in self._all_piles())
+
+    def _all_piles(self) -> Iterator[Pile]:
+        return chain(self._open_piles, self._schedule_piles.values())
 
     def seal(self, pile: Pile, *, now_us: int, now_ms: int) -> None:
-        """Turn a pile into a batch.  Entries that arrive meanwhile stay for the next one."""
+        """Turn a pile into a batch, or several if some message must be alone.  Entries that arrive meanwhile stay."""
         count = len(pile.entries)
         if not count:
             return
         entries = pile.entries[:count]
         del pile.entries[:count]
         pile.reset(self.batch_bytes)
-        ticket = None
+        tickets = None
         if pile.tickets:
-            ticket, pile.tickets = pile.tickets, []
+            tickets, pile.tickets = pile.tickets, []
         line = pile.line
         assert line is not None
-        head, tail = encode_entries(
-            entries,
-            base_timestamp_us=now_us,
-            producer=line.producer,
-            first_sequence=line.next_sequence,
-            codec=self._codec,
-            plain=not self.special,
-        )
-        self._delivery.put(line, head, tail, count, now_ms, ticket)
+        for start, end in alone_runs(entries) if self.special else ((0, count),):
+            head, tail = encode_entries(
+                entries[start:end],
+                base_timestamp_us=now_us,
+                producer=line.producer,
+                first_sequence=line.next_sequence,
+                codec=self._codec,
+                plain=not self.special,
+            )
+            self._delivery.put(line, head, tail, end - start, now_ms, tickets and tickets[start:end])
 
     def seal_all(self, *, now_us: int, now_ms: int) -> int:
         """Seal every pile; returns how many batches that made."""
         sealed = 0
-        for pile in self._open_piles:
+        for pile in self._all_piles():
             if pile.entries:
                 self.seal(pile, now_us=now_us, now_ms=now_ms)
                 sealed += 1

@@ -11,12 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from millstream.durations import Duration
 from millstream.errors import InvalidArgument
-from millstream.ids import message_id
+from millstream.ids import SCHEDULES, message_id, schedule_uid
 from millstream.records import Batch, decode_headers
 from millstream.wire.messages import PublishResult
 
@@ -28,6 +29,7 @@ __all__ = [
     "Receipt",
     "Source",
     "TopicPartition",
+    "make_messages",
     "messages_of",
     "moment",
 ]
@@ -51,7 +53,7 @@ def moment(time_us: int) -> datetime:
 class Source:
     """What all messages of one batch have in common."""
 
-    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "place", "uid")
+    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "place", "reply", "uid")
 
     def __init__(
         self,
@@ -60,13 +62,15 @@ class Source:
         append_time_us: int,
         base_timestamp_us: int,
         commit: Callable[[Message], object] | None,
+        reply: Callable[..., Any] | None = None,
     ) -> None:
         self.place = place
         self.uid = uid
         self.append_time_us = append_time_us
         self.base_timestamp_us = base_timestamp_us
-        #: Must not keep the stream alive: messages are invisible to the garbage collector.
+        #: These must not keep the stream or the client alive: messages are invisible to the garbage collector.
         self.commit = commit
+        self.reply = reply
 
 
 class Message(msgspec.Struct, gc=False, eq=False):
@@ -136,6 +140,22 @@ class Message(msgspec.Struct, gc=False, eq=False):
             raise InvalidArgument("only messages of a stream with a group can be committed")
         return self.source.commit(self)
 
+    def reply(
+        self,
+        value: bytes | str | None = None,
+        *,
+        json: Any = None,
+        key: bytes | str | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+    ) -> Any:
+        """Answer a request.  Await it with an asynchronous client.
+
+        Returns a receipt, or None when whoever asked is gone.  Raises NoReplyAddress when this is not a request.
+        """
+        if self.source.reply is None:
+            raise InvalidArgument("this message did not come from a client; use client.reply(message, ...)")
+        return self.source.reply(self, value, json=json, key=key, headers=headers)
+
     def _present(self) -> bytes:
         if self.value is None:
             raise InvalidArgument(f"{self!r} is a deletion marker and has no value")
@@ -144,23 +164,35 @@ class Message(msgspec.Struct, gc=False, eq=False):
     def __repr__(self) -> str:
         value = self.value
         shown = repr(value) if value is None or len(value) <= 40 else f"{value[:40]!r}... ({len(value)} bytes)"
-        return f"<Message {self.topic}/{self.partition} @{self.offset} key={self.key!r} value={shown}>"
+        return f"<{type(self).__name__} {self.topic}/{self.partition} @{self.offset} key={self.key!r} value={shown}>"
+
+
+_M = TypeVar("_M", bound=Message)
 
 
 def messages_of(
-    batch: Batch, place: TopicPartition, uid: int, commit: Callable[[Message], object] | None
+    batch: Batch,
+    place: TopicPartition,
+    uid: int,
+    commit: Callable[[Message], object] | None,
+    reply: Callable[..., Any] | None = None,
 ) -> list[Message]:
     """All messages of a batch.  Copies what it needs: the batch's buffer may be reused afterwards."""
     header = batch.header
-    source = Source(place, uid, header.append_time_us, header.base_timestamp_us, commit)
+    source = Source(place, uid, header.append_time_us, header.base_timestamp_us, commit, reply)
+    return make_messages(batch, source, Message)
+
+
+def make_messages(batch: Batch, source: Source, kind: type[_M]) -> list[_M]:
+    """As `messages_of`, for any kind of message, with a source of its own."""
     keys, headers, timestamps = batch.keys(), batch.raw_headers(), batch.timestamps_us()
     offsets, values = batch.offsets(), batch.values()
     if headers is None and timestamps is None:
         if keys is None:
-            return list(map(Message, offsets, values, repeat(source)))
-        return list(map(Message, offsets, values, repeat(source), keys))
+            return list(map(kind, offsets, values, repeat(source)))
+        return list(map(kind, offsets, values, repeat(source), keys))
     columns = (keys or repeat(None), headers or repeat(None), timestamps or repeat(None))
-    return list(map(Message, offsets, values, repeat(source), *columns))
+    return list(map(kind, offsets, values, repeat(source), *columns))
 
 
 class Receipt(msgspec.Struct, gc=False, frozen=True):
@@ -173,6 +205,10 @@ class Receipt(msgspec.Struct, gc=False, frozen=True):
     label: str
     append_time_us: int
     partition_uid: int
+    #: It is delivered later.  Its id, and its offset among what is scheduled, name it until then.
+    scheduled: bool = False
+    #: It was stored before: by a publish with the same dedup id, or by an earlier try of this one.
+    duplicate: bool = False
 
     @property
     def id(self) -> str:
@@ -185,8 +221,13 @@ class Receipt(msgspec.Struct, gc=False, frozen=True):
 
 
 def receipt(place: TopicPartition, uid: int, result: PublishResult, index: int = 0) -> Receipt:
-    """The receipt for message `index` of a batch."""
-    return Receipt(place.topic, place.partition, result.base_offset + index, result.label, result.append_time_us, uid)
+    """The receipt for message `index` of a batch, which may have gone to the log of schedules beside a partition."""
+    topic, partition = place
+    scheduled = partition >= SCHEDULES
+    if scheduled:
+        partition, uid = partition ^ SCHEDULES, schedule_uid(uid)
+    offset = result.base_offset + index
+    return Receipt(topic, partition, offset, result.label, result.append_time_us, uid, scheduled, result.duplicate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,11 +239,14 @@ class Outgoing:
     headers: Mapping[str, str | bytes] | None = None
     json: Any = None
     partition: int | None = None
-    priority: int | None = None
-    delay: float | timedelta | None = None
+    priority: int | str | None = None
+    delay: Duration | None = None
     deliver_at: float | datetime | None = None
-    ttl: float | timedelta | None = None
+    ttl: Duration | None = None
     timestamp: float | datetime | None = None
+    dedup_id: str | None = None
+    max_retries: int | None = None
+    lease: Duration | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,3 +275,7 @@ class ProducerStats:
     retries: int = 0
     connections: int = 0
     buffered_bytes: int = 0
+    #: How the broker sees the topic: normal, warning, critical or overloaded.
+    flow_level: str = "normal"
+    #: Time for which batches were held back because the broker asked for it.
+    throttled_ms: int = 0

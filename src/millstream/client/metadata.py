@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Final, Literal, NoReturn, cast
+from typing import Final, Literal, NoReturn
 
 from millstream.client.messages import TopicPartition
-from millstream.client.values import AnyEntry, key_partition, microseconds
+from millstream.client.values import AnyEntry, is_delayed, key_partition, microseconds, routing_key
 from millstream.errors import InvalidArgument, PartitionNotFound, PayloadTooLarge
-from millstream.wire import calls
+from millstream.ids import SCHEDULES
+from millstream.wire import calls, letter_calls, queue_calls, schedule_calls
 
 __all__ = ["FETCH_WAIT_MS", "Place", "Topic", "commit_call", "is_repeatable", "offsets_call", "reset_call"]
 
@@ -35,6 +36,26 @@ _REPEATABLE: Final = (
     calls.CommittedOffsets,
     calls.ListGroups,
     calls.DescribeGroup,
+    queue_calls.ListQueues,
+    queue_calls.DescribeQueue,
+    queue_calls.ConfigureQueue,
+    queue_calls.PeekQueue,
+    queue_calls.DescribeMessage,
+    queue_calls.Explain,
+    schedule_calls.ListSchedules,
+    schedule_calls.DescribeSchedule,
+    schedule_calls.CancelSchedules,
+    schedule_calls.MoveSchedule,
+    schedule_calls.ScheduleStats,
+    schedule_calls.ListRepeating,
+    schedule_calls.DescribeRepeating,
+    schedule_calls.PauseRepeating,
+    letter_calls.ListLetters,
+    letter_calls.ShowLetter,
+    letter_calls.CountLetters,
+    letter_calls.ListReplays,
+    letter_calls.ShowReplay,
+    letter_calls.AbortReplay,
 )
 
 
@@ -57,13 +78,27 @@ class Topic:
         self._next = random.randrange(len(self.uids))
 
     def choose(self, entry: AnyEntry, partition: int | None) -> int:
-        """The partition of a single message: as asked, by key, or the next in turn."""
+        """Where a single message goes: the partition asked for, its key's, or the next in turn.
+
+        With SCHEDULES added if it is delayed.
+        """
+        chosen = self._choose(entry, partition)
+        return chosen | SCHEDULES if is_delayed(entry) else chosen
+
+    def place(self, chosen: int) -> TopicPartition:
+        """What `choose` said, as a name."""
+        return self.places[chosen] if chosen < SCHEDULES else TopicPartition(self.name, chosen)
+
+    def uid(self, chosen: int) -> int:
+        return self.uids[chosen & ~SCHEDULES]
+
+    def _choose(self, entry: AnyEntry, partition: int | None) -> int:
         if partition is not None:
             if type(partition) is not int or not 0 <= partition < len(self.uids):
                 self._no_partition(partition)
             return partition
-        if type(entry) is not bytes and entry[1] is not None:
-            return key_partition(cast(bytes, entry[1]), len(self.uids))
+        if type(entry) is not bytes and (key := routing_key(entry)) is not None:
+            return key_partition(key, len(self.uids))
         self._next = chosen = (self._next + 1) % len(self.uids)
         return chosen
 

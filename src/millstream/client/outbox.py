@@ -12,12 +12,14 @@ from collections.abc import Iterable, Iterator
 
 from millstream.client.accumulator import Accumulator
 from millstream.client.delivery import Delivery, SealedBatch, Settled
+from millstream.client.flow import FlowNotices
 from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import METADATA_AGE_S, Topic
 from millstream.client.publishing import acks_number, fsync_number
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import AnyEntry
 from millstream.errors import MillstreamError, PartitionNotFound
+from millstream.ids import SCHEDULES
 from millstream.wire.messages import PublishResult, decode_publish_result, encode_publish_head
 
 __all__ = ["Outbox"]
@@ -34,7 +36,9 @@ class Outbox:
         *,
         request_timeout_s: float,
         correlations: Iterator[int] | None = None,
+        flow: FlowNotices | None = None,
     ) -> None:
+        """`flow` is where the broker's notices are, if others of the same connection look at them, too."""
         partitions = len(topic.uids)
         if settings.partition is not None and not 0 <= settings.partition < partitions:
             raise PartitionNotFound(
@@ -68,6 +72,9 @@ class Outbox:
             partition=settings.partition,
             lingers=settings.linger_ms > 0,
         )
+        self.flow = FlowNotices() if flow is None else flow
+        #: The broker has asked to wait with the next batch until then.
+        self._not_before_s = 0.0
         self._stats = ProducerStats()
         self.failure: MillstreamError | None = None
         self.failures: list[BatchFailure] = []
@@ -112,10 +119,14 @@ class Outbox:
 
     def next_frame(self) -> tuple[int, bytes, bytes, bytes] | None:
         """The next PUBLISH to send: its correlation id, and the frame in three pieces."""
+        if self.flow and time.monotonic() < self._not_before_s:
+            return None
         taken = self.delivery.take(now_ms())
         if taken is None:
             return None
         correlation, batch = taken
+        if self.flow:
+            self._hold_back()
         front = encode_publish_head(
             self.topic.raw_name,
             batch.line.partition,
@@ -131,6 +142,12 @@ class Outbox:
         if not self.wants_answers:
             stats.messages_confirmed += batch.count
         return correlation, front, batch.head, batch.tail
+
+    def _hold_back(self) -> None:
+        """The next batch waits as long as the broker asks for."""
+        delay_s = self.flow.delay_s(self.topic.name)
+        self._not_before_s = time.monotonic() + delay_s
+        self._stats.throttled_ms += round(delay_s * 1000)
 
     def answered(self, correlation: int, payload: memoryview) -> list[Settled]:
         result: PublishResult | MillstreamError
@@ -161,7 +178,8 @@ class Outbox:
             if batch.ticket is None:
                 self.failure = self.failure or error
                 self.accumulator.close_gate()  # so that the next message finds out
-                failure = BatchFailure(self.topic.name, batch.line.partition, batch.count, error, settled.in_doubt)
+                partition = batch.line.partition & ~SCHEDULES
+                failure = BatchFailure(self.topic.name, partition, batch.count, error, settled.in_doubt)
                 self.failures.append(failure)
         return outcomes
 
@@ -193,6 +211,9 @@ class Outbox:
         wait_s = longest_s if due_ms is None else min(longest_s, due_ms / 1000)
         if self._linger_s:
             wait_s = min(wait_s, self._linger_due_s - time.monotonic())
+        held_s = self._not_before_s - time.monotonic()
+        if held_s > 0 and self.flow:
+            wait_s = min(wait_s, held_s)
         return max(0.0, wait_s)
 
     def stats(self, connections: int) -> ProducerStats:
@@ -200,6 +221,7 @@ class Outbox:
         stats.buffered_bytes = self.delivery.buffered_bytes
         stats.retries = self.delivery.retries
         stats.connections = connections
+        stats.flow_level = self.flow.level(self.topic.name)
         return ProducerStats(**{name: getattr(stats, name) for name in ProducerStats.__slots__})
 
 

@@ -105,6 +105,8 @@ class Positions:
         self._tolerate_missing = tolerate_missing
         self._skip_damage = skip_damage
         self._commit = commit
+        #: Given to every message, for `message.reply`.
+        self.reply: Callable[..., object] | None = None
         self._by_place: dict[TopicPartition, Position] = {}
         self._outstanding: dict[int, Position] = {}
         self._correlations = itertools.count(1)
@@ -238,7 +240,7 @@ class Positions:
                 at += batch.header.length
                 if batch.header.flags & _CONTROL:
                     continue
-                made = messages_of(batch, position.place, position.uid, self._commit)
+                made = messages_of(batch, position.place, position.uid, self._commit, self.reply)
                 if made[0].offset < from_offset:
                     made = [message for message in made if message.offset >= from_offset]
                 if messages:

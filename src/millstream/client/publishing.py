@@ -13,7 +13,7 @@ from typing import Final
 from millstream.client.delivery import renumbered
 from millstream.client.messages import Message, Outgoing, TopicPartition
 from millstream.client.metadata import Topic
-from millstream.client.values import AnyEntry, Value, entry_bytes, make_entry
+from millstream.client.values import AnyEntry, Value, alone_runs, entry_bytes, make_entry, routing_key
 from millstream.errors import InvalidArgument
 from millstream.wire.messages import ACKS, FSYNC_POLICIES
 
@@ -93,7 +93,7 @@ def plan_batches(
     for index, item in enumerate(items):
         entry, partition = as_entry(item)
         topic.check_size(entry)
-        if partition is None and (type(entry) is bytes or entry[1] is None):
+        if partition is None and routing_key(entry) is None:
             if keyless is None:
                 keyless = topic.choose(b"", None)
             partition = keyless
@@ -101,10 +101,12 @@ def plan_batches(
         indexes.append(index)
         entries.append(entry)
     for partition, (indexes, entries) in piles.items():
-        start = size = 0
-        for at, entry in enumerate(entries):
-            if at > start and (size + entry_bytes(entry) > _BATCH_BYTES or at - start >= _BATCH_MESSAGES):
-                yield partition, indexes[start:at], entries[start:at]
-                start, size = at, 0
-            size += entry_bytes(entry)
-        yield partition, indexes[start:], entries[start:]
+        for first, last in alone_runs(entries):
+            start, size = first, 0
+            for at in range(first, last):
+                entry = entries[at]
+                if at > start and (size + entry_bytes(entry) > _BATCH_BYTES or at - start >= _BATCH_MESSAGES):
+                    yield partition, indexes[start:at], entries[start:at]
+                    start, size = at, 0
+                size += entry_bytes(entry)
+            yield partition, indexes[start:last], entries[start:last]

@@ -10,7 +10,7 @@ import operator
 import random
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from millstream.client.membership import Membership
@@ -57,6 +57,10 @@ class Reading:
         self._attention = False
         self._membership: Membership | None = None
         self._closed = False
+
+    def reply_with(self, reply: Callable[..., object]) -> None:
+        """What `message.reply` does with messages of this stream."""
+        self._positions.reply = reply
 
     def commit(self, message: Message | None = None) -> object:
         raise NotImplementedError

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypedDict
 
 from millstream.client.delivery import WINDOW_MAX
 from millstream.client.messages import TopicPartition
 from millstream.client.publishing import acks_number, fsync_number
-from millstream.errors import InvalidArgument
+from millstream.durations import Duration, parse_ms
+from millstream.errors import ConfigInvalid, InvalidArgument
 from millstream.names import check_group, check_pattern, check_topic, is_pattern
+from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN, QueuePolicy
 from millstream.records import Codec
 from millstream.wire.frames import FRAME_BYTES_MAX
 
-__all__ = ["ProducerSettings", "StartAt", "StreamSettings"]
+__all__ = ["ProducerSettings", "QueueOptions", "QueueSettings", "StartAt", "StreamSettings"]
 
 #: Where a stream begins: a word, a moment, an offset, or an offset per partition.
 StartAt: TypeAlias = str | datetime | int | Mapping[int, int]
@@ -102,3 +104,89 @@ class StreamSettings:
     @property
     def commits_itself(self) -> bool:
         return self.group is not None and self.commit == "auto"
+
+
+class QueueOptions(TypedDict, total=False):
+    """What can be said about a queue besides its topic and group."""
+
+    #: How long the broker waits for a message to be settled; otherwise the group or the topic says.
+    lease: Duration | None
+    #: A name for people; otherwise the client's id.
+    consumer: str
+    #: Settings of the group, given when it is new; `policy` for those without a word of their own here.
+    start: Literal["", "earliest", "latest"]
+    ordering: Literal["none", "key", "strict"] | None
+    fair_by: str | None
+    retry: str | None
+    policy: Mapping[str, Any] | None
+    #: Settles wait this long for company.
+    ack_linger: Duration
+    #: Leases are made longer while their messages are held, up to `max_processing`.
+    auto_extend: bool
+    max_processing: Duration
+    #: At most this much is asked for at a time.
+    max_bytes: int
+    #: The iteration ends when no message came for this long.
+    timeout_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    topic: str
+    group: str
+    prefetch: int
+    #: 0 = what the group or the topic says.
+    lease_ms: int
+    consumer: str
+    start: str
+    policy: Mapping[str, Any]
+    ack_linger_ms: int
+    auto_extend: bool
+    max_processing_ms: int
+    max_bytes: int
+    timeout_s: float | None
+
+    @classmethod
+    def of(cls, topic: str, group: str, prefetch: int, options: QueueOptions) -> QueueSettings:
+        """As users write them."""
+        unknown = options.keys() - QueueOptions.__annotations__.keys()
+        _require(not unknown, f"a queue has no option {', '.join(sorted(unknown))}")
+        lease = options.get("lease")
+        named = {name: options.get(name) for name in ("ordering", "fair_by", "retry")}
+        return cls(
+            topic=topic,
+            group=group,
+            prefetch=prefetch,
+            lease_ms=0 if lease is None else parse_ms(lease, "lease"),
+            consumer=options.get("consumer", ""),
+            start=options.get("start", ""),
+            policy=dict(options.get("policy") or {}) | {name: text for name, text in named.items() if text is not None},
+            ack_linger_ms=parse_ms(options.get("ack_linger", "50ms"), "ack_linger"),
+            auto_extend=options.get("auto_extend", True),
+            max_processing_ms=parse_ms(options.get("max_processing", "5m"), "max_processing"),
+            max_bytes=options.get("max_bytes", 1024 * 1024),
+            timeout_s=options.get("timeout_s"),
+        )
+
+    def __post_init__(self) -> None:
+        check_pattern(self.topic) if is_pattern(self.topic) else check_topic(self.topic)
+        check_group(self.group)
+        _require(1 <= self.prefetch <= 1_000_000, f"prefetch is between 1 and 1000000, not {self.prefetch}")
+        _require(
+            self.lease_ms == 0 or LEASE_MS_MIN <= self.lease_ms <= LEASE_MS_MAX,
+            f"a lease lasts between {LEASE_MS_MIN} ms and {LEASE_MS_MAX // 3_600_000} hours, not {self.lease_ms} ms",
+        )
+        _require(self.start in ("", "earliest", "latest"), f"start is 'earliest' or 'latest', not {self.start!r}")
+        _require(
+            1 <= self.ack_linger_ms <= 60_000, f"ack_linger is between 1 ms and 1 min, not {self.ack_linger_ms} ms"
+        )
+        _require(1 <= self.max_bytes <= FRAME_BYTES_MAX, f"max_bytes is 1 to {FRAME_BYTES_MAX}, not {self.max_bytes}")
+        try:
+            QueuePolicy.from_mapping(self.policy)
+        except ConfigInvalid as problem:
+            raise InvalidArgument(str(problem)) from None
+
+    @property
+    def name(self) -> str:
+        """What people call the queue."""
+        return f"{self.topic}/{self.group}"

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import msgspec
 import structlog
 
-from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, Session
+from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, LeaseHandle, Session
 from millstream.config import Settings
 from millstream.errors import (
     InternalError,
@@ -26,8 +26,10 @@ from millstream.errors import (
     ShuttingDown,
 )
 from millstream.names import check_namespace
-from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection
+from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection, SettleRequest
+from millstream.wire.deliveries import DELIVERY_BYTES, Delivery, encode_delivery_head
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
+from millstream.wire.leases import LeasePart, LeaseRequest, encode_lease_result, encode_settle_result
 from millstream.wire.messages import (
     FETCH_RESULT_BYTES,
     FetchRequest,
@@ -39,6 +41,7 @@ from millstream.wire.messages import (
     encode_json_response,
     encode_publish_result,
 )
+from millstream.wire.subscription_calls import FlowNotice
 
 __all__ = ["NativeListener"]
 
@@ -59,19 +62,21 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._wire = ServerConnection(frame_bytes_max=listener.settings.server.frame_bytes_max)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._session: Session | None = None
-        self._fetches: dict[int, FetchHandle] = {}
-        #: Fetches that found the client slow to read; served when it has caught up.
-        self._deferred: list[tuple[int, FetchRequest]] = []
+        #: Fetches and leases that wait for something to come.
+        self._waiting: dict[int, FetchHandle | LeaseHandle] = {}
+        #: Those that found the client slow to read; served when it has caught up.
+        self._deferred: list[tuple[int, FetchRequest | LeaseRequest]] = []
         self._calls_open = 0
         self._paused = False
         self._reads = True
         self._closing = False
-        self._outgoing: list[bytes] = []
+        self._outgoing: list[bytes | memoryview] = []
         self._outgoing_bytes = 0
         self._outgoing_bytes_max = listener.settings.server.connection_memory_bytes // 4
         self._send_is_due = False
         self._fetch_bytes_max = listener.settings.server.frame_bytes_max - FETCH_RESULT_BYTES - 16
-        self._publishes_open = 0
+        #: Publishes and settles whose answer waits for the disk.
+        self._unconfirmed = 0
         self._heard = True  # since the last tick
         self._last_heard_ms = listener.now_ms()
 
@@ -91,9 +96,9 @@ class NativeConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._closing = True
         self._listener.forget(self)
-        for fetch in self._fetches.values():
-            fetch.cancel()
-        self._fetches.clear()
+        for request in self._waiting.values():
+            request.cancel()
+        self._waiting.clear()
         self._deferred.clear()
         if self._session is not None:
             self._broker.session_closed(self._session)
@@ -104,7 +109,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _resume_reading(self) -> None:
-        if not self._reads and not self._closing and not self._paused and self._publishes_open < _PARKED_REQUESTS_MAX:
+        if not self._reads and not self._closing and not self._paused and self._unconfirmed < _PARKED_REQUESTS_MAX:
             self._reads = True
             self._transport.resume_reading()
 
@@ -116,22 +121,24 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._paused = False
         self._resume_reading()
         self._serve_deferred()
+        if self._session is not None:
+            self._broker.session_drained(self._session)
 
     def _serve_deferred(self) -> None:
-        """Go on with fetches that waited for the client to read what it has got already."""
+        """Go on with requests that waited for the client to read what it has got already."""
         deferred, self._deferred = self._deferred, []
         for correlation, request in deferred:
-            self._fetch(correlation, request)
+            self._read(correlation, request)
 
     @property
     def busy(self) -> bool:
         """Whether answers are still owed that the client cannot simply ask for again."""
-        return bool(self._publishes_open or self._calls_open)
+        return bool(self._unconfirmed or self._calls_open)
 
     def say_goodbye(self) -> None:
         self._write(encode_frame(FrameType.GOAWAY, b'{"reason":"the broker is shutting down"}'))
-        for correlation in list(self._fetches):
-            self._fetches.pop(correlation).cancel()
+        for correlation in list(self._waiting):
+            self._waiting.pop(correlation).cancel()
             self._write(encode_error(ShuttingDown("the broker is shutting down"), correlation))
 
     def close(self) -> None:
@@ -193,8 +200,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         kind = type(body)
         if kind is PublishRequest:
             self._publish(correlation, cast(PublishRequest, body))
-        elif kind is FetchRequest:
-            self._fetch(correlation, cast(FetchRequest, body))
+        elif kind is FetchRequest or kind is LeaseRequest:
+            self._read(correlation, cast(FetchRequest | LeaseRequest, body))
+        elif kind is SettleRequest:
+            self._settle(correlation, cast(SettleRequest, body))
         elif kind is Heartbeat:
             pass
         elif kind is Refused:
@@ -208,7 +217,11 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _hello(self, correlation: int, hello: Hello) -> None:
         check_namespace(hello.namespace)
         self._session = self._broker.open_session(
-            namespace=hello.namespace, client_id=hello.client_id, address=self._address, push=self._push
+            namespace=hello.namespace,
+            client_id=hello.client_id,
+            address=self._address,
+            push=self._push,
+            deliver=self._deliver,
         )
         welcome = Welcome(
             version=PROTOCOL_VERSION,
@@ -225,7 +238,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         def confirmed(
             error: MillstreamError | None, label: int, base_offset: int, append_time_us: int, duplicate: bool
         ) -> None:
-            self._publish_answered()
+            self._confirmed()
             if error is None:
                 answer = encode_publish_result(correlation, label, base_offset, append_time_us, duplicate=duplicate)
             else:
@@ -235,8 +248,8 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._listener.progressed()
 
         wants_answer = request.acks != 0
-        self._publishes_open += wants_answer
-        if self._publishes_open >= _PARKED_REQUESTS_MAX:
+        self._unconfirmed += wants_answer
+        if self._unconfirmed >= _PARKED_REQUESTS_MAX:
             self._stop_reading()  # the disk is slower than this client; it waits instead of our memory
         try:
             if len(request.batch) > self._fetch_bytes_max:
@@ -246,15 +259,15 @@ class NativeConnection(asyncio.BufferedProtocol):
         except MillstreamError as error:
             self._broker.metrics.requests_failed += 1
             if wants_answer:
-                self._publish_answered()
+                self._confirmed()
                 self._write(encode_error(error, correlation))
 
-    def _publish_answered(self) -> None:
-        self._publishes_open -= 1
+    def _confirmed(self) -> None:
+        self._unconfirmed -= 1
         if not self._reads:
             self._resume_reading()
 
-    def _fetch(self, correlation: int, request: FetchRequest) -> None:
+    def _read(self, correlation: int, request: FetchRequest | LeaseRequest) -> None:
         assert self._session is not None
         if self._paused or self._outgoing_bytes > self._outgoing_bytes_max:
             if len(self._deferred) >= _PARKED_REQUESTS_MAX:
@@ -262,23 +275,62 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._deferred.append((correlation, request))
             return
         try:
-            if len(self._fetches) >= _PARKED_REQUESTS_MAX:
+            if len(self._waiting) >= _PARKED_REQUESTS_MAX:
                 raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
-            if correlation in self._fetches:
+            if correlation in self._waiting:
                 raise InvalidArgument(f"correlation id {correlation} is in use by another request")
             if request.max_bytes > self._fetch_bytes_max:
                 request = request._replace(max_bytes=self._fetch_bytes_max)
-
-            def answer(result: FetchAnswer | MillstreamError) -> None:
-                self._fetches.pop(correlation, None)
-                self._answer_fetch(correlation, result)
-
-            waiting = self._broker.fetch(self._session, request, answer)
+            waiting = (
+                self._fetch(correlation, request)
+                if isinstance(request, FetchRequest)
+                else self._lease(correlation, request)
+            )
             if waiting is not None:
-                self._fetches[correlation] = waiting
+                self._waiting[correlation] = waiting
         except MillstreamError as error:
             self._broker.metrics.requests_failed += 1
             self._write(encode_error(error, correlation))
+
+    def _fetch(self, correlation: int, request: FetchRequest) -> FetchHandle | None:
+        def answer(result: FetchAnswer | MillstreamError) -> None:
+            self._waiting.pop(correlation, None)
+            self._answer_fetch(correlation, result)
+
+        assert self._session is not None
+        return self._broker.fetch(self._session, request, answer)
+
+    def _lease(self, correlation: int, request: LeaseRequest) -> LeaseHandle | None:
+        now_ms = self._listener.now_ms
+        asked_ms = now_ms()
+
+        def answer(result: Sequence[LeasePart] | MillstreamError) -> None:
+            self._waiting.pop(correlation, None)
+            if isinstance(result, MillstreamError):
+                self._broker.metrics.requests_failed += 1
+                self._write(encode_error(result, correlation))
+            else:
+                self._write(*encode_lease_result(correlation, result, now_ms() - asked_ms))
+
+        assert self._session is not None
+        return self._broker.lease(self._session, request, answer)
+
+    def _settle(self, correlation: int, request: SettleRequest) -> None:
+        def answer(result: Sequence[int] | MillstreamError) -> None:
+            self._confirmed()
+            if isinstance(result, MillstreamError):
+                self._broker.metrics.requests_failed += 1
+                self._write(encode_error(result, correlation))
+            else:
+                self._write(encode_settle_result(correlation, result))
+            if self._listener.draining:
+                self._listener.progressed()
+
+        assert self._session is not None
+        self._unconfirmed += 1
+        if self._unconfirmed >= _PARKED_REQUESTS_MAX:
+            self._stop_reading()
+        self._broker.settle(self._session, request.entries, answer)
 
     def _answer_fetch(self, correlation: int, result: FetchAnswer | MillstreamError) -> None:
         if self._closing:
@@ -324,9 +376,19 @@ class NativeConnection(asyncio.BufferedProtocol):
     # --- bytes out -----------------------------------------------------------------------------------------------
 
     def _push(self, message: object) -> None:
-        self._write(encode_frame(FrameType.REBALANCE, msgspec.json.encode(message)))
+        kind = FrameType.FLOW if isinstance(message, FlowNotice) else FrameType.REBALANCE
+        self._write(encode_frame(kind, msgspec.json.encode(message)))
 
-    def _write(self, *data: bytes) -> None:
+    def _deliver(self, delivery: Delivery) -> bool:
+        """Send messages of a subscription, unless the client has not read what it has got so far."""
+        size = sum(map(len, delivery.buffers))
+        too_slow = self._paused or self._outgoing_bytes > self._outgoing_bytes_max
+        if too_slow or self._closing or size + DELIVERY_BYTES > self._settings.server.frame_bytes_max:
+            return False
+        self._write(encode_delivery_head(delivery, size), *delivery.buffers)
+        return True
+
+    def _write(self, *data: bytes | memoryview) -> None:
         """Send, together with everything else that is written in this turn of the loop: one system call for all."""
         if not self._closing:
             self._outgoing += data
@@ -365,7 +427,8 @@ class NativeListener:
         self.now_ms = now_ms
         self.address = ""
         self.loop = asyncio.get_running_loop()
-        self._connections: set[NativeConnection] = set()
+        #: In the order in which they came: what is done for all of them is done in the same order in every run.
+        self._connections: dict[NativeConnection, None] = {}
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         self.draining = False
@@ -393,13 +456,16 @@ class NativeListener:
         if len(self._connections) >= self.settings.server.max_connections:
             self.broker.metrics.connections_refused += 1
             return QuotaExceeded(f"the broker serves {len(self._connections)} connections, its limit")
-        self._connections.add(connection)
+        if self.broker.modes.connect_refusal is not None:
+            self.broker.metrics.connections_refused += 1
+            return self.broker.modes.connect_refusal
+        self._connections[connection] = None
         self.broker.metrics.connections_opened += 1
         self.broker.metrics.connections = len(self._connections)
         return None
 
     def forget(self, connection: NativeConnection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         self.progressed()
         self.broker.metrics.connections = len(self._connections)
 

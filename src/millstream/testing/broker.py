@@ -6,17 +6,19 @@ import asyncio
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from millstream.broker.broker import Broker
-from millstream.clock import Clock, SystemClock
+from millstream.client import Client, connect
 from millstream.config import Settings
 from millstream.log.storage import DiskStorage, Storage
 from millstream.server.tcp import NativeListener
+from millstream.testing.skipping import SkippingClock, SkippingLoop
 
 __all__ = ["BrokerForTests", "BrokerProcess"]
 
@@ -24,7 +26,8 @@ __all__ = ["BrokerForTests", "BrokerProcess"]
 class BrokerForTests:
     """A whole broker with a real socket, on a thread of this process.  Starts in milliseconds.
 
-    Give it a data directory, or a storage of your own to inject faults.
+    Give it a data directory, or a storage of your own to inject faults; otherwise it keeps its data in a temporary
+    directory.  `clock.advance("30s")` skips time for the broker.
     """
 
     def __init__(
@@ -33,18 +36,22 @@ class BrokerForTests:
         *,
         storage: Storage | None = None,
         settings: Settings | None = None,
-        clock: Clock | None = None,
         port: int = 0,
     ) -> None:
-        assert (data is None) != (storage is None), "a broker for tests needs a directory or a storage"
-        base = settings or Settings()
+        assert data is None or storage is None, "a broker for tests has a directory or a storage"
+        # Where time can be skipped, silence on a connection says nothing: clients live in real time.
+        base = settings or Settings.model_validate({"server": {"heartbeat_ms": 3_600_000, "heartbeat_misses": 100}})
         self.settings = base.model_copy(update={"server": base.server.model_copy(update={"port": port})})
-        if data is not None:
+        self.clock = SkippingClock()
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+        if storage is None:
+            if data is None:
+                self._temporary = tempfile.TemporaryDirectory(prefix="millstream-")
+                data = Path(self._temporary.name)
             data.mkdir(parents=True, exist_ok=True)
             storage = DiskStorage(data)
-        assert storage is not None
         self._storage = storage
-        self._clock = clock or SystemClock()
+        self._clients: list[Client] = []
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="broker-for-tests", daemon=True)
@@ -60,9 +67,19 @@ class BrokerForTests:
 
     def stop(self) -> None:
         """Stop as on SIGTERM."""
+        for client in self._clients:
+            client.close()
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
+        if self._temporary is not None:
+            self._temporary.cleanup()
+
+    def connect(self, **options: Any) -> Client:
+        """A client, as from `millstream.connect`; closed with the broker."""
+        client = connect(self.address, **options)
+        self._clients.append(client)
+        return client
 
     def run(self, coroutine: object) -> object:
         """Run a coroutine on the broker's loop and return its result."""
@@ -78,7 +95,8 @@ class BrokerForTests:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            with asyncio.Runner(loop_factory=lambda: SkippingLoop(self.clock)) as runner:
+                runner.run(self._serve())
         except BaseException as error:
             self._failure = error
         finally:
@@ -87,9 +105,9 @@ class BrokerForTests:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.broker = Broker(self.settings, self._storage, clock=self._clock)
+        self.broker = Broker(self.settings, self._storage, clock=self.clock)
         await self.broker.start()
-        listener = NativeListener(self.broker, self.settings, self._clock.monotonic_ms)
+        listener = NativeListener(self.broker, self.settings, self.clock.monotonic_ms)
         await listener.open()
         self.address = listener.address
         self._ready.set()

@@ -189,6 +189,8 @@ class SimulatedStorage:
         self.operations = 0
         self.boots = 0
         self.free = 1 << 62  # what the disk says is left; writes do not change it
+        #: Called the moment the power goes in the middle of an operation.
+        self.on_power_cut: Callable[[], None] | None = None
         self._is_up = True
         self._names: dict[str, _Inode] = {}
         self._media_names: dict[str, _Inode] = {}
@@ -254,8 +256,14 @@ class SimulatedStorage:
                 return injected.fault
         return None
 
+    @property
+    def is_up(self) -> bool:
+        return self._is_up
+
     def go_down(self) -> PowerCut:
         self._is_up = False
+        if self.on_power_cut is not None:
+            self.on_power_cut()
         return PowerCut(f"at operation {self.operations}")
 
     def check_up(self) -> None:

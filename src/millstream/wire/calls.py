@@ -1,6 +1,7 @@
-"""Every request that is not PUBLISH or FETCH, and its answer: the list *is* the control protocol.
+"""The requests that are JSON, and their answers: the union `Call` at the end *is* the control protocol.
 
-A call is a JSON object whose `op` names it.  Names of topics and groups are those of the connection's namespace.
+A call is a JSON object whose `op` names it.  Names of topics and groups are those of the connection's namespace.  Here
+are the calls about topics, producers and stream groups; other families have modules of their own.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+
+from millstream.wire import letter_calls, queue_calls, schedule_calls, subscription_calls
+from millstream.wire.forms import AnswerForm, CallForm
 
 __all__ = [
     "AlterTopic",
@@ -47,49 +51,41 @@ __all__ = [
 ]
 
 
-class _Call(msgspec.Struct, kw_only=True, tag_field="op", omit_defaults=True):
-    pass
-
-
-class _Answer(msgspec.Struct, kw_only=True):
-    pass
-
-
 # --- broker and namespaces ---------------------------------------------------------------------------------------
 
 
-class DescribeBroker(_Call, tag="broker.describe"):
+class DescribeBroker(CallForm, tag="broker.describe"):
     """Answers with a JSON object: version, node, uptime, mode, counters."""
 
 
-class CreateNamespace(_Call, tag="namespace.create"):
+class CreateNamespace(CallForm, tag="namespace.create"):
     name: str
 
 
-class DeleteNamespace(_Call, tag="namespace.delete"):
+class DeleteNamespace(CallForm, tag="namespace.delete"):
     name: str
     force: bool = False
 
 
-class ListNamespaces(_Call, tag="namespace.list"):
+class ListNamespaces(CallForm, tag="namespace.list"):
     """Answers with a list of names."""
 
 
 # --- topics ------------------------------------------------------------------------------------------------------
 
 
-class CreateTopic(_Call, tag="topic.create"):
+class CreateTopic(CallForm, tag="topic.create"):
     name: str
     partitions: int = 1
     config: dict[str, Any] = {}
     if_missing: bool = False
 
 
-class DescribeTopic(_Call, tag="topic.describe"):
+class DescribeTopic(CallForm, tag="topic.describe"):
     name: str
 
 
-class ListTopics(_Call, tag="topic.list"):
+class ListTopics(CallForm, tag="topic.list"):
     """Answers with a list of TopicInfo without partitions, sorted by name, at most `limit` after `after`."""
 
     pattern: str | None = None
@@ -97,18 +93,18 @@ class ListTopics(_Call, tag="topic.list"):
     limit: int = 1000
 
 
-class AlterTopic(_Call, tag="topic.alter"):
+class AlterTopic(CallForm, tag="topic.alter"):
     name: str
     config: dict[str, Any] = {}
     partitions: int | None = None
 
 
-class DeleteTopic(_Call, tag="topic.delete"):
+class DeleteTopic(CallForm, tag="topic.delete"):
     name: str
     force: bool = False
 
 
-class PartitionInfo(_Answer):
+class PartitionInfo(AnswerForm):
     partition: int
     start_offset: int
     next_offset: int
@@ -119,7 +115,7 @@ class PartitionInfo(_Answer):
     failed: str | None = None
 
 
-class TopicInfo(_Answer):
+class TopicInfo(AnswerForm):
     name: str
     partition_count: int
     created_ms: int
@@ -127,21 +123,21 @@ class TopicInfo(_Answer):
     partitions: list[PartitionInfo] = []
 
 
-class Metadata(_Call, tag="topic.metadata"):
+class Metadata(CallForm, tag="topic.metadata"):
     """What a client must know to publish and fetch.  With `create`, missing topics are made if the broker may."""
 
     topics: list[str]
     create: bool = False
 
 
-class TopicMetadata(_Answer):
+class TopicMetadata(AnswerForm):
     name: str
     #: One uid per partition: the part of message ids that says where a message is.
     partition_uids: list[int]
     max_message_bytes: int
 
 
-class ListOffsets(_Call, tag="topic.offsets"):
+class ListOffsets(CallForm, tag="topic.offsets"):
     """Answers with one OffsetEntry for each partition asked for (all of them if none is named)."""
 
     topic: str
@@ -160,11 +156,11 @@ class OffsetEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 # --- producers ---------------------------------------------------------------------------------------------------
 
 
-class NewProducer(_Call, tag="producer.new"):
+class NewProducer(CallForm, tag="producer.new"):
     """Answers with an identity that no producer had before."""
 
 
-class ProducerIdentity(_Answer):
+class ProducerIdentity(AnswerForm):
     producer_id: int
     epoch: int
 
@@ -177,7 +173,7 @@ class TopicPartitions(msgspec.Struct, kw_only=True):
     partitions: list[int]
 
 
-class JoinGroup(_Call, tag="group.join"):
+class JoinGroup(CallForm, tag="group.join"):
     group: str
     topics: list[str]
     member_id: str = ""
@@ -188,7 +184,7 @@ class JoinGroup(_Call, tag="group.join"):
     rebalance_ms: int = 120_000
 
 
-class HeartbeatGroup(_Call, tag="group.heartbeat"):
+class HeartbeatGroup(CallForm, tag="group.heartbeat"):
     """`owned` is what the member holds now; leaving out what it was told to give up releases it."""
 
     group: str
@@ -197,7 +193,7 @@ class HeartbeatGroup(_Call, tag="group.heartbeat"):
     owned: list[TopicPartitions]
 
 
-class Assignment(_Answer):
+class Assignment(AnswerForm):
     """The answer to join and heartbeat: what the member may hold now.  It gives up whatever it holds beyond that."""
 
     member_id: str
@@ -207,12 +203,12 @@ class Assignment(_Answer):
     pending: list[TopicPartitions] = []
 
 
-class LeaveGroup(_Call, tag="group.leave"):
+class LeaveGroup(CallForm, tag="group.leave"):
     group: str
     member_id: str
 
 
-class CommitOffsets(_Call, tag="group.commit"):
+class CommitOffsets(CallForm, tag="group.commit"):
     """Without a member id only for groups that have no members."""
 
     group: str
@@ -221,18 +217,18 @@ class CommitOffsets(_Call, tag="group.commit"):
     generation: int = 0
 
 
-class CommittedOffsets(_Call, tag="group.committed"):
+class CommittedOffsets(CallForm, tag="group.committed"):
     """Answers with a list of OffsetEntry: those of the named topics, or all."""
 
     group: str
     topics: list[str] | None = None
 
 
-class ListGroups(_Call, tag="group.list"):
+class ListGroups(CallForm, tag="group.list"):
     """Answers with a list of GroupSummary."""
 
 
-class GroupSummary(_Answer):
+class GroupSummary(AnswerForm):
     name: str
     state: str
     members: int
@@ -240,11 +236,11 @@ class GroupSummary(_Answer):
     generation: int
 
 
-class DescribeGroup(_Call, tag="group.describe"):
+class DescribeGroup(CallForm, tag="group.describe"):
     name: str
 
 
-class MemberInfo(_Answer):
+class MemberInfo(AnswerForm):
     member_id: str
     client_id: str
     address: str
@@ -254,7 +250,7 @@ class MemberInfo(_Answer):
     last_heartbeat_ms_ago: int
 
 
-class GroupLag(_Answer):
+class GroupLag(AnswerForm):
     topic: str
     partition: int
     committed: int | None
@@ -266,7 +262,7 @@ class GroupLag(_Answer):
     member_id: str | None = None
 
 
-class GroupInfo(_Answer):
+class GroupInfo(AnswerForm):
     name: str
     state: str
     generation: int
@@ -276,7 +272,7 @@ class GroupInfo(_Answer):
     lag: list[GroupLag]
 
 
-class ResetOffsets(_Call, tag="group.reset"):
+class ResetOffsets(CallForm, tag="group.reset"):
     """Moves an idle group.  Answers with the list of OffsetEntry it set (or would set)."""
 
     group: str
@@ -287,11 +283,11 @@ class ResetOffsets(_Call, tag="group.reset"):
     dry_run: bool = False
 
 
-class DeleteGroup(_Call, tag="group.delete"):
+class DeleteGroup(CallForm, tag="group.delete"):
     name: str
 
 
-class EvictMember(_Call, tag="group.evict"):
+class EvictMember(CallForm, tag="group.evict"):
     group: str
     member_id: str
 
@@ -319,4 +315,39 @@ Call: TypeAlias = (
     | ResetOffsets
     | DeleteGroup
     | EvictMember
+    | queue_calls.OpenQueue
+    | queue_calls.CloseQueue
+    | queue_calls.ConfigureQueue
+    | queue_calls.DeleteQueue
+    | queue_calls.PurgeQueue
+    | queue_calls.ListQueues
+    | queue_calls.DescribeQueue
+    | queue_calls.LeaseMessages
+    | queue_calls.SettleMessages
+    | queue_calls.PeekQueue
+    | queue_calls.DescribeMessage
+    | queue_calls.Explain
+    | schedule_calls.ListSchedules
+    | schedule_calls.DescribeSchedule
+    | schedule_calls.CancelSchedules
+    | schedule_calls.MoveSchedule
+    | schedule_calls.ScheduleStats
+    | schedule_calls.Repeat
+    | schedule_calls.ListRepeating
+    | schedule_calls.DescribeRepeating
+    | schedule_calls.PauseRepeating
+    | schedule_calls.DeleteRepeating
+    | subscription_calls.OpenSubscription
+    | subscription_calls.CloseSubscription
+    | subscription_calls.OpenInbox
+    | subscription_calls.DescribeFlow
+    | subscription_calls.SetMode
+    | letter_calls.ListLetters
+    | letter_calls.ShowLetter
+    | letter_calls.CountLetters
+    | letter_calls.PurgeLetters
+    | letter_calls.ReplayLetters
+    | letter_calls.ListReplays
+    | letter_calls.ShowReplay
+    | letter_calls.AbortReplay
 )

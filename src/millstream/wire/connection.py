@@ -14,6 +14,7 @@ from typing import TypeAlias
 from millstream.errors import InvalidArgument, ProtocolViolation, UnsupportedVersion
 from millstream.wire.calls import Call
 from millstream.wire.frames import FRAME_BYTES_MAX, PROTOCOL_VERSION, Frame, FrameReader, FrameType
+from millstream.wire.leases import LeaseRequest, SettleEntry, decode_lease, decode_settle
 from millstream.wire.messages import (
     FetchRequest,
     Hello,
@@ -23,7 +24,7 @@ from millstream.wire.messages import (
     decode_publish,
 )
 
-__all__ = ["Body", "Heartbeat", "Refused", "Request", "ServerConnection"]
+__all__ = ["Body", "Heartbeat", "Refused", "Request", "ServerConnection", "SettleRequest"]
 
 
 class _State(Enum):
@@ -37,13 +38,18 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class SettleRequest:
+    entries: list[SettleEntry]
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
     """A call that says something impossible; the connection is fine, and the error is its answer."""
 
     error: InvalidArgument
 
 
-Body: TypeAlias = Hello | PublishRequest | FetchRequest | Call | Heartbeat | Refused
+Body: TypeAlias = Hello | PublishRequest | FetchRequest | LeaseRequest | SettleRequest | Call | Heartbeat | Refused
 #: The correlation id to answer with (0 for a heartbeat, which has no answer), and what is asked.
 Request: TypeAlias = tuple[int, Body]
 
@@ -89,6 +95,10 @@ class ServerConnection:
             raise ProtocolViolation("a request needs a correlation id")
         if kind == FrameType.FETCH:
             return correlation, decode_fetch(payload)
+        if kind == FrameType.LEASE:
+            return correlation, decode_lease(payload)
+        if kind == FrameType.SETTLE:
+            return correlation, SettleRequest(decode_settle(payload))
         if kind == FrameType.CALL:
             try:
                 call: Call = decode_json(payload, Call)

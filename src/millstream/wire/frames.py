@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from struct import Struct
 from typing import Final, NamedTuple
+from weakref import WeakValueDictionary
 
 from millstream.errors import PayloadTooLarge, ProtocolViolation, UnsupportedVersion
 
@@ -37,8 +38,10 @@ HEADER_BYTES: Final = 12
 FRAME_BYTES_MAX: Final = 10 * 1024 * 1024
 CORRELATED: Final = 4
 _KNOWN_FLAGS: Final = CORRELATED
-#: Large enough that a fast sender fills it rarely, small enough to stay in the processor's cache.
-SHARED_BUFFER_BYTES: Final = 512 * 1024
+#: What one read asks for: a fast sender fills it rarely, and it stays in the processor's cache.
+_READ_BYTES: Final = 512 * 1024
+SHARED_BUFFER_BYTES: Final = 2 * _READ_BYTES
+_KEPT_MAX: Final = 8
 
 _PARTIAL_BYTES_MIN: Final = 64 * 1024
 _HEADER_ONLY_BYTES: Final = 4096
@@ -49,10 +52,14 @@ _U32: Final = Struct(">I")
 
 
 class FrameType(IntEnum):
+    DELIVERY = 10
     RESPONSE = 11
     FETCH = 12
+    LEASE = 13
     PUBLISH = 15
+    SETTLE = 16
     REBALANCE = 17
+    FLOW = 20
     HELLO = 22
     CALL = 30
     GOAWAY = 98
@@ -71,7 +78,47 @@ class Frame(NamedTuple):
     payload: memoryview
 
 
-_shared_buffer: Final = bytearray(SHARED_BUFFER_BYTES)
+class ReceiveBuffers:
+    """Large buffers for the readers of one thread, which take turns with a single one while frames arrive whole.
+
+    A reader that is left with much of a frame keeps the buffer in which it lies until the frame is complete, and the
+    others go on with another: large frames are not copied, and no fresh memory is zeroed for them.  Few buffers are
+    kept at a time and none for little, so memory follows what has really arrived.
+    """
+
+    def __init__(self, first: bytearray, *, read_bytes: int, kept_max: int, kept_rest_min: int) -> None:
+        self.size = len(first)
+        #: How far a buffer is filled; behind that is room for the end of a frame that began before.
+        self.read_bytes = read_bytes
+        self._kept_max = kept_max
+        self._kept_rest_min = kept_rest_min
+        self._free = [memoryview(first)]
+        # Weak: a connection that dies in the middle of a frame gives up its buffer by that.
+        self._kept: WeakValueDictionary[int, memoryview] = WeakValueDictionary()
+
+    def next(self) -> memoryview:
+        """The buffer to receive into now, which is whoever's turn it is."""
+        if not self._free:
+            self._free.append(memoryview(bytearray(self.size)))
+        return self._free[-1]
+
+    def keep(self, rest: int) -> memoryview | None:
+        """Take over the `next` buffer for the beginning of a frame; None if that is not worth it or too many are."""
+        if rest < self._kept_rest_min or len(self._kept) >= self._kept_max:
+            return None
+        view = self.next()
+        self._kept[id(view)] = self._free.pop()
+        return view
+
+    def give_back(self, view: memoryview) -> None:
+        """Let others use a buffer again; other memory is none of our business."""
+        if self._kept.pop(id(view), None) is not None:
+            self._free.append(view)
+
+
+_shared_buffers: Final = ReceiveBuffers(
+    bytearray(SHARED_BUFFER_BYTES), read_bytes=_READ_BYTES, kept_max=_KEPT_MAX, kept_rest_min=_PARTIAL_BYTES_MIN
+)
 
 
 class FrameReader:
@@ -81,19 +128,31 @@ class FrameReader:
     """
 
     def __init__(self, *, payload_bytes_max: int = FRAME_BYTES_MAX, shared: bytearray | None = None) -> None:
+        """`shared` replaces the buffer of all readers of the main thread, for those who read in another."""
         self._payload_bytes_max = payload_bytes_max
-        self._shared = memoryview(_shared_buffer if shared is None else shared)
-        self._view = self._shared
+        self._buffers = _shared_buffers
+        if shared is not None:
+            self._buffers = ReceiveBuffers(shared, read_bytes=len(shared), kept_max=1, kept_rest_min=0)
+        self._view = self._buffers.next()
+        self._start = 0  # of what is not handed out yet
         self._end = 0
+        self._needed = 0  # the size of the incomplete frame at `start`, as far as it is known; 0 if there is none
 
     @property
     def owned_bytes(self) -> int:
         """Memory this reader holds for itself because a frame is incomplete."""
-        return 0 if self._view is self._shared else len(self._view)
+        return len(self._view) if self._needed else 0
 
     def buffer(self) -> memoryview:
         """Where the next bytes belong.  Views handed out by earlier `frames` are overwritten from here on."""
-        return self._view[self._end :]
+        view = self._view
+        if not self._needed:
+            view = self._view = self._buffers.next()
+        elif self._start and self._start + self._needed > len(view):
+            rest = self._end - self._start
+            view[:rest] = view[self._start : self._end]
+            self._start, self._end = 0, rest
+        return view[self._end : max(self._start + self._needed, self._buffers.read_bytes)]
 
     def received(self, size: int) -> None:
         self._end += size
@@ -115,7 +174,7 @@ class FrameReader:
         Raises ProtocolViolation, UnsupportedVersion or PayloadTooLarge.  The stream has no point to pick up again, so
         the caller must then close the connection.
         """
-        view, start, end = self._view, 0, self._end
+        view, start, end = self._view, self._start, self._end
         needed = HEADER_BYTES
         while end - start >= HEADER_BYTES:
             magic, version, kind, flags, zero, length = _HEADER.unpack_from(view, start)
@@ -146,16 +205,23 @@ class FrameReader:
         self._keep(start, needed)
 
     def _keep(self, start: int, needed: int) -> None:
-        """Move the beginning of an incomplete frame to memory of this reader's own."""
-        rest = self._end - start
+        """Hold on to the beginning of an incomplete frame; until now it lies in a buffer that others will use."""
+        view, rest, ours = self._view, self._end - start, bool(self._needed)
         if not rest:
-            self._view, self._end = self._shared, 0
-        elif self._view is self._shared or start or self._end == len(self._view):
-            # Room grows with what has really arrived, so that claiming 10 MiB does not take 10 MiB.
-            size = min(needed, max(_PARTIAL_BYTES_MIN, 4 * rest)) if needed > HEADER_BYTES else _HEADER_ONLY_BYTES
-            own = bytearray(max(size, rest + 1))
-            own[:rest] = self._view[start : self._end]
-            self._view, self._end = memoryview(own), rest
+            self._start = self._end = self._needed = 0
+        elif (needed <= len(view) or (not start and rest < len(view))) and (ours or self._buffers.keep(rest) is view):
+            self._start, self._needed = start, needed
+            return
+        else:
+            own = self._buffers.keep(rest) if needed <= self._buffers.size else None
+            if own is None:
+                # Room grows with what has really arrived, so that claiming 10 MiB does not take 10 MiB.
+                size = min(needed, max(_PARTIAL_BYTES_MIN, 4 * rest)) if needed > HEADER_BYTES else _HEADER_ONLY_BYTES
+                own = memoryview(bytearray(max(size, rest + 1)))
+            own[:rest] = view[start : self._end]
+            self._view, self._start, self._end, self._needed = own, 0, rest, needed
+        if ours:
+            self._buffers.give_back(view)
 
 
 def frame_head(kind: int, size: int, correlation: int | None = None) -> bytes:

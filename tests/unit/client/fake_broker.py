@@ -22,6 +22,7 @@ from millstream.errors import (
     TopicNotFound,
     UnknownMember,
 )
+from millstream.ids import SCHEDULES, schedule_uid
 from millstream.records import Batch, check_batch, stamp
 from millstream.wire import calls
 from millstream.wire.connection import ServerConnection
@@ -66,6 +67,8 @@ class FakePartition:
     #: producer -> stored ranges, newest last
     sequences: dict[int, list[tuple[int, int, int]]] = field(default_factory=dict)
     damaged: tuple[int, int] | None = None
+    #: The log of what is scheduled for it.
+    schedules: FakePartition | None = None
 
 
 @dataclass
@@ -249,8 +252,12 @@ class FakeBroker:
         elif type(body).__name__ == "Heartbeat":
             self.heartbeat_frames += 1
             self._note()
-        else:
+        elif not self.handle_other(peer, correlation, body):
             self._call(peer, correlation, body)
+
+    def handle_other(self, peer: _Peer, correlation: int, body: Any) -> bool:
+        """For fakes that know more kinds of request: True when it was one."""
+        return False
 
     def _publish(self, peer: _Peer, correlation: int, request: PublishRequest) -> None:
         fault = self.faults.popleft() if self.faults else Fault()
@@ -284,7 +291,10 @@ class FakeBroker:
             peer.send(answer)
 
     def _store(self, request: PublishRequest) -> tuple[int, bool]:
-        partition = self.topic(request.topic)[request.partition]
+        partition = self.topic(request.topic)[request.partition & ~SCHEDULES]
+        if request.partition & SCHEDULES:
+            partition.schedules = partition.schedules or FakePartition(uid=schedule_uid(partition.uid))
+            partition = partition.schedules
         data = bytearray(request.batch)
         header = check_batch(data, 0, len(data))
         if header.producer:

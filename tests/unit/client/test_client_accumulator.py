@@ -10,6 +10,7 @@ from millstream.client.accumulator import Accumulator
 from millstream.client.delivery import Delivery
 from millstream.client.values import Entry, encode_entries, key_partition, make_entry
 from millstream.errors import PartitionNotFound, PayloadTooLarge
+from millstream.ids import SCHEDULES
 from millstream.records import Batch, decode_headers, stamp
 
 
@@ -116,6 +117,25 @@ def test_partitions_can_be_added() -> None:
     accumulator.add(b"x", 1, now_us=1, now_ms=1)
     accumulator.seal_all(now_us=1, now_ms=1)
     assert [len(line.ready) for line in delivery._lines] == [0, 1]
+
+
+def test_delayed_messages_travel_apart_to_the_log_of_schedules() -> None:
+    accumulator, delivery = make(partitions=2, batch_messages=4)
+    for number in range(10):
+        accumulator.add(make_entry(b"now", b"k"), now_us=1, now_ms=1)
+        accumulator.add(make_entry(b"later", b"k", delay=60 + number), now_us=1, now_ms=1)
+    assert not accumulator.empty
+    accumulator.seal_all(now_us=1, now_ms=1)
+    assert accumulator.empty
+    home = key_partition(b"k", 2)
+    counts = {line.partition: [batch.count for batch in line.ready] for line in delivery._lines if line.ready}
+    assert counts == {home: [4, 4, 2], home | SCHEDULES: [4, 4, 2]}
+    for line in delivery._lines:
+        for sealed_batch in line.ready:
+            data = bytearray(sealed_batch.head + sealed_batch.tail)
+            stamp(memoryview(data), 0, base_offset=0, append_time_us=0, leader_epoch=0)
+            due = Batch.parse(bytes(data)).deliver_at_us()
+            assert (due is not None and all(due)) == bool(line.partition & SCHEDULES)
 
 
 def test_sizes_count_key_and_headers() -> None:

@@ -10,6 +10,7 @@ import pytest
 from fake_broker import FakeBroker, Fault
 
 import millstream
+from millstream.client import Outgoing
 from millstream.client.values import key_partition
 from millstream.errors import (
     ConnectionLost,
@@ -23,7 +24,7 @@ from millstream.errors import (
     ShuttingDown,
     Throttled,
 )
-from millstream.ids import parse_message_id
+from millstream.ids import parse_message_id, schedule_uid
 from millstream.records import Batch, Columns
 from millstream.wire.frames import FrameType, encode_frame
 from millstream.wire.messages import encode_publish_result
@@ -70,13 +71,46 @@ def test_bad_arguments_are_refused_in_a_sentence(client: millstream.Client, argu
 
 
 def test_columns_reach_the_batch(fake: FakeBroker, client: millstream.Client) -> None:
-    due = datetime(2030, 1, 1, tzinfo=UTC)
-    client.publish("t", b"x", priority=0, deliver_at=due, ttl=60, timestamp=datetime(2020, 1, 1, tzinfo=UTC))
+    before_us = time.time_ns() // 1000
+    client.publish("t", b"x", priority=0, ttl="1m", timestamp=datetime(2020, 1, 1, tzinfo=UTC))
     batch = Batch.parse(fake.topics["t"][0].batches[0])
     assert batch.priorities() == [0]
-    assert batch.deliver_at_us() == [round(due.timestamp() * 1_000_000)]
-    assert batch.expiry_us() == [round(due.timestamp() * 1_000_000) + 60_000_000]
+    assert batch.deliver_at_us() is None
+    assert before_us <= (batch.expiry_us() or [0])[0] - 60_000_000 <= time.time_ns() // 1000
     assert batch.timestamps_us() == [1577836800_000_000]
+
+
+def test_a_delayed_message_goes_to_the_log_of_schedules_of_its_partition() -> None:
+    due = datetime(2030, 1, 1, tzinfo=UTC)
+    with FakeBroker(partitions=4) as fake, millstream.connect(fake.address) as client:
+        ordinary = client.publish("t", b"now", key=b"k")
+        first = client.publish("t", b"later", key=b"k", deliver_at=due, ttl=60)
+        second = client.publish("t", b"later still", key=b"k", delay="1h")
+        partition = fake.topics["t"][ordinary.partition]
+        schedules = partition.schedules
+        assert schedules is not None
+        assert partition.values == [b"now"]
+        assert schedules.values == [b"later", b"later still"]
+        assert {receipt.partition for receipt in (ordinary, first, second)} == {ordinary.partition}
+        assert [receipt.scheduled for receipt in (ordinary, first, second)] == [False, True, True]
+        assert (first.offset, second.offset) == (0, 1)
+        assert parse_message_id(first.id).partition_uid == schedule_uid(partition.uid)
+        batch = Batch.parse(schedules.batches[0])
+        assert batch.deliver_at_us() == [round(due.timestamp() * 1_000_000)]
+        assert (batch.expiry_us() or [0])[0] < due.timestamp() * 1_000_000, "a lifetime begins with the publish"
+        # Each log has numbers of its own, so that a repetition is recognised in either.
+        assert [sequence for _, _, sequence, _ in fake.publishes] == [0, 0, 1]
+
+
+def test_many_messages_are_sorted_into_both_logs() -> None:
+    with FakeBroker() as fake, millstream.connect(fake.address) as client:
+        items = [Outgoing(value=b"%d" % n, delay=60 if n % 3 == 0 else None) for n in range(10)]
+        receipts = client.publish_many("t", items)
+        assert [receipt.scheduled for receipt in receipts] == [n % 3 == 0 for n in range(10)]
+        schedules = fake.topics["t"][0].schedules
+        assert schedules is not None
+        assert schedules.values == [b"0", b"3", b"6", b"9"]
+        assert [receipt.offset for receipt in receipts if receipt.scheduled] == [0, 1, 2, 3]
 
 
 def test_a_plain_message_has_no_columns(fake: FakeBroker, client: millstream.Client) -> None:

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from millstream.client.asynchronous.letters import AsyncDeadLetters
+from millstream.client.asynchronous.schedules import AsyncSchedules
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import commit_call, offsets_call, reset_call
 from millstream.wire import calls
+from millstream.wire.subscription_calls import DescribeFlow, FlowInfo, ModeInfo, SetMode
 
 __all__ = ["AsyncAdmin"]
 
@@ -138,3 +141,29 @@ class AsyncAdmin:
     ) -> None:
         """Set the progress of a group that has no members."""
         await self._call(commit_call(group, offsets), Any)
+
+    # --- schedules -----------------------------------------------------------------------------------------------
+
+    @property
+    def schedules(self) -> AsyncSchedules:
+        """Messages that are delivered later, and messages that are published again and again."""
+        return AsyncSchedules(self._call)
+
+    # --- flow and modes ------------------------------------------------------------------------------------------
+
+    async def flow(self, topic: str) -> FlowInfo:
+        """How far the consumers of a topic are behind, and what that means for its publishers."""
+        info: FlowInfo = await self._call(DescribeFlow(topic=topic), FlowInfo)
+        return info
+
+    async def set_mode(self, mode: Literal["normal", "maintenance"], reason: str = "") -> ModeInfo:
+        """Begin or end maintenance: meanwhile the broker serves administrators only."""
+        info: ModeInfo = await self._call(SetMode(mode=mode, reason=reason), ModeInfo)
+        return info
+
+    # --- dead letters --------------------------------------------------------------------------------------------
+
+    @property
+    def dead_letters(self) -> AsyncDeadLetters:
+        """Messages that queues have given up on."""
+        return AsyncDeadLetters(self._call)

@@ -7,7 +7,7 @@ import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 from millstream.client.address import DEFAULT_ADDRESS, Target
@@ -15,12 +15,16 @@ from millstream.client.asynchronous.admin import AsyncAdmin
 from millstream.client.asynchronous.connection import AsyncLink
 from millstream.client.asynchronous.opening import Opening, OpeningStream
 from millstream.client.asynchronous.producer import AsyncProducer
+from millstream.client.asynchronous.pubsub import AsyncPubSub
+from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.stream import AsyncStream
+from millstream.client.asynchronous.work import AsyncWork
 from millstream.client.messages import BatchFailure, Message, Outgoing, Receipt, TopicPartition
 from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable
 from millstream.client.publishing import as_entry, fsync_number
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
-from millstream.client.values import AnyEntry, Headers, Key, Value, make_entry
+from millstream.client.values import AnyEntry, Headers, Key, Priority, Value, make_entry
+from millstream.durations import Duration
 from millstream.errors import ConnectionLost, MillstreamError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
@@ -53,16 +57,18 @@ def connect(
     return Opening(open_client)
 
 
-class AsyncClient(AsyncAdmin):
+class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     """A connection to a broker, for the tasks of one event loop."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self._link = AsyncLink(target)
+        self._prepare_pubsub()
+        self._prepare_work()
         self._topics: dict[str, Topic] = {}
         self._publishers: dict[tuple[str, str | None], AsyncProducer] = {}
         self._lock = asyncio.Lock()
-        self._children: weakref.WeakSet[AsyncProducer | AsyncStream] = weakref.WeakSet()
+        self._children: weakref.WeakSet[AsyncProducer | AsyncStream | AsyncQueue] = weakref.WeakSet()
         self._closed = False
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -77,9 +83,10 @@ class AsyncClient(AsyncAdmin):
         await self.close()
 
     async def close(self) -> None:
-        """Close streams and producers (which flush), then the connection."""
+        """Stop workers, close queues, streams and producers (which flush), then the connection."""
         if self._closed:
             return
+        await self._stop_workers()
         self._closed = True
         failure: MillstreamError | None = None
         for child in [*self._children, *self._publishers.values()]:
@@ -87,6 +94,7 @@ class AsyncClient(AsyncAdmin):
                 await child.close()
             except MillstreamError as error:
                 failure = failure or error
+        await self._requester.close()
         self._link.close()
         if failure is not None:
             raise failure
@@ -137,11 +145,14 @@ class AsyncClient(AsyncAdmin):
         headers: Headers | None = None,
         json: Any = None,
         partition: int | None = None,
-        priority: int | None = None,
-        delay: float | timedelta | None = None,
+        priority: Priority | None = None,
+        delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
-        ttl: float | timedelta | None = None,
+        ttl: Duration | None = None,
         timestamp: float | datetime | None = None,
+        dedup_id: str | None = None,
+        max_retries: int | None = None,
+        lease: Duration | None = None,
         fsync: Literal["group", "interval", "always", "never"] | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
@@ -159,6 +170,9 @@ class AsyncClient(AsyncAdmin):
             deliver_at=deliver_at,
             ttl=ttl,
             timestamp=timestamp,
+            dedup_id=dedup_id,
+            max_retries=max_retries,
+            lease=lease,
         )
         return await (await self._submit(topic, entry, partition, fsync))
 
@@ -209,6 +223,7 @@ class AsyncClient(AsyncAdmin):
                     new_identity=self._new_identity,
                     look_up=self._look_up,
                     owns_link=False,
+                    flow=self._flow,
                 )
                 self._publishers[topic, fsync] = publisher
             return publisher
@@ -312,6 +327,7 @@ class AsyncClient(AsyncAdmin):
 
         async def open_stream() -> AsyncStream:
             stream = AsyncStream(self._target, settings, self._call)
+            stream.reply_with(self._replier)
             self._children.add(stream)
             await stream.open()
             return stream

@@ -45,6 +45,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.goaway = False
         #: Called when the broker asks us to go, or the connection ends.
         self.on_trouble: Callable[[], None] | None = None
+        #: Called with the type and the payload of frames that answer nothing; the payload is valid only then.
+        self.on_push: Callable[[int, memoryview], None] | None = None
 
     @classmethod
     async def open(cls, target: Target, *, timeout_s: float, receive_bytes: int = _RECEIVE_BYTES) -> AsyncConnection:
@@ -66,7 +68,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     async def _shake_hands(self) -> None:
         try:
-            answer = await self._exchange(0, self._target.hello(0))
+            answer = await self.exchange(0, self._target.hello(0))
             self.welcome = decode_json(response_body(memoryview(answer)), Welcome)
         except BaseException:
             self.close()
@@ -101,12 +103,22 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Make a call and decode its answer.  Raises the broker's error, ConnectionLost or RequestTimeout."""
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self._exchange(correlation, encode_frame(FrameType.CALL, _encode(call), correlation))
+                answer = await self.exchange(correlation, encode_frame(FrameType.CALL, _encode(call), correlation))
         except TimeoutError:
             raise RequestTimeout(f"the broker did not answer within {timeout_s:g} s") from None
         return decode_json(response_body(memoryview(answer)), kind)
 
-    async def _exchange(self, correlation: int, frame: bytes) -> bytes:
+    def pause_reading(self) -> None:
+        """Leave what comes where it is, until `resume_reading`."""
+        if self.lost is None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self.lost is None:
+            self._transport.resume_reading()
+
+    async def exchange(self, correlation: int, *parts: bytes) -> bytes:
+        """Send a request and wait for the payload that answers it, or ConnectionLost."""
         future: asyncio.Future[bytes] = self._loop.create_future()
 
         def on_answer(_: int, answer: memoryview | ConnectionLost) -> None:
@@ -118,7 +130,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 future.set_result(bytes(answer))
 
         self.expect(correlation, on_answer)
-        self.send(frame)
+        self.send(*parts)
         try:
             return await future
         finally:
@@ -157,6 +169,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
                 elif kind == FrameType.GOAWAY:
                     self.goaway = True
                     self._trouble()
+                elif self.on_push is not None:
+                    self.on_push(kind, payload)
         except MillstreamError as problem:
             self._end(f"the broker at {self._target.address} sent a damaged frame: {problem}")
 
@@ -201,6 +215,12 @@ class AsyncLink:
         self.trouble: str = ""
         self.opened = 0
         self._listeners: list[Callable[[], None]] = []
+        #: Gets what is received without having been asked for: type and payload.
+        self.on_push: Callable[[int, memoryview], None] | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
 
     @property
     def current(self) -> AsyncConnection | None:
@@ -222,12 +242,17 @@ class AsyncLink:
     async def _open(self, timeout_s: float) -> AsyncConnection:
         connection = await AsyncConnection.open(self._target, timeout_s=timeout_s, receive_bytes=self._receive_bytes)
         connection.on_trouble = lambda: self._tell(connection)
+        connection.on_push = self._pushed
         old, self._connection = self._connection, connection
         self.opened += 1
         self.trouble = ""
         if old is not None and old.idle:
             old.close()
         return connection
+
+    def _pushed(self, kind: int, payload: memoryview) -> None:
+        if self.on_push is not None:
+            self.on_push(kind, payload)
 
     def _tell(self, connection: AsyncConnection) -> None:
         if connection.goaway and connection.idle:

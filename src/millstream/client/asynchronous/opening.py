@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any, Generic, Protocol, TypeVar
 
+from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.stream import AsyncStream
+from millstream.client.leases import AsyncQueueMessage
 from millstream.client.messages import Message
 
-__all__ = ["Opening", "OpeningStream"]
+__all__ = ["Opening", "OpeningQueue", "OpeningStream"]
 
 
 class _Closable(Protocol):
@@ -46,4 +48,13 @@ class OpeningStream(Opening[AsyncStream]):
     async def __aiter__(self) -> AsyncIterator[Message]:
         async with self as stream:
             async for message in stream:
+                yield message
+
+
+class OpeningQueue(Opening[AsyncQueue]):
+    """A queue to be; `async for` works on it directly."""
+
+    async def __aiter__(self) -> AsyncIterator[AsyncQueueMessage]:
+        async with self as queue:
+            async for message in queue:
                 yield message

@@ -13,12 +13,14 @@ import mmh3
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
 from millstream.client.backoff import Backoff
 from millstream.client.delivery import Settled
+from millstream.client.flow import FlowNotices
 from millstream.client.messages import BatchFailure, ProducerStats, TopicPartition, receipt
 from millstream.client.metadata import Topic
 from millstream.client.outbox import Outbox, settled_all
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import AnyEntry, Headers, Key, SendOptions, Value, make_entry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
+from millstream.wire.frames import FrameType
 
 __all__ = ["AsyncProducer"]
 
@@ -45,15 +47,19 @@ class AsyncProducer:
         look_up: Callable[[str], Awaitable[Topic]],
         on_error: Callable[[BatchFailure], None] | None = None,
         owns_link: bool = True,
+        flow: FlowNotices | None = None,
     ) -> None:
+        """`flow` is where the broker's notices are, for a link that carries more than this."""
         self._link = link
         self._owns_link = owns_link
         self._new_identity = new_identity
         self._look_up = look_up
         self._on_error = on_error
         self._outbox = Outbox(
-            topic, settings, identity, request_timeout_s=request_timeout_s, correlations=link.correlations
+            topic, settings, identity, request_timeout_s=request_timeout_s, correlations=link.correlations, flow=flow
         )
+        if flow is None:
+            link.on_push = self._on_push
         self._accumulator = self._outbox.accumulator
         self._loop = asyncio.get_running_loop()
         self._connection: AsyncConnection | None = None
@@ -217,6 +223,10 @@ class AsyncProducer:
         if delivery.wants_identity or not delivery.flying:
             self._wake.set()  # time may matter now: a refusal to wait for, or nothing left to do
 
+    def _on_push(self, kind: int, payload: memoryview) -> None:
+        if kind == FrameType.FLOW:
+            self._outbox.flow.take(payload)
+
     def _on_trouble(self) -> None:
         self._wake.set()
 
@@ -240,7 +250,7 @@ class AsyncProducer:
             if future.done():
                 continue  # cancelled
             if result is not None:
-                future.set_result(receipt(place, topic.uids[place.partition], result, index))
+                future.set_result(receipt(place, topic.uid(place.partition), result, index))
             else:
                 assert error is not None
                 future.set_exception(type(error)(str(error)))

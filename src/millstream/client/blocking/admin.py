@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from millstream.client.blocking.letters import DeadLetters
+from millstream.client.blocking.schedules import Schedules
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import commit_call, offsets_call, reset_call
 from millstream.wire import calls
+from millstream.wire.subscription_calls import DescribeFlow, FlowInfo, ModeInfo, SetMode
 
 __all__ = ["Admin"]
 
@@ -136,3 +139,29 @@ class Admin:
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> None:
         """Set the progress of a group that has no members."""
         self._call(commit_call(group, offsets), Any)
+
+    # --- schedules -----------------------------------------------------------------------------------------------
+
+    @property
+    def schedules(self) -> Schedules:
+        """Messages that are delivered later, and messages that are published again and again."""
+        return Schedules(self._call)
+
+    # --- flow and modes ------------------------------------------------------------------------------------------
+
+    def flow(self, topic: str) -> FlowInfo:
+        """How far the consumers of a topic are behind, and what that means for its publishers."""
+        info: FlowInfo = self._call(DescribeFlow(topic=topic), FlowInfo)
+        return info
+
+    def set_mode(self, mode: Literal["normal", "maintenance"], reason: str = "") -> ModeInfo:
+        """Begin or end maintenance: meanwhile the broker serves administrators only."""
+        info: ModeInfo = self._call(SetMode(mode=mode, reason=reason), ModeInfo)
+        return info
+
+    # --- dead letters --------------------------------------------------------------------------------------------
+
+    @property
+    def dead_letters(self) -> DeadLetters:
+        """Messages that queues have given up on."""
+        return DeadLetters(self._call)

@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal
 
 from millstream.client.address import DEFAULT_ADDRESS, Target
@@ -15,7 +15,11 @@ from millstream.client.blocking.admin import Admin
 from millstream.client.blocking.link import Link
 from millstream.client.blocking.producer import Producer
 from millstream.client.blocking.publisher import Publisher
+from millstream.client.blocking.pubsub import PubSub
+from millstream.client.blocking.queue import Queue
 from millstream.client.blocking.stream import Stream
+from millstream.client.blocking.subscription import Subscription
+from millstream.client.blocking.work import Work
 from millstream.client.messages import (
     BatchFailure,
     Message,
@@ -27,7 +31,8 @@ from millstream.client.messages import (
 from millstream.client.metadata import METADATA_AGE_S, Topic
 from millstream.client.publishing import fsync_number, plan_batches
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
-from millstream.client.values import AnyEntry, Headers, Key, Value, make_entry
+from millstream.client.values import AnyEntry, Headers, Key, Priority, Value, make_entry
+from millstream.durations import Duration
 from millstream.errors import MillstreamError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
@@ -50,7 +55,7 @@ def connect(
     return Client(Target.of(address, namespace=namespace, client_id=client_id, token=token, timeout_s=timeout_s))
 
 
-class Client(Admin):
+class Client(Admin, PubSub, Work):
     """A connection to a broker, safe to share between threads."""
 
     def __init__(self, target: Target) -> None:
@@ -59,7 +64,9 @@ class Client(Admin):
         self._link.open()
         self._topics: dict[str, Topic] = {}
         self._publisher = Publisher(self._link, self._topics, target.timeout_s)
-        self._children: weakref.WeakSet[Producer | Stream] = weakref.WeakSet()
+        self._open_pubsub()
+        self._prepare_work()
+        self._children: weakref.WeakSet[Producer | Stream | Queue | Subscription] = weakref.WeakSet()
         self._children_lock = threading.Lock()  # the background thread looks at them too
         self._closed = threading.Event()
         self._keeper = threading.Thread(
@@ -79,11 +86,11 @@ class Client(Admin):
         with contextlib.suppress(MillstreamError):  # the exception that ended the block says more
             self.close()
 
-    def _adopt(self, child: Producer | Stream) -> None:
+    def _adopt(self, child: Producer | Stream | Queue | Subscription) -> None:
         with self._children_lock:
             self._children.add(child)
 
-    def _family(self) -> list[Producer | Stream]:
+    def _family(self) -> list[Producer | Stream | Queue | Subscription]:
         with self._children_lock:
             return list(self._children)
 
@@ -92,7 +99,8 @@ class Client(Admin):
             self._closed.set()
 
     def close(self) -> None:
-        """Close streams and producers (which flush), then the connection."""
+        """Stop workers, close queues, streams and producers (which flush), then the connection."""
+        self._stop_workers()
         failure: MillstreamError | None = None
         for child in self._family():
             try:
@@ -108,7 +116,7 @@ class Client(Admin):
         """Called by the background thread: idle connections are closed by the broker otherwise."""
         self._link.keep_alive(now_s)
         for child in self._family():
-            if isinstance(child, Stream):
+            if not isinstance(child, Producer):
                 child.keep_alive(now_s)
 
     @property
@@ -152,11 +160,14 @@ class Client(Admin):
         headers: Headers | None = None,
         json: Any = None,
         partition: int | None = None,
-        priority: int | None = None,
-        delay: float | timedelta | None = None,
+        priority: Priority | None = None,
+        delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
-        ttl: float | timedelta | None = None,
+        ttl: Duration | None = None,
         timestamp: float | datetime | None = None,
+        dedup_id: str | None = None,
+        max_retries: int | None = None,
+        lease: Duration | None = None,
         fsync: Literal["group", "interval", "always", "never"] | None = None,
     ) -> Receipt:
         """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
@@ -166,7 +177,7 @@ class Client(Admin):
         """
         entry: AnyEntry
         plain = key is json is headers is None and priority is delay is deliver_at is ttl is timestamp is None
-        if plain and type(value) is bytes:
+        if plain and dedup_id is None and max_retries is None and lease is None and type(value) is bytes:
             entry = value
         else:
             entry = make_entry(
@@ -179,6 +190,9 @@ class Client(Admin):
                 deliver_at=deliver_at,
                 ttl=ttl,
                 timestamp=timestamp,
+                dedup_id=dedup_id,
+                max_retries=max_retries,
+                lease=lease,
             )
         known = self._topic(topic)
         if partition is not None and partition >= len(known.uids):
@@ -186,7 +200,7 @@ class Client(Admin):
         known.check_size(entry)
         chosen = known.choose(entry, partition)
         result = self._publisher.publish(known, chosen, (entry,), 0 if fsync is None else fsync_number(fsync))
-        return receipt(known.places[chosen], known.uids[chosen], result)
+        return receipt(known.place(chosen), known.uid(chosen), result)
 
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
         """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given."""
@@ -194,7 +208,7 @@ class Client(Admin):
         receipts: dict[int, Receipt] = {}
         for partition, indexes, entries in plan_batches(known, messages):
             result = self._publisher.publish(known, partition, entries, 0)
-            place, uid = known.places[partition], known.uids[partition]
+            place, uid = known.place(partition), known.uid(partition)
             receipts |= {at: receipt(place, uid, result, number) for number, at in enumerate(indexes)}
         return [receipts[at] for at in range(len(receipts))]
 
@@ -289,6 +303,7 @@ class Client(Admin):
             on_damage=on_damage,
         )
         stream = Stream(self._target, settings, self._call)
+        stream.reply_with(self._replier)
         self._adopt(stream)
         stream.open()
         return stream

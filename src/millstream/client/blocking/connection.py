@@ -15,6 +15,7 @@ import contextlib
 import itertools
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -83,21 +84,16 @@ class Connection:
 
     def request(self, correlation: int, *parts: bytes, deadline_s: float) -> bytes:
         """Send a request and wait for the payload that answers it."""
-        slot = self._slots[correlation] = _Slot()
-        try:
+        with self.expecting(correlation):
             self.transport.send(*parts)
-            while slot.answer is None and slot.error is None:
-                remaining_s = deadline_s - time.monotonic()
-                if remaining_s <= 0:
-                    break
-                if self._read_lock.acquire(blocking=False):
-                    try:
-                        self._read_until(slot, deadline_s)
-                    finally:
-                        self._stop_reading()
-                else:
-                    self._sleep(slot, remaining_s)
-            return slot.result()
+            return self.wait(correlation, deadline_s)
+
+    @contextlib.contextmanager
+    def expecting(self, correlation: int) -> Iterator[None]:
+        """Have a place for an answer: to a request of this number, or one that `fulfil` announces."""
+        self._slots[correlation] = _Slot()
+        try:
+            yield
         finally:
             del self._slots[correlation]
             if self._slots:
@@ -105,6 +101,33 @@ class Connection:
                     self._pass_on()
             elif self._retired:
                 self._close_when_idle()
+
+    def wait(self, correlation: int, deadline_s: float) -> bytes:
+        """Wait for the answer that is expected under this number."""
+        slot = self._slots[correlation]
+        while slot.answer is None and slot.error is None:
+            remaining_s = deadline_s - time.monotonic()
+            if remaining_s <= 0:
+                break
+            if self._read_lock.acquire(blocking=False):
+                try:
+                    self._read_until(slot, deadline_s)
+                finally:
+                    self._stop_reading()
+            else:
+                self._sleep(slot, remaining_s)
+        return slot.result()
+
+    def awaits(self, correlation: int) -> bool:
+        slot = self._slots.get(correlation)
+        return slot is not None and slot.answer is None
+
+    def fulfil(self, correlation: int) -> None:
+        """What is expected under this number has come by another way.  Called by the thread that reads."""
+        slot = self._slots.get(correlation)
+        if slot is not None:
+            slot.answer = b""
+            _ring(slot)
 
     def publish(
         self, topic: bytes, partition: int, fsync: int, head: bytes, tail: bytes, deadline_s: float

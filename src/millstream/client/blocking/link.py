@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from millstream.client.address import Target
@@ -13,6 +15,7 @@ from millstream.client.blocking.transport import Transport
 from millstream.client.metadata import is_repeatable
 from millstream.errors import ConnectionLost, MillstreamError, ShuttingDown
 from millstream.wire.calls import Call
+from millstream.wire.frames import Frame
 
 __all__ = ["Link"]
 
@@ -26,6 +29,8 @@ class Link:
         self._wake = threading.Event()
         self._closed = False
         self._connection: Connection | None = None
+        #: Gets what is received without having been asked for.
+        self.on_push: Callable[[Connection, Frame], None] | None = None
 
     @property
     def current(self) -> Connection | None:
@@ -37,7 +42,20 @@ class Link:
 
     def open(self) -> None:
         """Connect now; raises ConnectionLost at once if that fails."""
-        self._connection = Connection(Transport.open(self._target))
+        self._connection = self._connect(None)
+
+    def _connect(self, timeout_s: float | None) -> Connection:
+        transport = Transport.open(self._target, timeout_s=timeout_s)
+        connection = Connection(transport)
+        me, it = weakref.ref(self), weakref.ref(connection)  # a client that is dropped without `close` goes at once
+
+        def pushed(frame: Frame) -> None:
+            link, receiver = me(), it()
+            if link is not None and link.on_push is not None and receiver is not None:
+                link.on_push(receiver, frame)
+
+        transport.on_push = pushed
+        return connection
 
     def get(self, deadline_s: float) -> Connection:
         """A usable connection.  Tries until the deadline; raises ConnectionLost after it."""
@@ -56,7 +74,7 @@ class Link:
                     connection.retire()
                 try:
                     remaining_s = max(0.05, deadline_s - time.monotonic())
-                    self._connection = Connection(Transport.open(self._target, timeout_s=remaining_s))
+                    self._connection = self._connect(remaining_s)
                 except (ConnectionLost, ShuttingDown) as error:
                     wait_s = backoff.next_s()
                     if time.monotonic() + wait_s >= deadline_s:

@@ -24,6 +24,7 @@ from millstream.client.outbox import Outbox, settled_all
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import AnyEntry, Headers, Key, SendOptions, Value, make_entry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
+from millstream.wire.frames import Frame, FrameType
 
 __all__ = ["Producer"]
 
@@ -66,7 +67,7 @@ class Producer:
         self._closing = False
         self._ended = False
         self._connections = 1
-        self._transport: Transport | None = Transport.open(target)
+        self._transport: Transport | None = self._connect(target.timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"millstream-producer-{topic.name}", daemon=True)
         self._thread.start()
 
@@ -310,9 +311,19 @@ class Producer:
                 except ConnectionLost:
                     self._disconnect()
 
+    def _connect(self, timeout_s: float) -> Transport:
+        transport = Transport.open(self._target, timeout_s=timeout_s)
+        self._outbox.flow.forget()
+        transport.on_push = self._on_push
+        return transport
+
+    def _on_push(self, frame: Frame) -> None:
+        if frame.type == FrameType.FLOW:
+            self._outbox.flow.take(frame.payload)
+
     def _reconnect(self, backoff: Backoff) -> None:
         try:
-            transport = Transport.open(self._target, timeout_s=min(self._target.timeout_s, 10))
+            transport = self._connect(min(self._target.timeout_s, 10))
         except MillstreamError as error:
             self._outbox.trouble = str(error)
             self._wake.clear()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.link import Link
+from millstream.client.flow import FlowNotices
 from millstream.client.metadata import Topic
 from millstream.client.publishing import SEQUENCE_MASK, Attempt, Identity
 from millstream.client.values import AnyEntry, encode_entries
@@ -41,6 +42,8 @@ class Publisher:
         self._timeout_s = timeout_s
         #: Those that no thread is using.
         self._identities: list[Identity] = []
+        #: What the broker says about how fast to publish.
+        self.flow = FlowNotices()
 
     def new_identity(self) -> int:
         answer: calls.ProducerIdentity = self._link.call(calls.NewProducer(), calls.ProducerIdentity)
@@ -48,12 +51,14 @@ class Publisher:
 
     def publish(self, topic: Topic, partition: int, entries: Sequence[AnyEntry], fsync: int) -> PublishResult:
         """Raises what `Client.publish` raises."""
+        if self.flow:
+            time.sleep(self.flow.delay_s(topic.name))
         deadline_s = time.monotonic() + self._timeout_s
         try:
             identity = self._identities.pop()
         except IndexError:
             identity = Identity(self.new_identity())
-        place = topic.places[partition]
+        place = topic.place(partition)
         sequence = identity.sequences.get(place, 0)
         head, tail = encode_entries(
             entries,

@@ -41,7 +41,7 @@ class Transport:
         #: The broker asked us to go: finish, then connect again.
         self.goaway = False
         self.last_sent_s = time.monotonic()
-        #: Called with frames that answer nothing (a REBALANCE), in the receiving thread.
+        #: Called with frames that answer nothing (REBALANCE, DELIVERY, FLOW), in the receiving thread.
         self.on_push: Callable[[Frame], None] | None = None
 
     @classmethod
@@ -172,7 +172,7 @@ class Transport:
             raise self._break(f"the broker ended the connection: {decode_error(frame.payload)}")
         if frame.type == FrameType.GOAWAY:
             self.goaway = True
-        elif frame.type == FrameType.REBALANCE and self.on_push is not None:
+        elif frame.type != FrameType.HEARTBEAT and self.on_push is not None:
             self.on_push(frame)
 
     def damaged(self, problem: MillstreamError) -> ConnectionLost:

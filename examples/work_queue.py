@@ -1,0 +1,34 @@
+"""A work queue: orders are billed one by one; what fails comes again, what makes no sense goes to the dead letters.
+
+Usage: python examples/work_queue.py [HOST:PORT]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import millstream
+
+
+def bill(message: millstream.QueueMessage) -> None:
+    order = message.json()
+    if order["amount"] <= 0:
+        message.reject("the amount makes no sense")
+    elif order["customer"] == "c-3" and not message.redelivered:
+        message.nack("the bank does not answer", retry_after="100ms")
+    else:
+        print(f"billed {order['customer']}: {order['amount']} (delivery {message.delivery_count})")
+        message.ack()
+
+
+def main(address: str) -> None:
+    with millstream.connect(address) as client:
+        for number, amount in enumerate((12, 7, 0, 30)):
+            client.publish("orders", json={"customer": f"c-{number}", "amount": amount})
+        for message in client.queue("orders", group="billing", prefetch=10, lease="30s", timeout_s=1):
+            bill(message)
+        print("dead:", [letter.error for letter in client.dead_letters.list(topic="orders")])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "localhost:9092")

@@ -1,0 +1,198 @@
+"""Dead letters: what a queue group has given up on goes to the dead letter topic, once and for certain.
+
+The ledger has settled these messages already, but only in memory: that they are dead becomes durable in the same write
+as the intent to store their letters (see transfer.py), and until then a crash makes them ready again.  A snapshot of
+the journal that is taken meanwhile knows them as settled, so it also says that their letters are still owed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from millstream.broker.journal import EntityFact, Fact
+from millstream.broker.transfer import Target
+from millstream.errors import MillstreamError
+from millstream.queues.facts import settled_fact
+from millstream.queues.letters import Place, dead_letter_batch, dead_letter_topic
+from millstream.queues.ranges import lowest, normal
+from millstream.queues.records import Attempt, Dead, History
+from millstream.records import Batch
+from millstream.wire.calls import CreateTopic
+
+if TYPE_CHECKING:
+    from millstream.broker.queue_part import QueuePart
+    from millstream.broker.queues import Queues
+
+__all__ = ["Burials"]
+
+_log = structlog.get_logger("millstream.queues")
+
+#: Dead letters are kept for two weeks, unless somebody says otherwise.
+_RETENTION_MS: Final = 14 * 24 * 3_600_000
+#: Letters that travel together; a batch of them must fit into a frame when it is read.
+_LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024
+_RETRY_S_FIRST: Final = 0.1
+_RETRY_S_MAX: Final = 30.0
+
+
+class Burials:
+    """The dead of one group on one partition whose letters are not on their way yet."""
+
+    def __init__(self, host: Queues, part: QueuePart) -> None:
+        self._host = host
+        self._part = part
+        self.entity = f"burials/{part.group.name}"
+        self._owed: dict[int, Dead] = {}
+        self._number = 0
+        for fact in part.keeper.journal.claim(self.entity, self._snapshot):
+            self._apply(fact)
+
+    def resume(self) -> None:
+        """Write the letters that the last process owed."""
+        if self._owed:
+            self._begin(list(self._owed))
+
+    def bury(self, dead: Iterable[Dead]) -> asyncio.Future[None]:
+        """Write letters; the future is done when it is certain that they will be stored, whatever happens."""
+        self._part.record()  # what was decided before belongs into the journal before
+        numbers = []
+        for some in dead:
+            self._number += 1
+            self._owed[self._number] = some
+            numbers.append(self._number)
+        return self._begin(numbers)
+
+    def _begin(self, numbers: list[int]) -> asyncio.Future[None]:
+        certain: asyncio.Future[None] = self._host.loop.create_future()
+        # Not everybody waits for it, and asyncio complains about errors that nobody looked at.
+        certain.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._host.own(self._write(numbers, certain))
+        return certain
+
+    # --- remembering ---------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> list[Fact]:
+        return [_owed_fact(number, dead) for number, dead in self._owed.items()]
+
+    def _apply(self, fact: Fact) -> None:
+        kind, number, base, bits, *details = fact
+        self._number = max(self._number, number)
+        if kind == "written":
+            self._written(number, base, int.from_bytes(bits, "little"))
+        else:
+            self._owed[number] = _dead(base, int.from_bytes(bits, "little"), *details)
+
+    def _written(self, number: int, base: int, bits: int) -> None:
+        """The letters of some of the dead are certain."""
+        dead = self._owed.pop(number, None)  # in replay unknown, unless a snapshot spoke of it
+        rest = dead.bits & ~(bits << base - dead.base) if dead is not None else 0
+        if dead is not None and rest:
+            self._owed[number] = _narrowed(dead, rest)
+
+    # --- writing -------------------------------------------------------------------------------------------------
+
+    async def _write(self, numbers: list[int], certain: asyncio.Future[None]) -> None:
+        """Keep at it until all are written: what is not can neither be forgotten nor be delivered again."""
+        wait_s = _RETRY_S_FIRST
+        while not self._part.closed and (number := next((n for n in numbers if n in self._owed), None)) is not None:
+            try:
+                await self._write_some(number)
+                wait_s = _RETRY_S_FIRST
+            except MillstreamError as error:
+                group = self._part.group
+                _log.error("dead letters wait", topic=group.topic.name, group=group.name, reason=str(error))
+                if not certain.done():
+                    certain.set_exception(error)
+                await asyncio.sleep(wait_s)
+                wait_s = min(_RETRY_S_MAX, wait_s * 2)
+        if not certain.done():
+            certain.set_result(None)
+
+    async def _write_some(self, number: int) -> None:
+        """Write as many letters as fit into one batch."""
+        host, part = self._host, self._part
+        topic = part.group.topic
+        target = await self._target()
+        dead, letters = await self._letters(self._owed[number])
+        written: Fact = ["written", number, dead.base, _to_bytes(dead.bits)]
+        facts: list[EntityFact] = [(part.entity, dead.fact), (self.entity, written)]
+
+        def recorded() -> None:
+            self._written(number, dead.base, dead.bits)
+            host.metrics.messages_dead_lettered += dead.bits.bit_count()
+
+        if letters is None:  # retention was faster: there is nothing left to keep
+            await part.keeper.journal.record_durably(*facts)
+            recorded()
+            return
+        stored = await host.topics.transfer(topic, part.number).move(target, letters, facts, on_recorded=recorded)
+        host.on_letters(target, stored, stored + dead.bits.bit_count())
+
+    async def _target(self) -> Target:
+        """The dead letter topic, made now if need be; letters keep the number of their partition."""
+        topic, topics = self._part.group.topic, self._host.topics
+        name = dead_letter_topic(topic.name, topic.config.dead_letter_topic)
+        if topics.registry.find(topic.namespace, name) is None:
+            call = CreateTopic(
+                name=name,
+                partitions=len(topic.partitions),
+                config={"retention_ms": _RETENTION_MS},
+                if_missing=True,
+            )
+            await topics.create(topic.namespace, call)
+        number = self._part.number % len(topics.registry.get(topic.namespace, name).partitions)
+        return Target(topic.namespace, name, number)
+
+    async def _letters(self, dead: Dead) -> tuple[Dead, bytearray | None]:
+        """Letters for all of the dead, or for the first of them if they are too many for one batch."""
+        group, number, keeper = self._part.group, self._part.number, self._part.keeper
+        batches: list[Batch] = []
+        offset, end = dead.base, dead.base + dead.bits.bit_length()
+        while offset < end:
+            await keeper.partition.warm(offset)
+            run = keeper.source.batch_at(offset)
+            if run is None or run.base_offset >= end:
+                break
+            batches += run.batches()
+            offset = run.next_offset
+        place = Place(group.topic.name, number, group.topic.partition_uids[number])
+        now_ms = self._host.now_us() // 1000
+        while True:
+            letters = dead_letter_batch(batches, dead, place, group=group.name, now_ms=now_ms)
+            count = dead.bits.bit_count()
+            if letters is None or count == 1 or len(letters) <= _LETTERS_BYTES_MAX:
+                return dead, letters
+            dead = _narrowed(dead, lowest(dead.bits, count // 2))
+
+
+def _narrowed(dead: Dead, bits: int) -> Dead:
+    """Some of the dead, by themselves."""
+    base, bits = normal(dead.base, bits)
+    return dead._replace(base=base, bits=bits, fact=settled_fact(dead.fact[1], [(base, bits)]))
+
+
+def _owed_fact(number: int, dead: Dead) -> Fact:
+    attempts = [list(attempt) for attempt in dead.history.attempts]
+    return ["owed", number, dead.base, _to_bytes(dead.bits), dead.reason, dead.error, *dead.history[:3], attempts]
+
+
+def _dead(
+    base: int,
+    bits: int,
+    reason: str,
+    error: str,
+    deliveries: int,
+    failures: int,
+    first_us: int,
+    attempts: list[list[Any]],
+) -> Dead:
+    history = History(deliveries, failures, first_us, tuple(Attempt(*attempt) for attempt in attempts))
+    return Dead(base, bits, reason, error, history, settled_fact("dead", [(base, bits)]))
+
+
+def _to_bytes(bits: int) -> bytes:
+    return bits.to_bytes(bits.bit_length() + 7 >> 3, "little")

@@ -1,0 +1,241 @@
+"""Back-pressure at run time: depth limits, and publishers that are slowed down while consumers are behind.
+
+Nothing here touches a topic that has no limit; a backlog on disk harms nobody by itself.  A topic with limits is
+measured four times a second for as long as somebody publishes to it.  What the controller decides (traffic/flow.py)
+takes effect where it is felt: confirmations are delayed, which slows down every producer with a window, and clients
+that publish to the topic are told, so that the SDK waits before it sends instead of after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+import structlog
+
+from millstream.broker.metrics import Metrics
+from millstream.broker.partition import PublishReply
+from millstream.broker.registry import Registry, Topic
+from millstream.clock import Clock
+from millstream.errors import MillstreamError, QueueFull, Throttled
+from millstream.records import BatchHeader
+from millstream.traffic.flow import FlowController, Level
+from millstream.wire.subscription_calls import DescribeFlow, FlowInfo, FlowNotice
+
+__all__ = ["Backlog", "Flow", "Publisher"]
+
+_log = structlog.get_logger("millstream.flow")
+
+SAMPLE_S: Final = 0.25
+#: Somebody who has not published to a topic for so long is not told about it any more.
+_FORGET_MS: Final = 60_000
+#: Publishers are told of another delay when it differs by this much.
+_NOTICEABLE: Final = 0.25
+#: Bits of the priorities critical, high and normal.
+_PREFERRED_LANES: Final = 0b00111
+
+
+class Publisher(Protocol):
+    """A session, as far as this room is concerned."""
+
+    namespace: str
+
+    def push(self, message: object, /) -> None: ...
+
+
+class Backlog(Protocol):
+    """What queues know about a topic (broker/queues.py)."""
+
+    def depth(self, topic: Topic) -> int:
+        """Messages that wait to be settled, in the group that has most of them."""
+
+    def waiting_since_us(self, topic: Topic) -> int | None:
+        """When the oldest message was stored that a group has not handed out yet; None when there is none."""
+
+    def evict(self, topic: Topic, number: int, count: int) -> int:
+        """Give up the oldest messages of a partition that are ready, in every group; how many."""
+
+
+class _Throttle:
+    """One topic with limits that somebody publishes to."""
+
+    __slots__ = ("controller", "heard_ms", "publishers", "told", "topic")
+
+    def __init__(self, topic: Topic, controller: FlowController) -> None:
+        self.topic = topic
+        self.controller = controller
+        self.heard_ms = 0
+        #: Who publishes, and when last.
+        self.publishers: dict[Publisher, int] = {}
+        #: What they were told last.
+        self.told = (Level.NORMAL, 0)
+
+
+class Flow:
+    """The limits of all topics."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        backlog: Backlog,
+        *,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        metrics: Metrics,
+    ) -> None:
+        self._registry = registry
+        self._backlog = backlog
+        self._clock = clock
+        self._loop = loop
+        self._metrics = metrics
+        #: By the key of the topic.
+        self._throttles: dict[str, _Throttle] = {}
+
+    def handlers(self) -> dict[type, Callable[[Any, Any], Awaitable[object]]]:
+        return {DescribeFlow: self._describe}
+
+    # --- publishing ----------------------------------------------------------------------------------------------
+
+    def admit(
+        self, session: Publisher, topic: Topic, number: int, batch: memoryview, reply: PublishReply | None
+    ) -> PublishReply | None:
+        """Whom to answer when a batch for a topic with limits is stored.  Raises QueueFull or Throttled."""
+        config = topic.config
+        if config.max_depth:
+            self._check_depth(topic, number, BatchHeader(batch).count)
+        if not config.throttle_lag_ms and not config.throttle_depth:
+            return reply
+        throttle = self._throttles.get(topic.key)
+        if throttle is None:
+            throttle = self._throttles[topic.key] = _Throttle(topic, self._controller(topic))
+        now_ms = throttle.heard_ms = self._now_ms()
+        newcomer = session not in throttle.publishers
+        throttle.publishers[session] = now_ms
+        if newcomer and throttle.told[0]:
+            session.push(self._notice(throttle))
+        controller = throttle.controller
+        if controller.level == Level.OVERLOADED and not BatchHeader(batch).priorities & _PREFERRED_LANES:
+            self._metrics.publishes_throttled += 1
+            raise Throttled(f"topic {topic.name!r} is overloaded and takes no messages of low priority now")
+        delay_ms = controller.delay_ms
+        if not delay_ms or reply is None:
+            return reply
+        self._metrics.publishes_throttled += 1
+        return self.delayed(reply, delay_ms)
+
+    def delayed(self, reply: PublishReply, delay_ms: int) -> PublishReply:
+        """Answers later what went well; what did not is told at once."""
+
+        def answer(
+            error: MillstreamError | None, label: int, base_offset: int, append_time_us: int, duplicate: bool
+        ) -> None:
+            if error is not None:
+                reply(error, label, base_offset, append_time_us, duplicate)
+            else:
+                self._loop.call_later(delay_ms / 1000, reply, None, label, base_offset, append_time_us, duplicate)
+
+        return answer
+
+    def _check_depth(self, topic: Topic, number: int, count: int) -> None:
+        limit = topic.config.max_depth
+        # What is on its way to the disk will be in the queue, too: a publisher with a window must not slip past.
+        depth = self._backlog.depth(topic) + sum(part.invisible for part in topic.partitions if part is not None)
+        if depth + count <= limit:
+            return
+        if topic.config.overflow == "evict":
+            self._metrics.messages_evicted += self._backlog.evict(topic, number, depth + count - limit)
+            return
+        self._metrics.publishes_refused += 1
+        raise QueueFull(f"topic {topic.name!r} has {depth} messages that wait to be settled; its max_depth is {limit}")
+
+    def session_closed(self, session: Publisher) -> None:
+        for throttle in self._throttles.values():
+            throttle.publishers.pop(session, None)
+
+    # --- measuring -----------------------------------------------------------------------------------------------
+
+    async def sample(self) -> None:
+        """Measure every topic that has limits and traffic; called every SAMPLE_S."""
+        now_ms = self._now_ms()
+        for throttle in list(self._throttles.values()):
+            topic, controller = throttle.topic, throttle.controller
+            config = topic.config
+            unwatched = not config.throttle_lag_ms and not config.throttle_depth
+            idle = now_ms - throttle.heard_ms > _FORGET_MS and controller.at_rest
+            if topic.deleting or self._registry.find(topic.namespace, topic.name) is not topic or unwatched or idle:
+                del self._throttles[topic.key]
+                if throttle.told[0]:
+                    self._tell(throttle, FlowNotice(topic=topic.name, level="normal", delay_ms=0))
+                continue
+            controller.lag_limit_ms, controller.depth_limit = config.throttle_lag_ms, config.throttle_depth
+            before = controller.level
+            lag_ms, depth = self._measure(topic)
+            controller.sample(now_ms, lag_ms=lag_ms, depth=depth)
+            if controller.level != before:
+                _log.warning(
+                    "flow changed",
+                    namespace=topic.namespace,
+                    topic=topic.name,
+                    now=controller.level.word,
+                    lag_ms=lag_ms,
+                    depth=depth,
+                    delay_ms=controller.delay_ms,
+                )
+            if self._is_news(throttle):
+                self._forget_silent(throttle, now_ms)
+                throttle.told = (controller.level, controller.delay_ms)
+                self._tell(throttle, self._notice(throttle))
+
+    def _is_news(self, throttle: _Throttle) -> bool:
+        level, delay_ms = throttle.told
+        now = throttle.controller
+        changed = abs(now.delay_ms - delay_ms) > _NOTICEABLE * max(delay_ms, 1) or (not now.delay_ms and delay_ms)
+        return now.level != level or bool(changed)
+
+    def _forget_silent(self, throttle: _Throttle, now_ms: int) -> None:
+        for session, heard_ms in list(throttle.publishers.items()):
+            if now_ms - heard_ms > _FORGET_MS:
+                del throttle.publishers[session]
+
+    def _tell(self, throttle: _Throttle, notice: FlowNotice) -> None:
+        for session in throttle.publishers:
+            session.push(notice)
+
+    def _notice(self, throttle: _Throttle) -> FlowNotice:
+        topic, now = throttle.topic, throttle.controller
+        reason = f"the oldest message has waited {now.lag_ms} ms, {now.depth} wait in all"
+        return FlowNotice(topic=topic.name, level=now.level.word, delay_ms=now.delay_ms, reason=reason)
+
+    def _measure(self, topic: Topic) -> tuple[int, int]:
+        since_us = self._backlog.waiting_since_us(topic)
+        lag_ms = 0 if since_us is None else max(0, (self._clock.now_us() - since_us) // 1000)
+        return lag_ms, self._backlog.depth(topic)
+
+    async def _describe(self, session: Publisher, call: DescribeFlow) -> FlowInfo:
+        topic = self._registry.get(session.namespace, call.topic)
+        throttle = self._throttles.get(topic.key)
+        controller = self._controller(topic) if throttle is None else throttle.controller
+        lag_ms, depth = self._measure(topic)
+        return FlowInfo(
+            topic=topic.name,
+            level=controller.level.word,
+            lag_ms=lag_ms,
+            depth=depth,
+            pressure=round(controller.pressure, 3),
+            trend=controller.trend,
+            delay_ms=controller.delay_ms,
+            catch_up_ms=controller.catch_up_ms if throttle is not None else None,
+            advice=controller.advice,
+            throttle_lag_ms=topic.config.throttle_lag_ms,
+            throttle_depth=topic.config.throttle_depth,
+        )
+
+    def _controller(self, topic: Topic) -> FlowController:
+        config = topic.config
+        return FlowController(
+            lag_limit_ms=config.throttle_lag_ms, depth_limit=config.throttle_depth, now_ms=self._now_ms()
+        )
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ms()

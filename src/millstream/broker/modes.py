@@ -1,0 +1,116 @@
+"""The broker's mode at run time: what it measures, refuses, and whom it tells.  The rules are in traffic/modes.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import structlog
+
+from millstream.broker.metrics import Metrics
+from millstream.config import Settings
+from millstream.errors import MillstreamError, ReadOnly, Throttled
+from millstream.traffic.modes import ModeRules, Modes, Situation
+from millstream.wire.subscription_calls import FlowNotice, ModeInfo, SetMode
+
+__all__ = ["ModeKeeper", "resident_bytes"]
+
+_log = structlog.get_logger("millstream.modes")
+
+WATCH_S: Final = 1.0
+#: How long confirmations take in mode `throttled`: enough to be felt, far from any time-out.
+_DELAY_MS: Final = 100
+_STATM: Final = Path("/proc/self/statm")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+def resident_bytes() -> int:
+    """How much memory this process holds; 0 where the system does not say."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class Listener(Protocol):
+    def push(self, message: object, /) -> None: ...
+
+
+class ModeKeeper:
+    """Watches disk and memory, and says what the broker may be asked for."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        free_bytes: Callable[[], int],
+        memory_bytes: Callable[[], int],
+        state_failure: Callable[[], str | None],
+        sessions: Callable[[], Iterable[Listener]],
+        metrics: Metrics,
+    ) -> None:
+        self._modes = Modes(
+            ModeRules(
+                free_bytes_min=settings.storage.free_bytes_min,
+                memory_bytes_warning=settings.server.memory_bytes_warning,
+                memory_bytes_critical=settings.server.memory_bytes_critical,
+            )
+        )
+        self._free_bytes = free_bytes
+        #: Where memory is measured; a test may say something else.
+        self.memory_bytes = memory_bytes
+        self._state_failure = state_failure
+        self._sessions = sessions
+        self._metrics = metrics
+        #: Raised by whoever publishes; None when publishing is allowed.
+        self.publish_refusal: MillstreamError | None = None
+        #: Raised by whoever wants messages.
+        self.serve_refusal: MillstreamError | None = None
+        self.connect_refusal: MillstreamError | None = None
+        #: By how much confirmations are delayed.
+        self.delay_ms = 0
+
+    @property
+    def mode(self) -> str:
+        return self._modes.mode
+
+    @property
+    def reason(self) -> str | None:
+        return self._modes.reason or None
+
+    def handlers(self) -> dict[type, Callable[[Any, Any], Awaitable[object]]]:
+        return {SetMode: self._set}
+
+    async def watch(self) -> None:
+        """Measure; called every WATCH_S."""
+        situation = Situation(
+            free_bytes=self._free_bytes(), memory_bytes=self.memory_bytes(), storage_failure=self._state_failure()
+        )
+        self._metrics.memory_bytes = situation.memory_bytes
+        if self._modes.observe(situation):
+            self._changed()
+
+    async def _set(self, _: object, call: SetMode) -> ModeInfo:
+        if self._modes.maintain(None if call.mode == "normal" else call.reason):
+            self._changed()
+        return ModeInfo(mode=self._modes.mode, reason=self._modes.reason)
+
+    def _changed(self) -> None:
+        modes = self._modes
+        text = f"the broker is in mode {modes.mode}: {modes.reason}"
+        self.publish_refusal = None if modes.accepts_messages else ReadOnly(text)
+        self.serve_refusal = None if modes.serves else ReadOnly(text)
+        self.connect_refusal = None if modes.accepts_connections else Throttled(text)
+        self.delay_ms = _DELAY_MS if modes.mode == "throttled" else 0
+        self._metrics.mode_changes += 1
+        (_log.warning if modes.mode == "normal" else _log.error)("mode", mode=modes.mode, reason=modes.reason)
+        notice = FlowNotice(
+            topic="",
+            level="normal" if modes.mode == "normal" else "warning" if modes.accepts_messages else "overloaded",
+            delay_ms=self.delay_ms,
+            reason=text if modes.reason else "",
+        )
+        for session in self._sessions():
+            session.push(notice)

@@ -1,0 +1,108 @@
+"""Who takes messages from queues: consumers, and their requests that wait for something to come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from millstream.errors import MillstreamError
+from millstream.wire.leases import LeasePart
+from millstream.wire.queue_calls import ConsumerInfo
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Session
+    from millstream.broker.queue_group import QueueGroup
+
+__all__ = ["Consumer", "LeaseHandle", "LeaseReply", "SettleReply"]
+
+#: Called once per LEASE.
+LeaseReply: TypeAlias = Callable[[Sequence[LeasePart] | MillstreamError], None]
+#: Called once per SETTLE, with a result for each entry.
+SettleReply: TypeAlias = Callable[[Sequence[int] | MillstreamError], None]
+
+
+class Consumer:
+    """One consumer of one group; or of several, if it asked for a pattern."""
+
+    __slots__ = (
+        "acked",
+        "busy_us",
+        "delivered",
+        "detached",
+        "failed",
+        "groups",
+        "key",
+        "lease_ms",
+        "name",
+        "number",
+        "orphaned",
+        "session",
+        "turn",
+        "waiting",
+    )
+
+    def __init__(self, number: int, session: Session, *, name: str, detached: bool, lease_ms: int) -> None:
+        self.number = number
+        self.session = session
+        self.name = name
+        #: Unique while the broker runs, and readable in histories.
+        self.key = f"{name}#{number}"
+        self.detached = detached
+        self.lease_ms = lease_ms
+        self.groups: list[QueueGroup] = []
+        self.waiting: dict[LeaseHandle, None] = {}
+        #: Why there will never be anything for it again.
+        self.orphaned: MillstreamError | None = None
+        #: Which group is asked first the next time, so that one busy topic of a pattern does not hide the others.
+        self.turn = 0
+        self.delivered = 0
+        self.acked = 0
+        self.failed = 0
+        #: Time between delivery and ack, summed over acked messages.
+        self.busy_us = 0
+
+    def info(self, leased: int) -> ConsumerInfo:
+        return ConsumerInfo(
+            consumer=self.number,
+            name=self.name,
+            client_id=self.session.client_id,
+            address=self.session.address,
+            detached=self.detached,
+            leased=leased,
+            requested=sum(handle.want for handle in self.waiting),
+            delivered=self.delivered,
+            acked=self.acked,
+            failed=self.failed,
+            avg_ms=self.busy_us / self.acked / 1000 if self.acked else 0.0,
+        )
+
+
+class LeaseHandle:
+    """A LEASE that found nothing and waits, in line with those of the same group."""
+
+    __slots__ = ("consumer", "max_bytes", "reply", "timer", "want")
+
+    def __init__(self, consumer: Consumer, want: int, max_bytes: int, reply: LeaseReply) -> None:
+        self.consumer = consumer
+        self.want = want
+        self.max_bytes = max_bytes
+        self.reply = reply
+        self.timer: asyncio.TimerHandle | None = None
+
+    def park(self) -> None:
+        self.consumer.waiting[self] = None
+        for group in self.consumer.groups:
+            group.waiting[self] = None
+
+    def cancel(self) -> None:
+        """Leave the line; the request is not answered."""
+        if self.timer is not None:
+            self.timer.cancel()
+        self.consumer.waiting.pop(self, None)
+        for group in self.consumer.groups:
+            group.waiting.pop(self, None)
+
+    def answer(self, result: Sequence[LeasePart] | MillstreamError) -> None:
+        self.cancel()
+        self.reply(result)

@@ -1,0 +1,119 @@
+"""One queue group on one topic: who consumes it, who waits, and whose turn it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from millstream.broker.queue_part import QueuePart
+from millstream.policies import QueuePolicy
+from millstream.wire.leases import LeasePart, bytes_in, messages_in
+
+if TYPE_CHECKING:
+    from millstream.broker.queue_consumers import Consumer, LeaseHandle
+    from millstream.broker.queues import Queues
+    from millstream.broker.registry import Topic
+
+__all__ = ["QueueGroup"]
+
+
+class QueueGroup:
+    """A group's state is in its parts, one for each partition, opened when first needed."""
+
+    def __init__(self, host: Queues, topic: Topic, name: str, policy: QueuePolicy, *, opened: bool) -> None:
+        self.topic = topic
+        #: Whether anybody asked for it; otherwise the broker uses it for itself.
+        self.opened = opened
+        self.name = name
+        self.policy = policy
+        self.consumers: dict[int, Consumer] = {}
+        #: LEASE requests that wait, first come, first served.
+        self.waiting: dict[LeaseHandle, None] = {}
+        #: Parts that may have something, and the consumers that were told since that there is nothing for them.  The
+        #: part that gave last is the last one to be asked again.
+        self._ready: dict[QueuePart, set[int]] = {}
+        self._host = host
+        self._parts: list[QueuePart | None] = []
+
+    @property
+    def key(self) -> str:
+        """Of its fact in the state log."""
+        return f"queue/{self.topic.namespace}/{self.topic.name}/{self.name}"
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether settling one message can make another one ready."""
+        return self.policy.ordering != "none"
+
+    def part(self, number: int) -> QueuePart:
+        """The group on one partition, opened now if need be."""
+        parts = self._parts
+        if number >= len(parts):
+            parts += [None] * (number + 1 - len(parts))
+        part = parts[number]
+        if part is None:
+            part = parts[number] = self._host.open_part(self, number)
+            self._ready[part] = set()
+            part.changed(self._host.now_us())
+        return part
+
+    def parts(self) -> Iterator[QueuePart]:
+        """All of them, also of partitions that nobody has asked for yet."""
+        for number in range(len(self.topic.partitions)):
+            yield self.part(number)
+
+    def open_parts(self) -> list[QueuePart]:
+        return [part for part in self._parts if part is not None]
+
+    def configure(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        for part in self.open_parts():
+            part.configure()
+
+    # --- whose turn it is ----------------------------------------------------------------------------------------
+
+    def take(self, consumer: Consumer, want: int, room: int, *, first: bool, now_us: int) -> list[LeasePart]:
+        """Messages for a consumer from the parts that have some, each in its turn; see QueuePart.lease."""
+        found: list[LeasePart] = []
+        ready = self._ready
+        if not ready or self.policy.paused:
+            return found
+        alone = len(self.consumers) <= 1
+        for part in list(ready):
+            refused = ready[part]
+            if consumer.number in refused:
+                continue
+            got, is_full = part.lease(consumer, want, room, alone=alone, first=first and not found, now_us=now_us)
+            if not got and not is_full:
+                refused.add(consumer.number)
+                if len(refused) >= len(self.consumers):
+                    del ready[part]
+                continue
+            del ready[part]
+            ready[part] = refused
+            found += got
+            want -= messages_in(got)
+            room -= bytes_in(got)
+            if want <= 0 or room <= 0 or is_full:
+                break
+        return found
+
+    def woken(self, part: QueuePart) -> None:
+        """A part may have something now, also for those who were refused before."""
+        self._ready[part] = set()
+        if self.waiting:
+            self.serve()
+
+    def serve(self) -> None:
+        """Give to those who wait, in their order, as long as there is something."""
+        if self.policy.paused:
+            return
+        now_us = self._host.now_us()
+        for handle in list(self.waiting):
+            if not self._ready:
+                return
+            if handle not in self.waiting:
+                continue  # answered meanwhile
+            found = self._host.take(handle.consumer, handle.want, handle.max_bytes, now_us)
+            if found:
+                handle.answer(found)

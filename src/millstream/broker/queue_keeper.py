@@ -1,0 +1,163 @@
+"""What the queue groups of one partition share: its log, its journal, and the knowledge of priorities in it.
+
+Priorities stand in the headers of batches.  As long as no producer used any, nobody looks for them; from the first one
+on, every batch is looked at when it becomes visible.  What was there before is surveyed in the background, and the
+journal remembers how far there was nothing to find, so that a restart does not read an old backlog again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from millstream.broker.journal import Fact, Journal
+from millstream.broker.partition import Partition
+from millstream.broker.queue_source import LogWindows, PartitionSource
+from millstream.errors import MillstreamError
+from millstream.records import PRIORITY_DEFAULT, Batch
+
+if TYPE_CHECKING:
+    from millstream.broker.queue_part import QueuePart
+    from millstream.broker.queues import Queues
+
+__all__ = ["PartitionKeeper"]
+
+_log = structlog.get_logger("millstream.queues")
+
+_ENTITY: Final = "lanes"
+_NORMAL: Final = 1 << PRIORITY_DEFAULT
+_BRIEF: Final = Struct("<4xI54xB")  # length and priorities of a batch header
+_SURVEY_BYTES: Final = 512 * 1024
+
+
+class PartitionKeeper:
+    """Follows a partition on behalf of its queue groups."""
+
+    def __init__(self, host: Queues, partition: Partition, journal: Journal, windows: LogWindows) -> None:
+        self.partition = partition
+        self.journal = journal
+        self.source = PartitionSource(partition, windows)
+        self.parts: list[QueuePart] = []
+        self._host = host
+        self._warming = False
+        self._closed = False
+        #: The first message that is not normal, as far as that is known.
+        self._lanes_from: int | None = None
+        #: Everything below was looked at by this process or one before.
+        self._surveyed = 0
+        #: From here on priorities are in the map of the source.
+        self._mapped_from = partition.high_watermark
+        self._surveys = 0
+        for kind, offset in journal.claim(_ENTITY, self._snapshot):
+            if kind == "seen":
+                self._lanes_from = offset
+            else:
+                self._surveyed = offset
+        partition.listeners.append(self._advanced)
+
+    def add(self, part: QueuePart) -> None:
+        self.parts.append(part)
+        known = self._surveyed if self._lanes_from is None else self._lanes_from
+        start = max(part.ledger.committed, known, self.source.start)
+        if start < self._mapped_from:
+            end, self._mapped_from = self._mapped_from, start
+            self._surveys += 1
+            self._host.own(self._survey(start, end))
+        elif not self._surveys:
+            self._surveyed = self.partition.high_watermark
+
+    def close(self) -> None:
+        self._closed = True
+        self.partition.listeners.remove(self._advanced)
+        self.source.forget()
+
+    def _advanced(self, before: int, after: int) -> None:
+        if self.partition.has_lanes:
+            self._look(before, after)
+        for part in self.parts:
+            part.wake()
+
+    # --- cold segments -------------------------------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """Have the segment checked that somebody asked for, away from the loop; then go on."""
+        if not self._warming:
+            self._warming = True
+            self._host.own(self._warm())
+
+    async def _warm(self) -> None:
+        try:
+            while (offset := self.source.cold) is not None and not self._closed:
+                await self.partition.warm(offset)
+                self.source.cold = None
+        finally:
+            self._warming = False
+        for part in list(self.parts):
+            part.wake()
+
+    # --- priorities ----------------------------------------------------------------------------------------------
+
+    def remember(self) -> None:
+        """The broker stops: note how far there is nothing to find."""
+        for fact in self._snapshot():
+            self.journal.record(_ENTITY, fact)
+
+    def forget_below(self, offset: int) -> None:
+        """Nobody needs to know priorities below."""
+        self.source.lanes.forget_below(offset)
+        self._mapped_from = max(self._mapped_from, min(offset, self.partition.high_watermark))
+
+    def _snapshot(self) -> list[Fact]:
+        if self._lanes_from is not None:
+            return [["seen", self._lanes_from]]
+        return [["surveyed", self._surveyed if self._surveys else self.partition.high_watermark]]
+
+    def _look(self, offset: int, end: int) -> None:
+        """Take note of the priorities of messages that became visible."""
+        while offset < end:
+            run = self.source.batch_at(offset)
+            if run is None:
+                return
+            if run.priorities != _NORMAL:
+                for batch in run.batches():
+                    if batch.header.priorities != _NORMAL:
+                        self._note(batch)
+            offset = run.next_offset
+
+    def _note(self, batch: Batch) -> None:
+        self.source.lanes.note(batch.offsets(), batch.priorities() or [PRIORITY_DEFAULT] * batch.count)
+        if self._lanes_from is None or batch.base_offset < self._lanes_from:
+            self._lanes_from = batch.base_offset
+            self.journal.record(_ENTITY, ["seen", self._lanes_from])
+
+    async def _survey(self, offset: int, end: int) -> None:
+        """Look at everything between two offsets, a piece at a time; messages are delivered meanwhile."""
+        log = self.partition.log
+        try:
+            while offset < end and not self._closed:
+                await self.partition.warm(offset)
+                await asyncio.sleep(0)
+                offset = max(offset, log.start_offset)
+                chunk = log.read(offset, _SURVEY_BYTES, before=end)
+                if self._closed or chunk.next_offset <= offset:
+                    break
+                for buffer in chunk.buffers:
+                    at = 0
+                    while at < len(buffer):
+                        length, priorities = _BRIEF.unpack_from(buffer, at)
+                        if priorities != _NORMAL:
+                            self._note(Batch.parse(buffer, at, verify=False))
+                            self.source.lanes.late += 1
+                        at += length
+                offset = chunk.next_offset
+        except MillstreamError as error:
+            _log.warning("priorities of a backlog could not be read", directory=log.directory, reason=str(error))
+        self._surveys -= 1
+        if not self._surveys:
+            self._surveyed = self.partition.high_watermark
+        if self.source.lanes.used:
+            for part in list(self.parts):
+                part.wake()

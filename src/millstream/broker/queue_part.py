@@ -1,0 +1,306 @@
+"""One queue group on one partition: its ledger, with a log to take messages from and a journal to remember in.
+
+The ledger decides; here its decisions meet time and bytes.  What it grants is packed as stored batches, what it decides
+is recorded in the journal, and when it wants to be woken a timer is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from millstream.broker.burials import Burials
+from millstream.broker.journal import EntityFact
+from millstream.queues.ledger import Ledger
+from millstream.queues.ranges import lowest
+from millstream.queues.records import Lease, Outcome, Result, Rules
+from millstream.wire.leases import PART_BYTES_MAX, LeasePart, Scope, Settle, SettleEntry
+
+if TYPE_CHECKING:
+    from millstream.broker.queue_consumers import Consumer
+    from millstream.broker.queue_group import QueueGroup
+    from millstream.broker.queue_keeper import PartitionKeeper
+    from millstream.broker.queues import Queues
+
+__all__ = ["ROUTE_SHIFT", "QueuePart"]
+
+#: A nonce says which part it belongs to, so that a settle finds it: 24 bits of route, 40 bits by chance.
+ROUTE_SHIFT: Final = 40
+#: A timer that fires a moment early must not spin.
+_TIMER_S_MIN: Final = 0.001
+
+
+class QueuePart:
+    """See the module.  All methods are called on the event loop."""
+
+    def __init__(self, host: Queues, group: QueueGroup, number: int, keeper: PartitionKeeper, route: int) -> None:
+        self.group = group
+        self.number = number
+        self.keeper = keeper
+        self.route = route
+        self.entity = f"queue/{group.name}"
+        self.closed = False
+        self._host = host
+        self._source = keeper.source
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_us = 0
+        self._start = -1
+        rng = host.rng
+        self.ledger = Ledger(
+            self._rules(), draw=rng.random, draw_nonce=lambda: route << ROUTE_SHIFT | rng.getrandbits(ROUTE_SHIFT)
+        )
+        for fact in keeper.journal.claim(self.entity, self.ledger.snapshot):
+            self.ledger.apply(fact)
+        self._expired_before = 0
+        self._expired_before = self.expired()
+        self.burials = Burials(host, self)
+        self.ledger.open()
+        #: What came back before the last stop must be readable at once: to the ledger, what is not there is gone.
+        self._is_warm = False
+        self._follow_log()
+        keeper.add(self)
+        self._warm_up()
+        self.burials.resume()
+
+    def _rules(self) -> Rules:
+        return Rules.of(self.group.policy, self.group.topic.config)
+
+    def _warm_up(self) -> None:
+        log = self.keeper.partition.log
+        cold, checked = [], 0
+        if not all(segment.verified for segment in log.segments):
+            for offset in self.ledger.offsets("waiting", self.end):
+                if offset >= checked:
+                    checked = next((s.base_offset for s in log.segments if s.base_offset > offset), self.end)
+                    if log.cold_segment(offset) is not None:
+                        cold.append(offset)
+        self.ledger.expire(self._host.now_us())  # waits may have ended while nobody was there
+        self._is_warm = not cold
+        if cold:
+            self._host.own(self._check(cold))
+
+    async def _check(self, cold: Sequence[int]) -> None:
+        for offset in cold:
+            await self.keeper.partition.warm(offset)
+        self._is_warm = True
+        self.wake()
+
+    def close(self) -> None:
+        """Let go of everything; what was recorded stays."""
+        self.closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self in self.keeper.parts:
+            self.keeper.parts.remove(self)
+
+    def configure(self) -> None:
+        """The group's policy or the topic's settings changed."""
+        self.ledger.configure(self._rules())
+        self.wake()
+
+    # --- messages out --------------------------------------------------------------------------------------------
+
+    def lease(
+        self, consumer: Consumer, want: int, room: int, *, alone: bool, first: bool, now_us: int
+    ) -> tuple[list[LeasePart], bool]:
+        """Hand out what there is for a consumer: at most `want` messages, in an answer with `room` bytes left.
+
+        The first message of an answer always fits.  Also says whether there was more than that.
+        """
+        if not self._is_warm:
+            return [], False
+        self._follow_log()
+        delivery = self.ledger.lease(
+            self._source,
+            consumer=consumer.key,
+            want=want,
+            now_us=now_us,
+            lease_ms=consumer.lease_ms,
+            alone=alone,
+            bytes_max=room,
+        )
+        parts: list[LeasePart] = []
+        is_full = False
+        for lease in delivery.leases:
+            part, size = self._pack(lease, room, first=first and not parts)
+            room -= size
+            is_full = is_full or lease.bits != lease.granted
+            if part is not None:
+                parts.append(part)
+        if delivery.dead:
+            self.burials.bury(delivery.dead)
+        if self._source.cold is not None:
+            self.keeper.warm()
+        self._host.touched(self)
+        self.changed(now_us)
+        return parts, is_full
+
+    def _pack(self, lease: Lease, room: int, *, first: bool) -> tuple[LeasePart | None, int]:
+        """A lease with its messages, and the bytes they take.  What does not fit is given back, uncounted."""
+        base, bits = lease.base, lease.granted
+        end = base + bits.bit_length()
+        batches: list[bytes | memoryview] = []
+        used = PART_BYTES_MAX + (end - base >> 3)
+        offset = base
+        while offset < end:
+            run = self._source.batch_at(offset)
+            if run is None:
+                break  # cannot be, because the ledger has just looked at it; if it is, nobody loses anything
+            pieces = run.pieces(base, bits)
+            size = sum(map(len, pieces))
+            if used + size > room:
+                if batches or not first:
+                    break
+                while used + size > room and bits.bit_count() > 1:
+                    bits = lowest(bits, bits.bit_count() // 2)
+                    pieces = run.pieces(base, bits)
+                    size = sum(map(len, pieces))
+                end = min(end, base + bits.bit_length())
+            used += size
+            batches += pieces
+            offset = min(run.next_offset, end)
+        kept = lease.granted & (1 << offset - base) - 1
+        if kept != lease.granted:
+            self.ledger.release(lease.nonce, offset, lease.granted >> offset - base)
+        return (self._part(lease, kept, batches), used) if kept else (None, 0)
+
+    def _part(self, lease: Lease, present: int, batches: Sequence[bytes | memoryview]) -> LeasePart:
+        span = present.bit_length()
+        mask = b"" if not present & present + 1 else present.to_bytes(span + 7 >> 3, "little")
+        return LeasePart(
+            self.group.topic.name,
+            self.number,
+            lease.nonce,
+            (lease.deadline_us - lease.granted_us) // 1000,
+            lease.delivery,
+            lease.failures,
+            lease.base,
+            span,
+            mask,
+            batches,
+        )
+
+    # --- answers in ----------------------------------------------------------------------------------------------
+
+    def settle(self, entry: SettleEntry, now_us: int) -> Outcome:
+        kind, nonce, scope, offset, value, bits, reason = entry
+        base, bits = (-1, 1) if scope == Scope.REST else (offset, bits if scope == Scope.BITMAP else 1)
+        ledger = self.ledger
+        if kind == Settle.ACK:
+            outcome = ledger.ack(nonce, base, bits)
+        elif kind == Settle.NACK:
+            after_ms = None if value < 0 else value
+            outcome = ledger.nack(nonce, base, bits, now_us=now_us, reason=reason, retry_after_ms=after_ms)
+        elif kind == Settle.REJECT:
+            outcome = ledger.reject(nonce, base, bits, now_us=now_us, reason=reason)
+        elif kind == Settle.EXTEND:
+            outcome = ledger.extend(nonce, value, now_us=now_us)
+        else:
+            outcome = ledger.release(nonce, base, bits)
+        if outcome.result is not Result.INVALID:
+            self._host.touched(self)
+            if kind != Settle.ACK or self.group.is_ordered:
+                self.changed(now_us)
+                self.wake()
+        return outcome
+
+    def return_from(self, consumer: Consumer, now_us: int) -> None:
+        """A consumer is gone: what it holds is ready again, at once."""
+        before = self.ledger.counts(self.end).leased
+        dead = self.ledger.return_consumer(consumer.key, now_us)
+        if dead:
+            self.burials.bury(dead)
+        if before != self.ledger.counts(self.end).leased:
+            self._host.metrics.leases_returned += 1
+            self._host.touched(self)
+            self.changed(now_us)
+            self.wake()
+
+    # --- time ----------------------------------------------------------------------------------------------------
+
+    def changed(self, now_us: int) -> None:
+        """Set the timer to when the ledger wants to be looked at.  One that comes too early does no harm."""
+        due_us = self.ledger.next_wakeup_us()
+        if due_us is None or (self._timer is not None and self._timer_us <= due_us):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_us = due_us
+        delay_s = max((due_us - now_us) / 1e6, _TIMER_S_MIN) if due_us else 0.0
+        self._timer = self._host.loop.call_later(delay_s, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        now_us = self._host.now_us()
+        metrics = self._host.metrics
+        metrics.leases_expired += sum(lease.deadline_us <= now_us for lease in self.ledger.leases())
+        dead = self.ledger.expire(now_us)
+        if dead:
+            self.burials.bury(dead)
+        self._host.touched(self)
+        self.wake()
+        is_asked = bool(self.group.waiting) and not self.group.policy.paused
+        # When the ledger only wants to look further ahead, it can wait until somebody asks.
+        if is_asked or self.ledger.next_wakeup_us():
+            self.changed(now_us)
+
+    def sweep(self, now_us: int) -> None:
+        """Expire what nobody asks for, and forget what is no more."""
+        self._follow_log()
+        if not self.keeper.partition.has_expiry and not self.group.topic.config.message_ttl_ms:
+            return  # nothing here is known to expire, and looking means reading
+        dead = self.ledger.sweep(self._source, now_us)
+        if dead:
+            self.burials.bury(dead)
+        self._host.touched(self)
+
+    def wake(self) -> None:
+        """There may be something for somebody."""
+        if not self.closed:
+            self.group.woken(self)
+
+    def _follow_log(self) -> None:
+        start = self._source.start
+        if start != self._start:
+            self._start = start
+            self.ledger.trim(start)
+
+    # --- remembering ---------------------------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Hand what was decided to the journal; nobody waits for it."""
+        for fact in self.ledger.drain():
+            self.keeper.journal.record(self.entity, fact)
+
+    def record_durably(self) -> Awaitable[None]:
+        """What was decided until now is on disk when the answer was awaited."""
+        # Taken now: until somebody awaits, the next flush could have written them without waiting for the disk.
+        return self._write([(self.entity, fact) for fact in self.ledger.drain()])
+
+    async def _write(self, facts: list[EntityFact]) -> None:
+        if facts:
+            await self.keeper.journal.record_durably(*facts)
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    @property
+    def end(self) -> int:
+        return self._source.end
+
+    def expired(self) -> int:
+        """Messages that were dropped because their time was over, since the part was opened."""
+        return self.ledger.counts(self.end).totals.get("expired", 0) - self._expired_before
+
+    def depth(self) -> int:
+        """Messages that are not settled."""
+        self._follow_log()
+        ready, leased, waiting, _, _ = self.ledger.counts(self._source.end)
+        return ready + leased + waiting
+
+    def ready_since_us(self) -> int | None:
+        """When the oldest message was stored that is ready; None when there is none, or it cannot be read right now."""
+        offset = next(self.ledger.offsets("ready", self._source.end), None)
+        run = self._source.batch_at(offset) if offset is not None else None
+        return run.append_time_us if run is not None else None

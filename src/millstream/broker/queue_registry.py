@@ -1,0 +1,346 @@
+"""Which queue groups exist, with which policy: facts of a state log, and the control calls that change them.
+
+A pattern is a group on every topic that matches, also on those that appear later; these need no facts of their own,
+because they follow from the pattern.  Dead letter topics belong to a pattern only if it names them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+import structlog
+
+from millstream.broker.queue_consumers import Consumer
+from millstream.broker.queue_group import QueueGroup
+from millstream.broker.registry import Topic
+from millstream.broker.state import StateLog
+from millstream.clock import Clock
+from millstream.dead_letters import DEAD_LETTER_GROUP, DEAD_LETTER_SUFFIX
+from millstream.errors import ConfigInvalid, GroupNotFound, InvalidArgument, QuotaExceeded, TopicNotFound
+from millstream.names import check_group, check_pattern, compile_pattern, is_pattern
+from millstream.policies import QueuePolicy
+from millstream.wire import queue_calls
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Session
+    from millstream.broker.queues import Queues
+
+__all__ = ["QueueRegistry"]
+
+_log = structlog.get_logger("millstream.queues")
+
+_GROUPS_MAX: Final = 1_000  # of a topic: each is woken by every message
+
+_TopicKey: TypeAlias = tuple[str, str]
+_GroupKey: TypeAlias = tuple[str, str, str]
+
+
+@dataclass(eq=False, slots=True)
+class _Pattern:
+    namespace: str
+    pattern: str
+    group: str
+    policy: QueuePolicy
+    consumers: list[Consumer] = field(default_factory=list)
+
+    @property
+    def key(self) -> str:
+        return f"pattern/{self.namespace}/{self.pattern}/{self.group}"
+
+    def covers(self, topic: Topic) -> bool:
+        if (
+            topic.deleting
+            or topic.namespace != self.namespace
+            or not compile_pattern(self.pattern).fullmatch(topic.name)
+        ):
+            return False
+        return not topic.name.endswith(DEAD_LETTER_SUFFIX) or self.pattern.endswith(DEAD_LETTER_SUFFIX)
+
+
+class QueueRegistry:
+    """The groups by topic and name."""
+
+    def __init__(self, host: Queues, log: StateLog, clock: Clock) -> None:
+        self._host = host
+        self._log = log
+        self._clock = clock
+        self._groups: dict[_TopicKey, dict[str, QueueGroup]] = {}
+        self._patterns: dict[_GroupKey, _Pattern] = {}
+        self._changing = asyncio.Lock()
+        #: Groups of topics that a crash had deleted half.
+        self._stale: dict[str, None] = {}
+
+    def replay(self, documents: Mapping[str, Any]) -> None:
+        for key, document in documents.items():
+            kind, namespace, place, name = key.split("/")
+            policy = QueuePolicy.from_mapping(document["policy"])
+            if kind == "pattern":
+                self._patterns[namespace, place, name] = _Pattern(namespace, place, name, policy)
+            else:
+                topic = self._host.topics.registry.find(namespace, place)
+                if topic is not None:
+                    self._add(topic, name, policy)
+                else:
+                    self._stale[key] = None
+        for topic in self._host.topics.registry.all_topics():
+            self._follow(topic)
+
+    async def forget_stale(self) -> None:
+        """Groups whose topic is gone must not come back with the next topic of its name."""
+        if self._stale:
+            await self._record(self._stale)
+            self._stale = {}
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    def on_topic(self, topic: Topic) -> list[QueueGroup]:
+        """The groups that somebody opened on a topic."""
+        return [group for group in self._groups.get((topic.namespace, topic.name), {}).values() if group.opened]
+
+    def all_groups(self, namespace: str) -> Iterator[QueueGroup]:
+        for (where, _), groups in sorted(self._groups.items()):
+            if where == namespace:
+                yield from (group for _, group in sorted(groups.items()) if group.opened)
+
+    def get(self, namespace: str, topic_name: str, name: str) -> QueueGroup:
+        topic = self._host.topics.registry.get(namespace, topic_name)
+        group = self._groups.get((topic.namespace, topic.name), {}).get(name)
+        if group is None or not group.opened:
+            raise GroupNotFound(f"topic {topic_name!r} has no queue group {name!r}")
+        return group
+
+    def implicit(self, topic: Topic, name: str) -> QueueGroup:
+        """The group, or one that only the broker itself uses until somebody opens it."""
+        group = self._groups.get((topic.namespace, topic.name), {}).get(name)
+        return group or self._add(topic, name, QueuePolicy(), opened=False)
+
+    def _add(self, topic: Topic, name: str, policy: QueuePolicy, *, opened: bool = True) -> QueueGroup:
+        group = QueueGroup(self._host, topic, name, policy, opened=opened)
+        self._groups.setdefault((topic.namespace, topic.name), {})[name] = group
+        return group
+
+    # --- topics come and go --------------------------------------------------------------------------------------
+
+    def topic_changed(self, topic: Topic) -> None:
+        """A topic was made, got partitions, or has other settings."""
+        self._follow(topic)
+        for group in self._groups.get((topic.namespace, topic.name), {}).values():
+            group.configure(group.policy)
+            if group.consumers:
+                for part in group.parts():
+                    part.wake()
+
+    def _follow(self, topic: Topic) -> None:
+        for pattern in self._patterns.values():
+            if pattern.covers(topic):
+                group = self._groups.get((topic.namespace, topic.name), {}).get(pattern.group)
+                if group is None:
+                    group = self._add(topic, pattern.group, pattern.policy)
+                for consumer in pattern.consumers:
+                    self._host.join(consumer, group)
+
+    async def forget_topic(self, namespace: str, name: str) -> None:
+        """A topic is gone, and its partitions are closed already."""
+        groups = self._groups.pop((namespace, name), {})
+        gone = TopicNotFound(f"topic {name!r} was deleted")
+        facts: dict[str, Any] = {}
+        for group in groups.values():
+            for consumer in list(group.consumers.values()):
+                self._host.leave(consumer, group)
+                if not consumer.groups and not any(
+                    consumer in pattern.consumers for pattern in self._patterns.values()
+                ):
+                    consumer.orphaned = gone
+                    for handle in list(consumer.waiting):
+                        handle.answer(gone)
+            for part in group.open_parts():
+                self._host.forget_part(part)
+            self._host.forget_topic(group.topic)
+            if group.opened:
+                facts[group.key] = None
+        if facts:
+            await self._record(facts)
+
+    async def forget_namespace(self, namespace: str) -> None:
+        """A namespace is gone, and its topics with it."""
+        gone = [pattern for pattern in self._patterns.values() if pattern.namespace == namespace]
+        for pattern in gone:
+            del self._patterns[namespace, pattern.pattern, pattern.group]
+        if gone:
+            await self._record({pattern.key: None for pattern in gone})
+
+    def forget_consumer(self, consumer: Consumer) -> None:
+        for pattern in self._patterns.values():
+            if consumer in pattern.consumers:
+                pattern.consumers.remove(consumer)
+
+    # --- opening -------------------------------------------------------------------------------------------------
+
+    async def open(self, session: Session, call: queue_calls.OpenQueue) -> queue_calls.QueueOpened:
+        """Make the session a consumer, and the group if there is none."""
+        values = dict(call.policy or {})
+        if call.start:
+            values["start"] = call.start
+        if is_pattern(call.topic):
+            pattern = await self._open_pattern(session.namespace, call.topic, call.group, values)
+            groups = [self.get(session.namespace, topic.name, call.group) for topic in self._covered(pattern)]
+        else:
+            pattern = None
+            groups = [await self.ensure(session.namespace, call.topic, call.group, values)]
+        consumer = self._host.add_consumer(session, name=call.consumer, lease_ms=call.lease_ms, detached=call.detached)
+        for group in groups:
+            await asyncio.sleep(0)  # opening partitions takes a moment; others go first
+            self._host.join(consumer, group)
+        if pattern is not None:
+            pattern.consumers.append(consumer)
+        topics = [group.topic.name for group in groups]
+        return queue_calls.QueueOpened(consumer=consumer.number, topics=topics)
+
+    async def ensure(self, namespace: str, topic_name: str, name: str, values: Mapping[str, Any]) -> QueueGroup:
+        """The group, made if need be; raises ConfigInvalid when it exists with other settings."""
+        async with self._changing:
+            topic = self._host.topics.registry.get(namespace, topic_name)
+            group = self._groups.get((namespace, topic_name), {}).get(check_group(name))
+            if group is not None and group.opened:
+                _check_same(group.policy, values, f"queue group {name!r} of topic {topic_name!r}")
+                return group
+            return await self._create(topic, name, QueuePolicy.from_mapping(values))
+
+    async def _create(self, topic: Topic, name: str, policy: QueuePolicy) -> QueueGroup:
+        if len(self.on_topic(topic)) >= _GROUPS_MAX:
+            raise QuotaExceeded(f"a topic has {_GROUPS_MAX} queue groups at most")
+        if name not in self._groups.get((topic.namespace, topic.name), {}):
+            await self._forget_facts(topic, name)
+        group = self.implicit(topic, name)
+        if policy.start == "latest":
+            for number in range(len(topic.partitions)):
+                if not self._host.topics.is_untouched(topic, number):
+                    part = group.part(number)
+                    part.ledger.start_at(part.end)
+                    await part.record_durably()
+        await self._record({group.key: _document(policy)})
+        group.opened = True
+        group.configure(policy)
+        _log.info("queue group created", namespace=topic.namespace, topic=topic.name, group=name)
+        return group
+
+    async def _forget_facts(self, topic: Topic, name: str) -> None:
+        """A crash while a group of this name was made or deleted may have left facts that no group owns."""
+        if name == DEAD_LETTER_GROUP:
+            return  # the broker settles letters there whether or not anybody consumes them
+        topics = self._host.topics
+        for number in range(len(topic.partitions)):
+            if not topics.is_untouched(topic, number):
+                await asyncio.sleep(0)
+                journal = topics.journal(topic, number)
+                stale = [entity for entity in (f"queue/{name}", f"burials/{name}") if entity in journal.entities]
+                for entity in stale:
+                    journal.forget(entity)
+                if stale:
+                    await journal.record_durably(*((entity, None) for entity in stale))
+
+    async def _open_pattern(self, namespace: str, text: str, name: str, values: Mapping[str, Any]) -> _Pattern:
+        check_pattern(text)
+        async with self._changing:
+            self._host.topics.registry.topics(namespace)
+            pattern = self._patterns.get((namespace, text, check_group(name)))
+            if pattern is not None:
+                _check_same(pattern.policy, values, f"queue group {name!r} of pattern {text!r}")
+                return pattern
+            policy = QueuePolicy.from_mapping(values)
+            pattern = _Pattern(namespace, text, name, policy)
+            for topic in self._covered(pattern):
+                group = self._groups.get((namespace, topic.name), {}).get(name)
+                if group is None or not group.opened:
+                    await self._create(topic, name, policy)
+            await self._record({pattern.key: _document(policy)})
+            self._patterns[namespace, text, name] = pattern
+            return pattern
+
+    def _covered(self, pattern: _Pattern) -> list[Topic]:
+        topics = self._host.topics.registry.topics(pattern.namespace)
+        return [topic for _, topic in sorted(topics.items()) if pattern.covers(topic)]
+
+    # --- changing ------------------------------------------------------------------------------------------------
+
+    async def configure(self, namespace: str, call: queue_calls.ConfigureQueue) -> None:
+        async with self._changing:
+            if is_pattern(call.topic):
+                pattern = self._pattern(namespace, call.topic, call.group)
+                pattern_policy = QueuePolicy.from_mapping(call.policy, pattern.policy)
+                groups = [self.get(namespace, topic.name, call.group) for topic in self._covered(pattern)]
+            else:
+                pattern = None
+                groups = [self.get(namespace, call.topic, call.group)]
+            policies = {group: QueuePolicy.from_mapping(call.policy, group.policy) for group in groups}
+            facts: dict[str, Any] = {group.key: _document(policy) for group, policy in policies.items()}
+            if pattern is not None:
+                facts[pattern.key] = _document(pattern_policy)
+                pattern.policy = pattern_policy
+            await self._record(facts)
+            for group, policy in policies.items():
+                group.configure(policy)
+
+    async def delete(self, namespace: str, call: queue_calls.DeleteQueue) -> None:
+        async with self._changing:
+            if is_pattern(call.topic):
+                pattern = self._pattern(namespace, call.topic, call.group)
+                groups = [self.get(namespace, topic.name, call.group) for topic in self._covered(pattern)]
+            else:
+                pattern = None
+                groups = [self.get(namespace, call.topic, call.group)]
+                for some in self._patterns.values():
+                    if some.group == call.group and some.covers(groups[0].topic):
+                        raise InvalidArgument(f"queue group {call.group!r} belongs to pattern {some.pattern!r}")
+            if any(group.consumers for group in groups) and not call.force:
+                raise InvalidArgument(f"queue group {call.group!r} has consumers; stop them first or use force")
+            if pattern is not None:
+                await self._record({pattern.key: None})
+                del self._patterns[namespace, call.topic, call.group]
+            for group in groups:
+                await self._delete(group)
+
+    async def _delete(self, group: QueueGroup) -> None:
+        topic, name = group.topic, group.name
+        for consumer in list(group.consumers.values()):
+            self._host.leave(consumer, group)
+            if not consumer.groups:
+                consumer.orphaned = GroupNotFound(f"queue group {name!r} of topic {topic.name!r} was deleted")
+                for handle in list(consumer.waiting):
+                    handle.answer(consumer.orphaned)
+        await self._record({group.key: None})
+        self._groups.get((topic.namespace, topic.name), {}).pop(name, None)
+        for part in group.open_parts():
+            self._host.forget_part(part)
+            entities = (part.entity, part.burials.entity)
+            for entity in entities:
+                part.keeper.journal.forget(entity)
+            await part.keeper.journal.record_durably(*((entity, None) for entity in entities))
+        _log.info("queue group deleted", namespace=topic.namespace, topic=topic.name, group=name)
+
+    def _pattern(self, namespace: str, text: str, name: str) -> _Pattern:
+        pattern = self._patterns.get((namespace, text, name))
+        if pattern is None:
+            raise GroupNotFound(f"there is no queue group {name!r} on pattern {text!r}")
+        return pattern
+
+    async def _record(self, facts: Mapping[str, Any]) -> None:
+        await self._log.record(facts, now_us=self._clock.now_us())
+
+
+def _document(policy: QueuePolicy) -> dict[str, Any]:
+    return {"policy": msgspec.to_builtins(policy)}
+
+
+def _check_same(policy: QueuePolicy, values: Mapping[str, Any], what: str) -> None:
+    asked = QueuePolicy.from_mapping(values, policy)
+    for name in values:
+        if name != "start" and getattr(asked, name) != getattr(policy, name):
+            raise ConfigInvalid(
+                f"{what} has {name}={getattr(policy, name)!r}, not {getattr(asked, name)!r}; "
+                "change it with queue.configure or leave it out"
+            )

@@ -1,0 +1,355 @@
+"""Looking at queues, and the doors that speak text: what is where and why, and leases as JSON.
+
+Nothing here is on the way of a LEASE or SETTLE; it may be slow, so it lets others go first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice, repeat
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.broker.queue_group import QueueGroup
+from millstream.broker.queue_part import QueuePart
+from millstream.broker.registry import Topic
+from millstream.errors import InvalidArgument, MessageNotFound
+from millstream.headers import decode_headers
+from millstream.ids import message_id, parse_message_id
+from millstream.queues.records import Attempt, Result
+from millstream.receipts import ReceiptHandle
+from millstream.records import PRIORITY_DEFAULT, Batch
+from millstream.wire import queue_calls
+from millstream.wire.leases import LeasePart, LeaseRequest, Scope, Settle, SettleEntry
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Session
+    from millstream.broker.queues import Queues
+
+__all__ = ["QueueViews", "place_of"]
+
+_PEEK_MAX: Final = 1_000
+_TEXT_LEASE_MAX: Final = 1_000
+#: An answer in JSON is a third larger than its values, and must fit into a frame.
+_TEXT_LEASE_BYTES: Final = 4 * 1024 * 1024
+_TEXT_WAIT_MS_MAX: Final = 60_000
+_RESULTS: Final = {
+    Result.DONE: "done",
+    Result.RETRIED: "retried",
+    Result.DEAD: "dead",
+    Result.INVALID: "receipt_invalid",
+}
+_ACTIONS: Final = {kind.name.lower(): kind for kind in Settle}
+
+Handler = Callable[["Session", Any], Awaitable[object]]
+
+
+class QueueViews:
+    """The control calls of queues."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+
+    def handlers(self) -> dict[type, Handler]:
+        registry = self._queues.registry
+        return {
+            queue_calls.OpenQueue: registry.open,
+            queue_calls.CloseQueue: self._close,
+            queue_calls.ConfigureQueue: self._configure,
+            queue_calls.DeleteQueue: lambda session, call: registry.delete(session.namespace, call),
+            queue_calls.PurgeQueue: self._purge,
+            queue_calls.ListQueues: self._list,
+            queue_calls.DescribeQueue: self._describe,
+            queue_calls.LeaseMessages: self._lease,
+            queue_calls.SettleMessages: self._settle,
+            queue_calls.PeekQueue: self._peek,
+            queue_calls.DescribeMessage: self._message,
+        }
+
+    # --- groups --------------------------------------------------------------------------------------------------
+
+    async def _close(self, session: Session, call: queue_calls.CloseQueue) -> None:
+        self._queues.remove_consumer(self._queues.consumer(session, call.consumer))
+
+    async def _configure(self, session: Session, call: queue_calls.ConfigureQueue) -> None:
+        await self._queues.registry.configure(session.namespace, call)
+
+    async def _purge(self, session: Session, call: queue_calls.PurgeQueue) -> queue_calls.Purged:
+        purged = 0
+        for part in self._queues.registry.get(session.namespace, call.topic, call.group).parts():
+            purged += part.ledger.purge(part.end)
+            await part.record_durably()
+            part.wake()
+        self._queues.metrics.messages_purged += purged
+        return queue_calls.Purged(purged=purged)
+
+    async def _list(self, session: Session, call: queue_calls.ListQueues) -> list[queue_calls.QueueSummary]:
+        groups = self._queues.registry.all_groups(session.namespace)
+        summaries = []
+        for group in [group for group in groups if call.topic in (None, group.topic.name)]:
+            await asyncio.sleep(0)
+            summaries.append(self._summary(group))
+        return summaries
+
+    def _summary(self, group: QueueGroup) -> queue_calls.QueueSummary:
+        ready = leased = waiting = 0
+        for part in self._touched_parts(group):
+            counts = part.ledger.counts(part.end)
+            ready += counts.ready
+            leased += counts.leased
+            waiting += counts.waiting
+        return queue_calls.QueueSummary(
+            topic=group.topic.name,
+            group=group.name,
+            depth=ready + leased + waiting,
+            ready=ready,
+            leased=leased,
+            waiting=waiting,
+            consumers=len(group.consumers),
+            paused=group.policy.paused,
+        )
+
+    def _touched_parts(self, group: QueueGroup) -> Iterator[QueuePart]:
+        """The parts of partitions that were ever used: looking at a group does not make files."""
+        for number in range(len(group.topic.partitions)):
+            if not self._queues.topics.is_untouched(group.topic, number):
+                yield group.part(number)
+
+    async def _describe(self, session: Session, call: queue_calls.DescribeQueue) -> queue_calls.QueueInfo:
+        group = self._queues.registry.get(session.namespace, call.topic, call.group)
+        summary = self._summary(group)
+        now_us = self._queues.now_us()
+        settled: dict[str, int] = {}
+        lanes: dict[int, queue_calls.LaneInfo] = {}
+        partitions = []
+        oldest_us = now_us
+        for part in self._touched_parts(group):
+            await asyncio.sleep(0)
+            counts = part.ledger.counts(part.end)
+            for how, messages in counts.totals.items():
+                settled[how] = settled.get(how, 0) + messages
+            for lane in part.ledger.lanes(part.keeper.source):
+                info = lanes.setdefault(lane.lane, _no_lane(lane.lane))
+                info.ready += lane.ready
+                info.leased += lane.leased
+                info.served += lane.served
+                info.last_served_ms = max(info.last_served_ms, lane.last_served_us // 1000)
+            depth = counts.ready + counts.leased + counts.waiting
+            if depth:
+                oldest_us = min(oldest_us, await self._append_time_us(part, part.ledger.committed) or now_us)
+            partitions.append(
+                queue_calls.QueuePartitionInfo(
+                    partition=part.number,
+                    depth=depth,
+                    ready=counts.ready,
+                    leased=counts.leased,
+                    waiting=counts.waiting,
+                    settled_below=part.ledger.committed,
+                    end=part.end,
+                )
+            )
+        return queue_calls.QueueInfo(
+            topic=group.topic.name,
+            group=group.name,
+            policy={name: getattr(group.policy, name) for name in group.policy.__struct_fields__},
+            depth=summary.depth,
+            ready=summary.ready,
+            leased=summary.leased,
+            waiting=summary.waiting,
+            settled=settled,
+            oldest_ms=max(now_us - oldest_us, 0) // 1000,
+            partitions=partitions,
+            lanes=[lanes[number] for number in sorted(lanes)],
+            consumers=[consumer.info(_held(group, consumer.key)) for consumer in group.consumers.values()],
+        )
+
+    async def _append_time_us(self, part: QueuePart, offset: int) -> int | None:
+        await part.keeper.partition.warm(max(offset, part.keeper.source.start))
+        run = part.keeper.source.batch_at(offset)
+        return run.append_time_us if run is not None else None
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    async def _peek(self, session: Session, call: queue_calls.PeekQueue) -> list[queue_calls.QueuedMessage]:
+        if not 1 <= call.limit <= _PEEK_MAX:
+            raise InvalidArgument(f"limit must be between 1 and {_PEEK_MAX}, not {call.limit}")
+        group = self._queues.registry.get(session.namespace, call.topic, call.group)
+        states = (call.state,) if call.state else ("ready", "leased", "waiting")
+        found: list[queue_calls.QueuedMessage] = []
+        for part in self._touched_parts(group):
+            offsets = {
+                offset for state in states for offset in islice(part.ledger.offsets(state, part.end), call.limit)
+            }
+            for offset in sorted(offsets)[: call.limit]:
+                message = await self._look(part, offset)
+                if message is not None:
+                    found.append(message)
+        return sorted(found, key=lambda message: (message.append_time_ms, message.partition, message.offset))[
+            : call.limit
+        ]
+
+    async def _message(self, session: Session, call: queue_calls.DescribeMessage) -> list[queue_calls.QueuedMessage]:
+        topic, number, offset = place_of(self._queues, session.namespace, call.id)
+        found = []
+        for group in self._queues.registry.on_topic(topic):
+            if call.group in (None, group.name):
+                message = await self._look(group.part(number), offset)
+                if message is not None:
+                    found.append(message)
+        if not found:
+            raise MessageNotFound(f"no queue group of topic {topic.name!r} knows message {call.id}")
+        return found
+
+    async def _look(self, part: QueuePart, offset: int) -> queue_calls.QueuedMessage | None:
+        await part.keeper.partition.warm(max(offset, part.keeper.source.start))
+        run = part.keeper.source.batch_at(offset)
+        batches = [batch for batch in run.batches() if offset in batch.offsets()] if run else []
+        uid = part.group.topic.partition_uids[part.number]
+        content = next((content for batch in batches for at, content in _contents(batch, uid) if at == offset), None)
+        if content is None:
+            return None
+        where = part.ledger.look(offset, part.end)
+        lease, history = where.lease, where.history
+        last_us = lease.granted_us if lease else history.attempts[-1].delivered_us if history.attempts else 0
+        return queue_calls.QueuedMessage(
+            topic=part.group.topic.name,
+            group=part.group.name,
+            partition=part.number,
+            offset=offset,
+            state=where.state,  # type: ignore[arg-type]
+            deliveries=history.deliveries + (lease is not None),
+            failures=history.failures,
+            consumer=lease.consumer if lease else "",
+            until_ms=(lease.deadline_us if lease else where.due_us) // 1000,
+            first_delivery_ms=(history.first_us or last_us) // 1000,
+            last_delivery_ms=last_us // 1000,
+            attempts=[_attempt(attempt) for attempt in history.attempts],
+            **content,
+        )
+
+    # --- leases as text ------------------------------------------------------------------------------------------
+
+    async def _lease(self, session: Session, call: queue_calls.LeaseMessages) -> list[queue_calls.LeasedMessage]:
+        if not 1 <= call.max <= _TEXT_LEASE_MAX:
+            raise InvalidArgument(f"max must be between 1 and {_TEXT_LEASE_MAX}, not {call.max}")
+        queues = self._queues
+        group = await queues.registry.ensure(session.namespace, call.topic, call.group, {})
+        consumer = queues.add_consumer(session, name="", lease_ms=call.lease_ms, detached=True)
+        answered: asyncio.Future[Any] = queues.loop.create_future()
+        try:
+            queues.join(consumer, group)
+            wait_ms = min(call.wait_ms, _TEXT_WAIT_MS_MAX)
+            request = LeaseRequest(consumer.number, call.max, _TEXT_LEASE_BYTES, wait_ms)
+            queues.lease(session, request, answered.set_result)
+            parts = await answered
+        finally:
+            queues.remove_consumer(consumer)
+        if isinstance(parts, Exception):
+            raise parts
+        now_ms = queues.now_us() // 1000
+        return [message for part in parts for message in self._leased(group.topic, part, now_ms)]
+
+    def _leased(self, topic: Topic, part: LeasePart, now_ms: int) -> Iterator[queue_calls.LeasedMessage]:
+        uid = topic.partition_uids[part.partition]
+        granted = part.granted
+        data = b"".join(part.batches)
+        at = 0
+        while at < len(data):
+            batch = Batch.parse(data, at, verify=False)
+            at += batch.header.length
+            for offset, content in _contents(batch, uid):
+                if offset >= part.start and granted >> offset - part.start & 1:
+                    handle = ReceiptHandle(topic.name, part.partition, offset, part.delivery, part.nonce)
+                    yield queue_calls.LeasedMessage(
+                        receipt=str(handle),
+                        topic=topic.name,
+                        partition=part.partition,
+                        offset=offset,
+                        delivery=part.delivery,
+                        failures=part.failures,
+                        deadline_ms=now_ms + part.lease_ms,
+                        **content,
+                    )
+
+    async def _settle(self, session: Session, call: queue_calls.SettleMessages) -> list[queue_calls.SettleOutcome]:
+        queues = self._queues
+        answered: asyncio.Future[Any] = queues.loop.create_future()
+        entries = [self._entry(session.namespace, item) for item in call.items]
+        queues.settle(session, entries, answered.set_result)
+        results = await answered
+        if isinstance(results, Exception):
+            raise results
+        return [
+            queue_calls.SettleOutcome(receipt=item.receipt, result=_RESULTS[result])  # type: ignore[arg-type]
+            for item, result in zip(call.items, results, strict=True)
+        ]
+
+    def _entry(self, namespace: str, item: queue_calls.SettleItem) -> SettleEntry:
+        kind = _ACTIONS[item.action]
+        try:
+            handle = ReceiptHandle.parse(item.receipt)
+        except InvalidArgument:
+            return SettleEntry(kind, 0)  # refused like every receipt that is not known
+        part = self._queues.routed(handle.nonce)
+        topic = part.group.topic if part is not None else None
+        if part is None or topic is None or (topic.namespace, topic.name, part.number) != (namespace, *handle[:2]):
+            return SettleEntry(kind, 0)
+        value = -1 if item.delay_ms is None else item.delay_ms
+        if kind == Settle.EXTEND:
+            value = item.delay_ms or part.group.policy.lease_ms or topic.config.lease_ms
+        return SettleEntry(kind, handle.nonce, Scope.ONE, handle.offset, value, reason=item.reason)
+
+
+def place_of(queues: Queues, namespace: str, text: str) -> tuple[Topic, int, int]:
+    """Topic, partition and offset of the message with an id."""
+    place = parse_message_id(text)
+    found = queues.topics.registry.place_of(place.partition_uid)
+    if found is None or found[0].namespace != namespace:
+        raise MessageNotFound(f"no topic of namespace {namespace!r} has a message {text}")
+    return *found, place.offset
+
+
+def _contents(batch: Batch, uid: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Offsets, and what the messages there say and when; for answers that have these fields."""
+    time_us = batch.append_time_us
+    rows = zip(
+        batch.offsets(),
+        batch.values(),
+        batch.keys() or repeat(None),
+        batch.raw_headers() or repeat(None),
+        batch.timestamps_us() or repeat(batch.header.base_timestamp_us),
+        batch.priorities() or repeat(PRIORITY_DEFAULT),
+        strict=False,
+    )
+    for offset, value, key, raw_headers, timestamp_us, priority in rows:
+        yield (
+            offset,
+            {
+                "id": message_id(time_us, uid, offset),
+                "append_time_ms": time_us // 1000,
+                "timestamp_ms": timestamp_us // 1000,
+                "priority": priority,
+                "key": key,
+                "value": value,
+                "headers": decode_headers(raw_headers),
+            },
+        )
+
+
+def _attempt(attempt: Attempt) -> queue_calls.AttemptInfo:
+    return queue_calls.AttemptInfo(
+        consumer=attempt.consumer,
+        delivered_ms=attempt.delivered_us // 1000,
+        ended_ms=attempt.ended_us // 1000,
+        kind=attempt.kind,
+        reason=attempt.reason,
+    )
+
+
+def _no_lane(number: int) -> queue_calls.LaneInfo:
+    return queue_calls.LaneInfo(priority=number, ready=0, leased=0, served=0, last_served_ms=0)
+
+
+def _held(group: QueueGroup, consumer: str) -> int:
+    leases = (lease for part in group.open_parts() for lease in part.ledger.leases() if lease.consumer == consumer)
+    return sum(lease.bits.bit_count() for lease in leases)

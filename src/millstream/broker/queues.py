@@ -1,0 +1,400 @@
+"""Queues: all queue groups of the broker, their consumers, and the way of every LEASE and SETTLE.
+
+A group is a topic and a name.  Which groups exist is written down in queue_registry.py; what has become of each message
+is in the journals beside the partitions, one ledger for each group and partition (queue_part.py).  LEASE and SETTLE are
+plain calls, like publish and fetch, and answer through a callback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from millstream.broker.metrics import Metrics
+from millstream.broker.partition import Partition
+from millstream.broker.queue_consumers import Consumer, LeaseHandle, LeaseReply, SettleReply
+from millstream.broker.queue_group import QueueGroup
+from millstream.broker.queue_keeper import PartitionKeeper
+from millstream.broker.queue_part import ROUTE_SHIFT, QueuePart
+from millstream.broker.queue_registry import QueueRegistry
+from millstream.broker.queue_source import LogWindows
+from millstream.broker.registry import Topic
+from millstream.broker.state import StateLog
+from millstream.broker.steady_time import SteadyTime
+from millstream.broker.topics import Topics
+from millstream.broker.transfer import Target
+from millstream.clock import Clock
+from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, SubscriptionNotFound
+from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
+from millstream.queues.records import INVALID, Outcome, Result
+from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, bytes_in, messages_in
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Session
+
+__all__ = ["Queues"]
+
+_log = structlog.get_logger("millstream.queues")
+
+#: More messages than this in one lease would make bitmaps and answers unwieldy.
+_WANT_MAX: Final = 50_000
+#: Consumers of one connection; who needs more has lost some.
+_CONSUMERS_MAX: Final = 1_000
+#: Each part is swept about every so many rounds, and not too many of them in one.
+_SWEEP_ROUNDS: Final = 5
+_SWEEP_PARTS_MAX: Final = 500
+
+
+class Queues:
+    """See the module.  All methods are called on the broker's event loop."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        log: StateLog,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        rng: random.Random,
+        loop: asyncio.AbstractEventLoop,
+        flush_s: float,
+    ) -> None:
+        self.topics = topics
+        self.metrics = metrics
+        self.rng = rng
+        self.loop = loop
+        self.registry = QueueRegistry(self, log, clock)
+        #: Told where dead letters were stored: the partition, their first and their next offset.
+        self.on_letters: Callable[[Target, int, int], None] = lambda *_: None
+        self._time = SteadyTime(clock)
+        self._flush_s = flush_s
+        self._windows = LogWindows()
+        self._keepers: dict[int, PartitionKeeper] = {}  # by the uid of the partition
+        self._routes: list[QueuePart | None] = [None]
+        self._consumers: dict[int, Consumer] = {}
+        self._by_key: dict[str, Consumer] = {}
+        self._of_session: dict[Session, dict[int, Consumer]] = {}
+        self._consumer_number = 0
+        self._touched: dict[QueuePart, None] = {}
+        self._flush_timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._swept = 0
+
+    # --- life ----------------------------------------------------------------------------------------------------
+
+    def now_us(self) -> int:
+        return self._time.now_us()
+
+    def own(self, work: Coroutine[Any, Any, None]) -> None:
+        """Let something run in the background; it ends at the latest when the broker does."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            _log.error("background work failed", work=repr(task.get_coro()), exc_info=problem)
+
+    async def close(self, error: MillstreamError) -> None:
+        """The broker stops: answer who waits, finish what can be finished, remember the rest."""
+        for consumer in self._consumers.values():
+            for handle in list(consumer.waiting):
+                handle.answer(error)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=1)
+        for task in self._tasks:
+            task.cancel()
+        for keeper in self._keepers.values():
+            if keeper.journal.partition.failed is None:
+                keeper.remember()
+        self._flush()
+        for part in self._routes:
+            if part is not None:
+                part.close()
+
+    async def sweep(self) -> None:
+        """Expire what nobody asks for.  Called about once a second, for some of the parts each time."""
+        parts = [part for part in self._routes if part is not None]
+        share = min(-(-len(parts) // _SWEEP_ROUNDS), _SWEEP_PARTS_MAX)
+        now_us = self.now_us()
+        for part in (parts[self._swept :] + parts)[:share]:
+            part.sweep(now_us)
+        self._swept = (self._swept + share) % max(len(parts), 1)
+        self.metrics.messages_expired = sum(part.expired() for part in parts)
+        for keeper in self._keepers.values():
+            if keeper.parts:
+                keeper.forget_below(min(part.ledger.committed for part in keeper.parts))
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    def part(self, topic: Topic, group: str, number: int) -> QueuePart:
+        """A group on one partition; the group is made, in memory only, if nobody has opened it yet."""
+        return self.registry.implicit(topic, group).part(number)
+
+    def open_part(self, group: QueueGroup, number: int) -> QueuePart:
+        topic = group.topic
+        partition = self.topics.partition_of(topic, number)
+        keeper = self._keepers.get(partition.uid)
+        if keeper is None:
+            journal = self.topics.journal(topic, number)
+            keeper = self._keepers[partition.uid] = PartitionKeeper(self, partition, journal, self._windows)
+        part = QueuePart(self, group, number, keeper, len(self._routes))
+        self._routes.append(part)
+        return part
+
+    def forget_part(self, part: QueuePart) -> None:
+        self._routes[part.route] = None
+        self._touched.pop(part, None)
+        part.close()
+
+    def forget_topic(self, topic: Topic) -> None:
+        for uid in topic.partition_uids:
+            keeper = self._keepers.pop(uid, None)
+            if keeper is not None:
+                keeper.close()
+
+    def touched(self, part: QueuePart) -> None:
+        """A part has decided something that is to be recorded soon."""
+        self._touched[part] = None
+        if self._flush_timer is None:
+            self._flush_timer = self.loop.call_later(self._flush_s, self._flush)
+
+    def _flush(self) -> None:
+        if self._flush_timer is not None:
+            self._flush_timer.cancel()
+            self._flush_timer = None
+        touched, self._touched = self._touched, {}
+        journals = dict.fromkeys(part.keeper.journal for part in touched)
+        for part in touched:
+            part.record()
+        for journal in journals:
+            journal.flush()
+
+    def log_rewritten(self, partition: Partition) -> None:
+        """Compaction took messages out: what was read before must not be delivered any more."""
+        keeper = self._keepers.get(partition.uid)
+        if keeper is not None:
+            keeper.source.forget()
+
+    # --- what others ask -----------------------------------------------------------------------------------------
+
+    def depth(self, topic: Topic) -> int:
+        """Messages of a topic that wait to be settled, by the group that has most of them.
+
+        Without a group everything waits: the first one will begin at the start.
+        """
+        groups = self.registry.on_topic(topic)
+        if groups:
+            return max(sum(part.depth() for part in group.parts()) for group in groups)
+        waiting = 0
+        for number in range(len(topic.partitions)):
+            if not self.topics.is_untouched(topic, number):
+                partition = self.topics.partition_of(topic, number)
+                waiting += partition.high_watermark - partition.log.start_offset
+        return waiting
+
+    def waiting_since_us(self, topic: Topic) -> int | None:
+        """When the oldest message was stored that a group has not handed out; None when there is none."""
+        times = [part.ready_since_us() for group in self.registry.on_topic(topic) for part in group.parts()]
+        return min((time_us for time_us in times if time_us is not None), default=None)
+
+    def evict(self, topic: Topic, number: int, count: int) -> int:
+        """Give up the oldest messages of a partition that are ready, in every group; how many, where it was most."""
+        evicted = 0
+        for group in self.registry.on_topic(topic):
+            part = group.part(number)
+            evicted = max(evicted, part.ledger.evict(part.keeper.source, count))
+            self.touched(part)
+        return evicted
+
+    def settled_below(self, topic: Topic, number: int) -> int | None:
+        """The offset below which every group has settled everything; None when there is no group."""
+        groups = self.registry.on_topic(topic)
+        return min(group.part(number).ledger.committed for group in groups) if groups else None
+
+    # --- consumers -----------------------------------------------------------------------------------------------
+
+    def add_consumer(self, session: Session, *, name: str, lease_ms: int = 0, detached: bool = False) -> Consumer:
+        if lease_ms and not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
+            raise InvalidArgument(f"lease_ms must be between {LEASE_MS_MIN} and {LEASE_MS_MAX}, not {lease_ms}")
+        if len(self._of_session.get(session, ())) >= _CONSUMERS_MAX:
+            raise QuotaExceeded(f"a connection has {_CONSUMERS_MAX} consumers at most")
+        self._consumer_number += 1
+        number = self._consumer_number
+        shown = name or session.client_id or "consumer"
+        consumer = Consumer(number, session, name=shown, detached=detached, lease_ms=lease_ms)
+        self._consumers[number] = self._by_key[consumer.key] = consumer
+        self._of_session.setdefault(session, {})[number] = consumer
+        return consumer
+
+    def join(self, consumer: Consumer, group: QueueGroup) -> None:
+        """Let a consumer take from a group, also with the requests that it has waiting."""
+        if consumer.number not in group.consumers:
+            group.consumers[consumer.number] = consumer
+            consumer.groups.append(group)
+            for handle in consumer.waiting:
+                group.waiting[handle] = None
+        for part in group.parts():
+            part.wake()
+
+    def leave(self, consumer: Consumer, group: QueueGroup) -> None:
+        if group.consumers.pop(consumer.number, None) is not None:
+            consumer.groups.remove(group)
+            for handle in consumer.waiting:
+                group.waiting.pop(handle, None)
+
+    def remove_consumer(self, consumer: Consumer) -> None:
+        """End a consumer; what it holds goes back at once, unless it is detached.  To do it twice changes nothing."""
+        if self._consumers.pop(consumer.number, None) is None:
+            return
+        for handle in list(consumer.waiting):
+            handle.answer([])
+        del self._by_key[consumer.key]
+        mine = self._of_session[consumer.session]
+        del mine[consumer.number]
+        if not mine:
+            del self._of_session[consumer.session]
+        groups = list(consumer.groups)
+        for group in groups:
+            self.leave(consumer, group)
+        self.registry.forget_consumer(consumer)
+        now_us = self.now_us()
+        for group in groups:
+            for part in group.open_parts():
+                if not consumer.detached:
+                    part.return_from(consumer, now_us)
+                part.wake()  # whoever is alone now may have what was meant for another
+
+    def session_closed(self, session: Session) -> None:
+        for consumer in list(self._of_session.get(session, {}).values()):
+            self.remove_consumer(consumer)
+
+    def consumer(self, session: Session, number: int) -> Consumer:
+        consumer = self._consumers.get(number)
+        if consumer is None or consumer.session is not session:
+            raise SubscriptionNotFound(f"this connection has no consumer {number}; open one with queue.open")
+        return consumer
+
+    # --- LEASE ---------------------------------------------------------------------------------------------------
+
+    def lease(self, session: Session, request: LeaseRequest, reply: LeaseReply) -> LeaseHandle | None:
+        """Answer with messages now, or wait until there are some; the handle cancels the wait."""
+        number, want, max_bytes, wait_ms = request
+        consumer = self._consumers.get(number)
+        if consumer is None or consumer.session is not session:
+            consumer = self.consumer(session, number)
+        if want < 1:
+            raise InvalidArgument("a lease asks for at least one message")
+        if consumer.orphaned is not None:
+            raise consumer.orphaned
+        want = min(want, _WANT_MAX)
+        found = self.take(consumer, want, max_bytes, self.now_us())
+        if found or wait_ms <= 0:
+            reply(found)
+            return None
+        handle = LeaseHandle(consumer, want, max_bytes, reply)
+        handle.timer = self.loop.call_later(wait_ms / 1000, handle.answer, [])
+        handle.park()
+        return handle
+
+    def take(self, consumer: Consumer, want: int, max_bytes: int, now_us: int) -> list[LeasePart]:
+        """What there is for a consumer, from all of its groups."""
+        groups = consumer.groups
+        if len(groups) == 1:
+            found = groups[0].take(consumer, want, max_bytes, first=True, now_us=now_us)
+        else:
+            found = []
+            consumer.turn += 1
+            for place in range(len(groups)):
+                group = groups[(consumer.turn + place) % len(groups)]
+                left, room = want - messages_in(found), max_bytes - bytes_in(found)
+                if left <= 0 or room <= 0:
+                    break
+                found += group.take(consumer, left, room, first=not found, now_us=now_us)
+        if found:
+            messages = messages_in(found)
+            consumer.delivered += messages
+            self.metrics.leases_granted += len(found)
+            self.metrics.messages_leased += messages
+        return found
+
+    # --- SETTLE --------------------------------------------------------------------------------------------------
+
+    def settle(self, session: Session, entries: Sequence[SettleEntry], reply: SettleReply) -> None:
+        """Carry out settles in their order.  Answered at once, unless something must be on disk first."""
+        now_us = self.now_us()
+        results: list[int] = []
+        awaited: list[Awaitable[None]] = []
+        synced: dict[QueuePart, None] = {}
+        for entry in entries:
+            part = self.routed(entry.nonce)
+            outcome = INVALID if part is None else self.settle_one(part, entry, session, now_us)
+            results.append(outcome.result)
+            if part is not None:
+                if outcome.dead:
+                    awaited.append(part.burials.bury(outcome.dead))
+                if part.group.policy.ack_durability == "sync" and outcome.result is not Result.INVALID:
+                    synced[part] = None
+        awaited += [part.record_durably() for part in synced]
+        if awaited:
+            self.own(_answer_when_done(awaited, results, reply))
+        else:
+            reply(results)
+
+    def routed(self, nonce: int) -> QueuePart | None:
+        """The part that a nonce belongs to."""
+        route = nonce >> ROUTE_SHIFT
+        return self._routes[route] if route < len(self._routes) else None
+
+    def settle_one(self, part: QueuePart, entry: SettleEntry, session: Session, now_us: int) -> Outcome:
+        if part.group.topic.namespace != session.namespace:
+            return INVALID
+        lease = part.ledger.lease_of(entry.nonce)
+        if lease is None:
+            outcome = part.settle(entry, now_us)
+            self.metrics.settles_refused += outcome.result is Result.INVALID
+            return outcome
+        consumer = self._by_key.get(lease.consumer)
+        if consumer is not None and consumer.session is not session and not consumer.detached:
+            self.metrics.settles_refused += 1
+            return INVALID
+        before = lease.bits.bit_count()
+        outcome = part.settle(entry, now_us)
+        if outcome.result is Result.INVALID:
+            self.metrics.settles_refused += 1
+        else:
+            self._count(entry.kind, before - lease.bits.bit_count(), consumer, now_us - lease.granted_us)
+        return outcome
+
+    def _count(self, kind: int, messages: int, consumer: Consumer | None, took_us: int) -> None:
+        metrics = self.metrics
+        if kind == Settle.ACK:
+            metrics.messages_acked += messages
+            if consumer is not None:
+                consumer.acked += messages
+                consumer.busy_us += messages * took_us
+        elif kind == Settle.RELEASE:
+            metrics.messages_released += messages
+        elif kind != Settle.EXTEND:
+            if kind == Settle.NACK:
+                metrics.messages_nacked += messages
+            else:
+                metrics.messages_rejected += messages
+            if consumer is not None:
+                consumer.failed += messages
+
+
+async def _answer_when_done(awaited: Sequence[Awaitable[None]], results: Sequence[int], reply: SettleReply) -> None:
+    outcomes = await asyncio.gather(*awaited, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, MillstreamError):
+            reply(outcome)
+            return
+        if isinstance(outcome, BaseException):
+            raise outcome
+    reply(results)

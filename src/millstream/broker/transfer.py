@@ -1,0 +1,201 @@
+"""Moving messages to another partition, exactly once.
+
+A move is an intent in the journal of the partition it starts from: the batch, where it goes, and the identity (producer
+and sequence) it is appended with.  Whatever else the move means (these messages are dead, those have fired) is recorded
+in the same write.  Then the batch is appended.  A crash in between leaves the intent, and the restart appends it again
+with the same identity, which the target recognises if it has it already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import structlog
+
+from millstream.broker.journal import EntityFact, Fact, Journal
+from millstream.broker.partition import Partition
+from millstream.errors import MillstreamError, OutOfSequence, ProducerFenced, RequestError
+from millstream.records import BatchHeader, assign_producer
+
+__all__ = ["Target", "Transfer", "append_durably"]
+
+_log = structlog.get_logger("millstream.transfer")
+
+_ENTITY: Final = "transfers"
+_SEQUENCE: Final = 0xFFFF_FFFF
+_RETRY_S_FIRST: Final = 0.05
+_RETRY_S_MAX: Final = 5.0
+_MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+
+
+class Target(NamedTuple):
+    namespace: str
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Intent:
+    target: Target
+    batch: bytes
+
+
+class Transfer:
+    """The moves that start from one partition."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        resolve: Callable[[Target], Partition],
+        new_producer: Callable[[], Awaitable[int]],
+    ) -> None:
+        self._journal = journal
+        self._loop = loop
+        self._resolve = resolve
+        self._new_producer = new_producer
+        self._producer = 0
+        self._number = 0
+        self._intents: dict[int, _Intent] = {}
+        self._sequences: dict[Target, int] = {}
+        #: One move at a time reaches a target, so that sequences arrive in order.
+        self._turns: defaultdict[Target, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._naming = asyncio.Lock()
+        for fact in journal.claim(_ENTITY, self._snapshot):
+            self._apply(fact)
+
+    @property
+    def undone(self) -> int:
+        """How many moves are recorded and not finished."""
+        return len(self._intents)
+
+    async def move(
+        self,
+        target: Target,
+        batch: bytearray,
+        facts: Iterable[EntityFact] = (),
+        *,
+        on_recorded: Callable[[], None] | None = None,
+    ) -> int:
+        """Append a batch (as encode_batch makes it) to another partition; returns its first offset there.
+
+        `on_recorded` is called when the facts are on disk: from there on the move happens, whatever happens.  Raises
+        StorageFailed when they are not, and the target's error when it will never take the batch.
+        """
+        async with self._turns[target]:
+            if not self._producer:
+                await self._name()
+            for earlier in [number for number, intent in self._intents.items() if intent.target == target]:
+                # A crash has cut it short; its sequence comes before ours.
+                with contextlib.suppress(RequestError):
+                    await self._finish(earlier)
+            first = self._sequences.get(target, 0)
+            assign_producer(batch, self._producer << 16, first)
+            self._number += 1
+            number = self._number
+            intent: Fact = ["intent", number, *target, first, bytes(batch)]
+            await self._journal.record_durably(*facts, (_ENTITY, intent))
+            self._apply(intent)
+            if on_recorded is not None:
+                on_recorded()
+            return await self._finish(number)
+
+    async def recover(self) -> None:
+        """Finish what a crash has interrupted."""
+        for number, intent in list(self._intents.items()):
+            try:
+                async with self._turns[intent.target]:
+                    if number in self._intents:  # otherwise somebody else saw to it meanwhile
+                        await self._finish(number)
+            except RequestError as error:
+                _log.error("a move could not be finished", reason=str(error))
+
+    async def _name(self) -> None:
+        async with self._naming:
+            if not self._producer:
+                fact = ["producer", await self._new_producer()]
+                await self._journal.record_durably((_ENTITY, fact))
+                self._apply(fact)
+
+    async def _finish(self, number: int) -> int:
+        intent = self._intents[number]
+        wait_s = _RETRY_S_FIRST
+        while True:
+            try:
+                base = await self._append(intent.target, bytearray(intent.batch))
+                break
+            except (OutOfSequence, ProducerFenced) as error:
+                # The target lost what it had of ours, to damage on its disk.  Rather twice than never.
+                _log.warning("a move goes without its identity", target=str(intent.target), reason=str(error))
+                batch = bytearray(intent.batch)
+                assign_producer(batch, 0, 0)
+                base = await self._append(intent.target, batch)
+                break
+            except RequestError as error:
+                # The topic was deleted, or became smaller: there is nowhere to go any more.
+                _log.error("a move was given up", target=str(intent.target), reason=str(error))
+                self._done(number)
+                raise
+            except MillstreamError as error:
+                _log.warning("a move waits", target=str(intent.target), reason=str(error))
+                await asyncio.sleep(wait_s)
+                wait_s = min(_RETRY_S_MAX, wait_s * 2)
+        self._done(number)
+        return base
+
+    def _done(self, number: int) -> None:
+        fact = ["done", number]
+        self._apply(fact)
+        self._journal.record(_ENTITY, fact)
+
+    def _append(self, target: Target, batch: bytearray) -> asyncio.Future[int]:
+        return append_durably(self._resolve(target), batch, self._loop)
+
+    # --- facts ---------------------------------------------------------------------------------------------------
+
+    def _apply(self, fact: Fact) -> None:
+        kind, *rest = fact
+        if kind == "producer":
+            (self._producer,) = rest
+        elif kind == "intent":
+            number, namespace, topic, partition, first, batch = rest
+            target = Target(namespace, topic, partition)
+            self._intents[number] = _Intent(target, batch)
+            self._sequences[target] = (first + BatchHeader(batch).count) & _SEQUENCE
+            self._number = max(self._number, number)
+        elif kind == "done":
+            self._intents.pop(rest[0], None)
+        elif kind == "next":
+            namespace, topic, partition, first = rest
+            self._sequences[Target(namespace, topic, partition)] = first
+
+    def _snapshot(self) -> Iterable[Fact]:
+        if self._producer:
+            yield ["producer", self._producer]
+        for target, first in self._sequences.items():
+            yield ["next", *target, first]
+        for number, intent in self._intents.items():
+            yield ["intent", number, *intent.target, BatchHeader(intent.batch).first_sequence, intent.batch]
+
+
+def append_durably(partition: Partition, batch: bytearray, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
+    """Publish a batch of the broker's own; its first offset once it is on disk.  Raises as `Partition.publish`."""
+    stored: asyncio.Future[int] = loop.create_future()
+
+    def confirmed(error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool) -> None:
+        if stored.done():
+            return
+        if error is None:
+            stored.set_result(base)
+        else:
+            stored.set_exception(error)
+
+    partition.publish(memoryview(batch), fsync="group", max_message_bytes=_MESSAGE_BYTES_MAX, reply=confirmed)
+    partition.flush()
+    return stored

@@ -1,0 +1,371 @@
+"""`millstream dlq`: messages that queues have given up on."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from millstream.cli.arguments import parse_headers, parse_moment
+from millstream.cli.confirm import YesOption, confirm
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.failure import UsageProblem
+from millstream.cli.letters import (
+    letter_document,
+    print_letter,
+    print_letters,
+    print_plan,
+    print_replay,
+    print_replays,
+    print_statistics,
+)
+from millstream.cli.output import (
+    JsonOption,
+    document_of,
+    examples,
+    plural,
+    print_json,
+    print_json_line,
+    stderr,
+    stdout,
+)
+from millstream.cli.progress import Meter
+from millstream.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from millstream.client.blocking.letters import Replay
+    from millstream.client.letters import LetterOptions, ReplayOptions
+    from millstream.dead_letters import ReplayInfo
+
+app = typer.Typer(no_args_is_help=True, help="Look at dead letters, send them again, remove them.")
+
+_WHICH = "Which letters"
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The dead letter's id.")]
+IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.")]
+TopicOption = Annotated[
+    str,
+    typer.Option("--topic", metavar="TOPIC", help="From this topic, or a pattern: orders.#", rich_help_panel=_WHICH),
+]
+GroupOption = Annotated[
+    str, typer.Option("--group", metavar="GROUP", help="Given up by this queue group.", rich_help_panel=_WHICH)
+]
+ReasonOption = Annotated[
+    str,
+    typer.Option("--reason", metavar="REASON", help="REJECTED, MAX_RETRIES_EXCEEDED, ...", rich_help_panel=_WHICH),
+]
+ErrorOption = Annotated[
+    str, typer.Option("--error", metavar="TEXT", help="The last error contains this.", rich_help_panel=_WHICH)
+]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option("--header", metavar="NAME[=VALUE]", help="Has this header; may be repeated.", rich_help_panel=_WHICH),
+]
+KeyOption = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Has this key.", rich_help_panel=_WHICH)]
+SinceOption = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="Died at or after a time, or an age: 2h", rich_help_panel=_WHICH),
+]
+UntilOption = Annotated[
+    str | None,
+    typer.Option("--until", metavar="TIME", help="Died before a time, or an age: 14d", rich_help_panel=_WHICH),
+]
+EverythingOption = Annotated[bool, typer.Option("--all", help="All dead letters.", rich_help_panel=_WHICH)]
+
+
+def _which(
+    topic: str,
+    group: str,
+    reason: str,
+    error: str,
+    header: list[str] | None,
+    key: str | None,
+    since: str | None,
+    until: str | None,
+) -> LetterOptions:
+    options: LetterOptions = {"topic": topic, "group": group, "reason": reason, "error": error}
+    options["headers"] = {}
+    for pair in header or []:
+        name, equals, value = pair.partition("=")
+        options["headers"] = {**options["headers"], name: value if equals else None}
+    if key is not None:
+        options["key"] = key
+    options["since"], options["until"] = _moment("--since", since), _moment("--until", until)
+    return options
+
+
+def _moment(option: str, text: str | None) -> datetime.datetime | None:
+    if text is None:
+        return None
+    moment = parse_moment(text, datetime.datetime.now(datetime.UTC))
+    if moment is None:
+        raise UsageProblem(f"{option} {text!r} is neither a time such as 2026-01-31T09:30 nor an age such as 2h")
+    return moment
+
+
+def _require_choice(ids: list[str] | None, which: LetterOptions, everything: bool, verb: str) -> None:
+    """A forgotten option must not mean everything."""
+    chosen = sum((bool(ids), any(which.values()), everything))
+    if chosen != 1:
+        problem = "which letters" if not chosen else "only one of ids, filters and --all"
+        raise UsageProblem(f"say {problem} to {verb}: ids, filters such as --reason, or --all")
+
+
+@app.command(
+    "list",
+    epilog=examples(
+        "millstream dlq list",
+        "millstream dlq list --topic 'orders.#' --error timeout --since 1d",
+        "millstream dlq list --json --max 10 | jq -r .id",
+    ),
+)
+def list_letters(
+    topic: TopicOption = "",
+    group: GroupOption = "",
+    reason: ReasonOption = "",
+    error: ErrorOption = "",
+    header: HeaderOption = None,
+    key: KeyOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: Annotated[int, typer.Option("--max", metavar="N", min=1, help="At most so many.")] = 100,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """List dead letters, by topic and in the order they died."""
+    which = _which(topic, group, reason, error, header, key, since, until)
+    with open_client(broker, namespace) as client:
+        letters = client.dead_letters.list(limit=limit, **which)
+    if as_json:
+        for letter in letters:
+            print_json_line(letter_document(letter))
+        return
+    print_letters(letters)
+    if len(letters) == limit:
+        stderr.print(f"[dim]the first {limit:,}; --max shows more, `millstream dlq stats` counts them all[/]")
+
+
+@app.command(epilog=examples("millstream dlq show 01JD3QZ8M0K5X7T2B9WCE4R6VA"))
+def show(
+    letter_id: IdArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Show a dead letter: where it came from, how it died, every attempt, and the whole message."""
+    with open_client(broker, namespace) as client:
+        letter = client.dead_letters.show(letter_id)
+    if as_json:
+        print_json(letter_document(letter))
+    else:
+        print_letter(letter)
+
+
+@app.command(epilog=examples("millstream dlq stats", "millstream dlq stats --topic orders --since 1d"))
+def stats(
+    topic: TopicOption = "",
+    group: GroupOption = "",
+    reason: ReasonOption = "",
+    error: ErrorOption = "",
+    header: HeaderOption = None,
+    key: KeyOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Count dead letters by reason, topic, group, error and age."""
+    which = _which(topic, group, reason, error, header, key, since, until)
+    with open_client(broker, namespace) as client:
+        statistics = client.dead_letters.stats(**which)
+    if as_json:
+        print_json(document_of(statistics))
+    else:
+        print_statistics(statistics)
+
+
+@app.command(
+    epilog=examples(
+        "# look first",
+        "millstream dlq replay --topic orders --error 'db down' --dry-run",
+        "millstream dlq replay --topic orders --error 'db down' --rate 100",
+        "# one letter, repaired, to another topic",
+        "millstream dlq replay 01JD3QZ8M0K5X7T2B9WCE4R6VA --value '{\"amount\": 5}' --to orders.repaired",
+    )
+)
+def replay(
+    ids: IdsArgument = None,
+    topic: TopicOption = "",
+    group: GroupOption = "",
+    reason: ReasonOption = "",
+    error: ErrorOption = "",
+    header: HeaderOption = None,
+    key: KeyOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    everything: EverythingOption = False,
+    target: Annotated[
+        str | None, typer.Option("--to", metavar="TOPIC", help="Send to this topic, not to where they came from.")
+    ] = None,
+    value: Annotated[str | None, typer.Option("--value", metavar="TEXT", help="Replace the value.")] = None,
+    value_file: Annotated[
+        Path | None, typer.Option("--value-file", metavar="FILE", help="Replace the value by a file's contents.")
+    ] = None,
+    set_header: Annotated[
+        list[str] | None, typer.Option("--set-header", metavar="NAME=VALUE", help="Set a header; may be repeated.")
+    ] = None,
+    remove_header: Annotated[
+        list[str] | None, typer.Option("--remove-header", metavar="NAME", help="Leave a header out; may be repeated.")
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="N", min=0.001, help="At most so many messages per second.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, send nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is over.")] = True,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Send dead letters again, as new messages, in the order in which they first came in.
+
+    The broker does the work, goes on with it after a restart, and sends each letter once.
+    """
+    which = _which(topic, group, reason, error, header, key, since, until)
+    _require_choice(ids, which, everything, "replay")
+    if value is not None and value_file is not None:
+        raise UsageProblem("--value and --value-file exclude each other")
+    options: ReplayOptions = {
+        **which,
+        "target": target,
+        "value": value_file.read_bytes() if value_file is not None else value,
+        "set_headers": dict(parse_headers(set_header or [])),
+        "remove_headers": remove_header or [],
+        "rate": rate,
+    }
+    with open_client(broker, namespace) as client:
+        if dry_run:
+            plan = client.dead_letters.plan_replay(ids or [], everything=everything, **options)
+            if as_json:
+                print_json(document_of(plan))
+            else:
+                print_plan(plan)
+                stderr.print("nothing was sent (--dry-run)")
+            return
+        started = client.dead_letters.replay(ids or [], everything=everything, **options)
+        if not as_json and started.plan is not None:
+            for warning in started.plan.warnings:
+                stderr.print(Text(f"note: {warning}", style="yellow"))
+        info = _follow(started, shown=not as_json) if wait else started.info
+    if as_json:
+        print_json(document_of(info))
+    else:
+        print_replay(info)
+    if info.status == "failed":
+        raise typer.Exit(1)
+
+
+def _follow(replay: Replay, *, shown: bool) -> ReplayInfo:
+    """Wait for a replay, with a bar that says how far it is."""
+    from millstream.client.letters import POLL_S
+
+    seen = 0
+    try:
+        with Meter("replaying", replay.info.total, shown=shown) as meter:
+            while not replay.is_over:
+                time.sleep(POLL_S)
+                info = replay.progress()
+                meter.advance(info.replayed + info.failed - seen, info.reason or None)
+                seen = info.replayed + info.failed
+    except KeyboardInterrupt:
+        stderr.print(f"the replay goes on; `millstream dlq abort {replay.id}` ends it")
+        raise
+    return replay.info
+
+
+@app.command(epilog=examples("millstream dlq replays", "millstream dlq replays r-5f0c2a9b1d3e"))
+def replays(
+    replay_id: Annotated[str | None, typer.Argument(metavar="ID", help="One replay, with what failed.")] = None,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """List replays that run and reports of those that did, or show one of them."""
+    with open_client(broker, namespace) as client:
+        if replay_id is None:
+            infos = client.dead_letters.replays()
+        else:
+            infos = [client.dead_letters.replay_status(replay_id).info]
+    if as_json:
+        print_json(document_of(infos if replay_id is None else infos[0]))
+    elif replay_id is None:
+        print_replays(infos)
+    else:
+        print_replay(infos[0])
+
+
+@app.command(epilog=examples("millstream dlq abort r-5f0c2a9b1d3e"))
+def abort(
+    replay_id: Annotated[str, typer.Argument(metavar="ID", help="The replay's id.")],
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """End a replay.  What it has sent stays sent; the rest stays where it is."""
+    with open_client(broker, namespace) as client:
+        info = client.dead_letters.replay_status(replay_id).abort()
+    if as_json:
+        print_json(document_of(info))
+    else:
+        print_replay(info)
+
+
+@app.command(
+    epilog=examples(
+        "# look first",
+        "millstream dlq purge --reason TTL_EXPIRED --until 14d --dry-run",
+        "millstream dlq purge --reason TTL_EXPIRED --until 14d",
+        "millstream dlq purge --all --yes",
+    )
+)
+def purge(
+    ids: IdsArgument = None,
+    topic: TopicOption = "",
+    group: GroupOption = "",
+    reason: ReasonOption = "",
+    error: ErrorOption = "",
+    header: HeaderOption = None,
+    key: KeyOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    everything: EverythingOption = False,
+    limit: Annotated[int | None, typer.Option("--max", metavar="N", min=1, help="At most so many.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, remove nothing.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Remove dead letters for good."""
+    which = _which(topic, group, reason, error, header, key, since, until)
+    _require_choice(ids, which, everything, "purge")
+    with open_client(broker, namespace) as client:
+        letters = client.dead_letters
+        if dry_run or not yes:
+            outcome = letters.purge(ids or [], everything=everything, dry_run=True, limit=limit, **which)
+        if not dry_run:
+            if not yes:
+                confirm(f"Remove {plural(outcome.total, 'dead letter')} for good?", yes=yes)
+            outcome = letters.purge(ids or [], everything=everything, limit=limit, **which)
+    if as_json:
+        print_json({"dry_run": dry_run, **document_of(outcome)})
+    elif dry_run:
+        print_statistics(outcome)
+        stderr.print("nothing was removed (--dry-run)")
+    else:
+        stdout.print(f"removed {plural(outcome.total, 'dead letter')}")

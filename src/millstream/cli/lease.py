@@ -1,0 +1,176 @@
+"""`millstream lease`, `ack`, `nack`, `reject`, `extend`: work on a queue from a shell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
+from rich.text import Text
+
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.failure import ExitCode
+from millstream.cli.output import JsonOption, examples, print_json, print_json_line, print_table, stderr
+from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from millstream.client.queue_requests import LeasedMessage
+
+LEASE_EPILOG: Final = examples(
+    "millstream lease orders --group billing",
+    "# wait for one, keep it for five minutes",
+    "millstream lease orders --wait 30s --lease 5m",
+    "# settle with the receipt that was printed",
+    "millstream ack orders:0:42:1:a1b2c3d4e5f67890",
+    "# work through a queue in a shell",
+    "millstream lease orders --max 100 --json | jq -r .receipt | xargs millstream ack",
+)
+ACK_EPILOG: Final = examples("millstream ack orders:0:42:1:a1b2c3d4e5f67890")
+NACK_EPILOG: Final = examples("millstream nack orders:0:42:1:a1b2c3d4e5f67890 --reason 'db down' --retry-after 10s")
+REJECT_EPILOG: Final = examples("millstream reject orders:0:42:1:a1b2c3d4e5f67890 --reason 'bad payload'")
+EXTEND_EPILOG: Final = examples("millstream extend orders:0:42:1:a1b2c3d4e5f67890 --by 2m")
+
+_Action = Literal["ack", "nack", "reject", "extend"]
+_WORDS: Final = {
+    "done": "done",
+    "retried": "will be tried again",
+    "dead": "is a dead letter now",
+    "dropped": "dropped",
+    "receipt_invalid": "refused: the lease has ended or was settled; nothing was changed",
+}
+
+ReceiptsArgument = Annotated[
+    list[str], typer.Argument(metavar="RECEIPT...", help="Receipts, as `millstream lease` prints them.")
+]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept with the message.")]
+
+
+def lease(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The queue group.")] = "default",
+    maximum: Annotated[int, typer.Option("--max", "-m", metavar="N", min=1, max=1000, help="At most this many.")] = 1,
+    wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="Wait this long for a message.")] = "0s",
+    length: Annotated[
+        str, typer.Option("--lease", metavar="TIME", help="How long they are yours [default: as the queue says].")
+    ] = "",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Lease messages of a queue and print them with their receipts.
+
+    They are yours until the lease ends, also after this command has ended: settle them with ack, nack or reject, or
+    let the lease run out and somebody else gets them.
+    """
+    with open_client(broker, namespace) as client:
+        messages = client.queues.lease(topic, group, max=maximum, wait=wait, lease=length or None)
+    if as_json:
+        for message in messages:
+            print_json_line(_document(message))
+        return
+    print_table(
+        ("receipt", "delivery", "key", "value"),
+        [(message.receipt, message.delivery, _text(message.key), _text(message.value)) for message in messages],
+        empty="no message is ready",
+        numbers="delivery",
+    )
+
+
+def ack(
+    receipts: ReceiptsArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Say that messages are done."""
+    _settle("ack", receipts, as_json, broker, namespace)
+
+
+def nack(
+    receipts: ReceiptsArgument,
+    reason: ReasonOption = "",
+    retry_after: Annotated[
+        str, typer.Option("--retry-after", metavar="TIME", help="Until the next try [default: by the retry policy].")
+    ] = "",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Say that messages failed and shall be tried again."""
+    _settle("nack", receipts, as_json, broker, namespace, reason=reason, delay=retry_after or None)
+
+
+def reject(
+    receipts: ReceiptsArgument,
+    reason: ReasonOption = "",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Say that messages will never succeed; they become dead letters."""
+    _settle("reject", receipts, as_json, broker, namespace, reason=reason)
+
+
+def extend(
+    receipts: ReceiptsArgument,
+    by: Annotated[str, typer.Option("--by", metavar="TIME", help="From now [default: the lease's own length].")] = "",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Keep messages for longer."""
+    _settle("extend", receipts, as_json, broker, namespace, delay=by or None)
+
+
+def _settle(
+    action: _Action,
+    receipts: Sequence[str],
+    as_json: bool,
+    broker: str,
+    namespace: str,
+    *,
+    reason: str = "",
+    delay: str | None = None,
+) -> None:
+    with open_client(broker, namespace) as client:
+        outcomes = client.queues.settle(action, receipts, reason=reason, delay=delay)
+    if as_json:
+        print_json([{"receipt": outcome.receipt, "result": outcome.result} for outcome in outcomes])
+    else:
+        print_table(
+            ("receipt", "result"),
+            [
+                (
+                    outcome.receipt,
+                    Text(_WORDS[outcome.result], style="red" if outcome.result == "receipt_invalid" else ""),
+                )
+                for outcome in outcomes
+            ],
+        )
+    refused = sum(outcome.result == "receipt_invalid" for outcome in outcomes)
+    if refused:
+        stderr.print(f"[red]{refused} of {len(outcomes)} receipts were refused[/]")
+        raise typer.Exit(ExitCode.REQUEST)
+
+
+def _document(message: LeasedMessage) -> dict[str, Any]:
+    return {
+        "receipt": message.receipt,
+        "id": message.id,
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "delivery": message.delivery,
+        "failures": message.failures,
+        "deadline_ms": message.deadline_ms,
+        "timestamp_ms": message.timestamp_ms,
+        "priority": message.priority,
+        **json_bytes("key", message.key),
+        "headers": {name: value.decode("utf-8", "replace") for name, value in message.headers},
+        **json_bytes("value", message.value),
+    }
+
+
+def _text(data: bytes | None) -> str | None:
+    return None if data is None else terminal_safe(data.decode("utf-8", "surrogateescape"))

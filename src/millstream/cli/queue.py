@@ -1,0 +1,325 @@
+"""`millstream queue`: topics read by queue groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from millstream.cli.arguments import parse_pairs
+from millstream.cli.confirm import YesOption, confirm
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.output import (
+    JsonOption,
+    count_text,
+    document_of,
+    duration_text,
+    examples,
+    plural,
+    print_facts,
+    print_json,
+    print_table,
+    stdout,
+    time_text,
+)
+from millstream.cli.rendering import terminal_safe
+from millstream.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from millstream.client.queue_requests import QueuedMessage, QueueInfo
+
+app = typer.Typer(no_args_is_help=True, help="Look at queues, change their settings, pause and empty them.")
+
+_LANES = ("critical", "high", "normal", "low", "background")
+_VALUE_SHOWN = 60
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
+GroupArgument = Annotated[str, typer.Argument(metavar="[GROUP]", help="The queue group.")]
+
+
+@app.command("list", epilog=examples("millstream queue list", "millstream queue list orders --json"))
+def list_queues(
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Only queues of this topic.")] = None,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """List queues and what is in them."""
+    with open_client(broker, namespace) as client:
+        queues = client.queues.list(topic)
+    if as_json:
+        print_json(document_of(queues))
+        return
+    print_table(
+        ("topic", "group", "ready", "leased", "waiting", "consumers", "state"),
+        [
+            (
+                queue.topic,
+                queue.group,
+                Text(count_text(queue.ready), style="yellow" if queue.ready and not queue.consumers else ""),
+                queue.leased,
+                queue.waiting,
+                queue.consumers,
+                Text("paused", style="yellow") if queue.paused else "running",
+            )
+            for queue in queues
+        ],
+        empty="no queues; one is made when somebody leases from a topic",
+        numbers="ready|leased|waiting|consumers",
+    )
+
+
+@app.command(epilog=examples("millstream queue show orders billing", "millstream queue show orders --json | jq .lanes"))
+def show(
+    topic: TopicArgument,
+    group: GroupArgument = "default",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Show a queue: where its messages are, who works on them, and its settings."""
+    with open_client(broker, namespace) as client:
+        queue = client.queues.describe(topic, group)
+    if as_json:
+        print_json(document_of(queue))
+    else:
+        _print_queue(queue)
+
+
+@app.command(
+    "set",
+    epilog=examples(
+        "millstream queue set orders billing retry=durable",
+        "millstream queue set orders billing retry=standard,max_retries=5 lease_ms=2m",
+        "# one unsettled message per key at a time",
+        "millstream queue set orders billing ordering=key",
+        "millstream queue set orders billing fair_by=header:tenant",
+    ),
+)
+def set_policy(
+    topic: TopicArgument,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The queue group.")],
+    settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="What to change.")],
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Change settings of a queue group.  What is not named stays as it is."""
+    changes = parse_pairs(settings, "setting")
+    with open_client(broker, namespace) as client:
+        client.queues.configure(topic, group, **changes)
+    stdout.print(f"changed [bold]{topic}/{group}[/]: {', '.join(f'{name}={changes[name]}' for name in changes)}")
+
+
+@app.command(epilog=examples("millstream queue pause orders billing"))
+def pause(
+    topic: TopicArgument,
+    group: GroupArgument = "default",
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Stop handing out messages.  What is leased can still be settled."""
+    with open_client(broker, namespace) as client:
+        client.queues.pause(topic, group)
+    stdout.print(f"paused [bold]{topic}/{group}[/]")
+
+
+@app.command(epilog=examples("millstream queue resume orders billing"))
+def resume(
+    topic: TopicArgument,
+    group: GroupArgument = "default",
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Hand out messages again."""
+    with open_client(broker, namespace) as client:
+        client.queues.resume(topic, group)
+    stdout.print(f"resumed [bold]{topic}/{group}[/]")
+
+
+@app.command(
+    epilog=examples(
+        "millstream queue peek orders billing",
+        "# what failed and waits for its next try",
+        "millstream queue peek orders billing --state waiting --limit 50",
+    )
+)
+def peek(
+    topic: TopicArgument,
+    group: GroupArgument = "default",
+    state: Annotated[str, typer.Option("--state", metavar="STATE", help="ready, leased or waiting.")] = "",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="How many.")] = 10,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Look at messages of a queue without leasing them, oldest first."""
+    wanted: Literal["", "ready", "leased", "waiting"] = state  # type: ignore[assignment]
+    with open_client(broker, namespace) as client:
+        messages = client.queues.peek(topic, group, state=wanted, limit=limit)
+    if as_json:
+        print_json(document_of(messages))
+        return
+    print_table(
+        ("id", "state", "deliveries", "stored", "key", "value", "note"),
+        [
+            (
+                message.id,
+                message.state,
+                message.deliveries,
+                time_text(message.append_time_ms),
+                _shown(message.key),
+                _shown(message.value),
+                _note(message),
+            )
+            for message in messages
+        ],
+        empty="no messages",
+        numbers="deliveries",
+    )
+
+
+@app.command(epilog=examples("millstream queue message 01M7GKBEFSGBA51QG000000000"))
+def message(
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Show where a message is in each queue of its topic, and every attempt at it."""
+    with open_client(broker, namespace) as client:
+        found = client.queues.message(message_id)
+    if as_json:
+        print_json(document_of(found))
+        return
+    for entry in found:
+        print_facts(
+            [
+                ("queue", Text(f"{entry.topic}/{entry.group}", style="bold")),
+                ("message", f"partition {entry.partition}, offset {entry.offset}"),
+                ("state", f"{entry.state}{', ' + note if (note := _note(entry)) else ''}"),
+                ("stored", time_text(entry.append_time_ms)),
+                ("deliveries", f"{entry.deliveries}, of which {entry.failures} failed"),
+            ]
+        )
+        if entry.attempts:
+            print_table(
+                ("delivered", "took", "consumer", "result", "reason"),
+                [
+                    (
+                        time_text(attempt.delivered_ms),
+                        duration_text(attempt.ended_ms - attempt.delivered_ms),
+                        attempt.consumer,
+                        attempt.kind,
+                        attempt.reason,
+                    )
+                    for attempt in entry.attempts
+                ],
+                numbers="took",
+            )
+        stdout.print()
+    if not found:
+        stdout.print("[dim]the topic of this message is not read by any queue group[/]")
+
+
+@app.command(epilog=examples("millstream queue purge orders billing", "millstream queue purge orders --yes"))
+def purge(
+    topic: TopicArgument,
+    group: GroupArgument = "default",
+    yes: YesOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Settle everything that is in a queue now, as if it had been acknowledged."""
+    with open_client(broker, namespace) as client:
+        depth = client.queues.describe(topic, group).depth
+        confirm(f"Settle {plural(depth, 'message')} of {topic}/{group} unread?", yes=yes)
+        purged = client.queues.purge(topic, group)
+    stdout.print(f"purged {plural(purged, 'message')} from [bold]{topic}/{group}[/]")
+
+
+@app.command(epilog=examples("millstream queue delete orders billing"))
+def delete(
+    topic: TopicArgument,
+    group: GroupArgument = "default",
+    yes: YesOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Forget a queue group and what it has settled.  The messages stay in the topic."""
+    confirm(f"Forget queue group {group} of {topic} and its progress?", yes=yes)
+    with open_client(broker, namespace) as client:
+        client.queues.delete(topic, group, force=yes)
+    stdout.print(f"deleted [bold]{topic}/{group}[/]")
+
+
+def _print_queue(queue: QueueInfo) -> None:
+    settings = {name: value for name, value in queue.policy.items() if value not in ("", 0, False)}
+    print_facts(
+        [
+            ("queue", Text(f"{queue.topic}/{queue.group}", style="bold")),
+            ("ready", queue.ready),
+            ("leased", queue.leased),
+            ("waiting", queue.waiting),
+            ("oldest", duration_text(queue.oldest_ms) if queue.oldest_ms else None),
+            ("settled", ", ".join(f"{count_text(number)} {how}" for how, number in queue.settled.items() if number)),
+            ("settings", ", ".join(f"{name}={value}" for name, value in settings.items())),
+        ]
+    )
+    stdout.print()
+    print_table(
+        ("consumer", "client", "address", "leased", "asks for", "delivered", "acked", "failed", "takes"),
+        [
+            (
+                consumer.name,
+                consumer.client_id,
+                consumer.address,
+                consumer.leased,
+                consumer.requested,
+                consumer.delivered,
+                consumer.acked,
+                consumer.failed,
+                duration_text(round(consumer.avg_ms)) if consumer.acked else None,
+            )
+            for consumer in queue.consumers
+        ],
+        empty="no consumers",
+        numbers="leased|asks for|delivered|acked|failed|takes",
+    )
+    stdout.print()
+    print_table(
+        ("partition", "ready", "leased", "waiting", "settled below", "end"),
+        [(p.partition, p.ready, p.leased, p.waiting, p.settled_below, p.end) for p in queue.partitions],
+        numbers="partition|ready|leased|waiting|settled below|end",
+    )
+    if queue.lanes:
+        stdout.print()
+        print_table(
+            ("priority", "ready", "leased", "served", "last"),
+            [
+                (
+                    _LANES[lane.priority],
+                    lane.ready,
+                    lane.leased,
+                    lane.served,
+                    time_text(lane.last_served_ms) if lane.last_served_ms else None,
+                )
+                for lane in queue.lanes
+            ],
+            numbers="ready|leased|served",
+        )
+
+
+def _note(message: QueuedMessage) -> str:
+    if message.state == "leased":
+        return f"by {message.consumer} until {time_text(message.until_ms)}"
+    if message.state == "waiting":
+        return f"until {time_text(message.until_ms)}"
+    return ""
+
+
+def _shown(data: bytes | None) -> str | None:
+    if data is None:
+        return None
+    text = terminal_safe(data[:_VALUE_SHOWN].decode("utf-8", "surrogateescape"))
+    return text + "..." if len(data) > _VALUE_SHOWN else text

@@ -1,0 +1,78 @@
+"""`millstream subscribe`: messages as they are published, to standard output."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from millstream.cli.arguments import parse_duration
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.failure import UsageProblem
+from millstream.cli.interruption import Interruption
+from millstream.cli.output import JsonOption, examples, plural, stderr
+from millstream.cli.rendering import make_renderer
+from millstream.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from millstream.client import Message, Subscription
+
+__all__ = ["EPILOG", "subscribe"]
+
+EPILOG: Final = examples(
+    "millstream subscribe 'orders.*.created' 'logs.#'",
+    "# the next message of any topic, then stop",
+    "millstream subscribe '#' --max 1 --json",
+)
+
+
+def subscribe(
+    patterns: Annotated[
+        list[str], typer.Argument(metavar="PATTERN...", help="Topics; * stands for one level, a final # for the rest.")
+    ],
+    max_messages: Annotated[
+        int | None, typer.Option("--max", "-m", min=1, metavar="N", help="Stop after so many messages.")
+    ] = None,
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="Stop when nothing came for so long: 10s, 5m.")
+    ] = None,
+    line_format: Annotated[
+        str, typer.Option("--format", metavar="TEXT", help="What to print for a message; see `millstream consume`.")
+    ] = "{topic}\\t{value}",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Print messages of matching topics as they are published.
+
+    Topics that are created later are covered. What was published before is not shown: that is what `millstream consume`
+    is for. If messages come faster than they can be printed some are left out, and the number of those is reported.
+    """
+    timeout_ms = None if timeout is None else parse_duration(timeout)
+    if timeout is not None and timeout_ms is None:
+        raise UsageProblem(f"--timeout {timeout!r} is not a duration: use 10s, 5m or a number of milliseconds")
+    render = make_renderer(line_format, as_json=as_json, terminal=sys.stdout.isatty())
+    write, flush, count = sys.stdout.buffer.write, sys.stdout.buffer.flush, 0
+    with (
+        open_client(broker, namespace) as client,
+        client.subscribe(*patterns) as subscription,
+        Interruption() as interruption,
+    ):
+        quiet_s = None if timeout_ms is None else timeout_ms / 1000
+        for message in interruption.until_asked(_until_quiet(subscription, quiet_s)):
+            write(render(message))
+            flush()
+            count += 1
+            if count == max_messages:
+                break
+    if subscription.missed:
+        stderr.print(f"{plural(subscription.missed, 'message')} came too fast and were left out")
+    elif stderr.is_terminal:
+        stderr.print(f"[dim]{plural(count, 'message')}[/]")
+
+
+def _until_quiet(subscription: Subscription, quiet_s: float | None) -> Iterator[Message]:
+    while (message := subscription.next(quiet_s)) is not None:
+        yield message

@@ -1,0 +1,441 @@
+"""The asynchronous queue.  The event loop takes in what comes, says what has lingered and makes leases longer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, Final
+
+from millstream.client.address import Target
+from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
+from millstream.client.backoff import Backoff
+from millstream.client.leases import AsyncQueueMessage, Lease, QueueMessage, delay_ms
+from millstream.client.leasing import LEASE_WAIT_MS, Frame, Leasing, QueueStats, Ticket
+from millstream.client.queue_requests import open_call, uids_of
+from millstream.client.settings import QueueSettings
+from millstream.durations import Duration, parse_ms
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, ReceiptInvalid, RequestTimeout
+from millstream.wire import calls, queue_calls
+from millstream.wire.leases import Settle, Settled
+
+__all__ = ["AsyncQueue"]
+
+_log = logging.getLogger("millstream.client")
+
+_SILENCE_S: Final = LEASE_WAIT_MS / 1000 + 15
+_CLOSE_S: Final = 5.0
+
+
+class AsyncQueue:
+    """Messages of a queue group, each to be settled; `async for message in queue`.  See `Queue` for what is promised.
+
+    `next` and `lease` may be called in several tasks, and messages settled in any of them; also in threads, unless they
+    wait for the answer.
+    """
+
+    def __init__(
+        self, target: Target, settings: QueueSettings, call: Callable[[calls.Call, Any], Awaitable[Any]]
+    ) -> None:
+        self.group = settings.group
+        self._target = target
+        self._settings = settings
+        self._call = call
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+        self._link = AsyncLink(target, receive_bytes=settings.max_bytes + 64 * 1024)
+        self._link.listen(self._trouble)
+        self._leasing = Leasing(
+            settings,
+            weakref.ref(self),
+            AsyncQueueMessage,
+            next_correlation=self._link.next_correlation,
+            jitter=random.random,
+        )
+        self._connection: AsyncConnection | None = None
+        self._connecting = asyncio.Lock()
+        self._backoff = Backoff()
+        self._arrived = asyncio.Event()
+        self._failure: MillstreamError | None = None
+        self._heard_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._say_at_s = 0.0
+        self._draining = False
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect and open the queue.  Raises the broker's refusal, or ConnectionLost."""
+        await self._link.open()
+        await self._connect()
+
+    def reply_with(self, reply: Callable[..., object]) -> None:
+        """How messages of this queue are replied to.  Must not keep the client alive."""
+        self._leasing.reply = reply
+
+    @property
+    def stats(self) -> QueueStats:
+        return self._leasing.stats
+
+    # --- taking messages -----------------------------------------------------------------------------------------
+
+    async def __aiter__(self) -> AsyncIterator[AsyncQueueMessage]:
+        """Messages as they come, until `drain` or `close`, or until none came for `timeout_s`."""
+        leasing = self._leasing
+        try:
+            while True:
+                for message in leasing.pending:
+                    yield message  # type: ignore[misc]
+                    if leasing.disturbed or time.monotonic() >= leasing.pending_until_s:
+                        break
+                if not await self._advance(self._settings.timeout_s):
+                    return
+        finally:
+            self._give_back()
+
+    async def next(self, timeout_s: float | None = None) -> AsyncQueueMessage | None:
+        """The next message; None when none comes within `timeout_s` (None waits forever), or the queue is drained."""
+        leasing = self._leasing
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            if not leasing.disturbed and time.monotonic() < leasing.pending_until_s:
+                message = next(leasing.pending, None)
+                if message is not None:
+                    return message  # type: ignore[return-value]
+            remaining_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+            if not await self._advance(remaining_s):
+                return None
+
+    async def lease(self, max: int = 1, wait: Duration = 0) -> list[AsyncQueueMessage]:  # noqa: A002
+        """Up to `max` messages, as soon as there is one; none when there is none within `wait`."""
+        if max < 1:
+            raise InvalidArgument(f"max must be 1 or more, not {max}")
+        deadline_ms = _now_ms() + parse_ms(wait, "wait")
+        while True:
+            wait_ms = min(LEASE_WAIT_MS, deadline_ms - _now_ms()) if deadline_ms > _now_ms() else 0
+            await self._connected(self._target.timeout_s)
+            if self._connection is None:
+                raise ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
+            ticket, answer = self._ticket()
+            self._send([self._leasing.request(max, wait_ms, _now_ms(), ticket)])
+            messages: list[AsyncQueueMessage] = await self._result(answer, wait_ms / 1000)
+            if messages or _now_ms() >= deadline_ms:
+                await self._name()
+                return messages
+
+    async def _advance(self, wait_s: float | None) -> bool:
+        """Make sure that there is a message to hand out; False when none came in time."""
+        deadline_s = None if wait_s is None else time.monotonic() + wait_s
+        leasing = self._leasing
+        # A loop over messages that are there already never gives way by itself; once per lease the others get a turn.
+        await asyncio.sleep(0)
+        looked = False
+        while not self._closed and not self._draining:
+            leasing.wanted = True
+            if leasing.unknown:
+                await self._name()
+            if leasing.refill(_now_ms()):
+                return True
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            remaining_s = 1.0 if deadline_s is None else min(1.0, deadline_s - time.monotonic())
+            if remaining_s <= 0 and looked:
+                return False
+            looked = True
+            self._arrived.clear()
+            if await self._connected(remaining_s):
+                self._say(everything=True)  # nobody knows how long we wait
+                await self._wait(remaining_s)
+        return False
+
+    async def _wait(self, wait_s: float) -> None:
+        retry_ms = self._leasing.retry_in_ms(_now_ms())
+        if retry_ms is not None:
+            wait_s = min(wait_s, retry_ms / 1000)
+        try:
+            async with asyncio.timeout(max(0.001, wait_s)):
+                await self._arrived.wait()
+        except TimeoutError:
+            if self._leasing.waits and time.monotonic() - self._heard_s > _SILENCE_S and self._connection is not None:
+                self._connection.close()
+
+    async def _name(self) -> None:
+        """Look up what the ids of messages are made of, for topics that are new to us."""
+        unknown = self._leasing.unknown
+        if unknown:
+            found: dict[str, list[int]] = {}
+            with contextlib.suppress(MillstreamError):  # gone already
+                found = uids_of(await self._call(calls.Metadata(topics=unknown), list[calls.TopicMetadata]))
+            self._leasing.learn(found)
+
+    # --- settling ------------------------------------------------------------------------------------------------
+
+    async def ack(self, messages: Iterable[QueueMessage]) -> list[Settled]:
+        """Settle many and wait for the broker: one result per message."""
+        return await self._settle_many(Settle.ACK, messages, 0, "")
+
+    async def nack(
+        self, messages: Iterable[QueueMessage], reason: str = "", *, retry_after: Duration | None = None
+    ) -> list[Settled]:
+        value = -1 if retry_after is None else delay_ms("retry_after", retry_after)
+        return await self._settle_many(Settle.NACK, messages, value, reason)
+
+    async def reject(self, messages: Iterable[QueueMessage], reason: str = "") -> list[Settled]:
+        return await self._settle_many(Settle.REJECT, messages, 0, reason)
+
+    async def release(self, messages: Iterable[QueueMessage]) -> list[Settled]:
+        return await self._settle_many(Settle.RELEASE, messages, 0, "")
+
+    async def extend(self, messages: Iterable[QueueMessage], duration: Duration) -> list[Settled]:
+        return await self._settle_many(Settle.EXTEND, messages, delay_ms("duration", duration), "")
+
+    def flush(self) -> None:
+        """Tell the broker now what was settled, without waiting for its answer."""
+        self._say(everything=True)
+
+    async def _settle_many(
+        self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str
+    ) -> list[Settled]:
+        chosen = list(messages)
+        if not chosen:
+            return []
+        ticket, answer = self._ticket(len(chosen))
+        self._leasing.settle(kind, chosen, value, reason, ticket)
+        self._say(everything=False)
+        results: list[Settled] = await self._result(answer, 0)
+        return results
+
+    def _settle(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str, *, wait: bool) -> Any:
+        """See leases.Owner."""
+        if wait:
+            return self._settle_one(kind, messages, value, reason)
+        if threading.get_ident() != self._thread:
+            self._loop.call_soon_threadsafe(self._settle_now, kind, list(messages), value, reason)
+        else:
+            self._settle_now(kind, messages, value, reason)
+        return None
+
+    async def _settle_one(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> None:
+        (result,) = await self._settle_many(kind, messages, value, reason)
+        if result == Settled.INVALID:
+            raise ReceiptInvalid("the lease of this message had ended; nothing was changed")
+
+    def _settle_now(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> None:
+        self._leasing.settle(kind, messages, value, reason, None)
+        if kind == Settle.EXTEND or self._leasing.urgent:
+            self._say(everything=False)
+
+    def _due(self, lease: Lease) -> None:
+        if threading.get_ident() != self._thread:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._due, lease)
+            return
+        self._leasing.due(lease)
+        if self._leasing.urgent:
+            self._say(everything=False)
+
+    async def _history(self, message: QueueMessage) -> list[queue_calls.AttemptInfo]:
+        call = queue_calls.DescribeMessage(id=message.id, group=self.group)
+        found: list[queue_calls.QueuedMessage] = await self._call(call, list[queue_calls.QueuedMessage])
+        return [attempt for entry in found for attempt in entry.attempts]
+
+    def _ticket(self, missing: int = 1) -> tuple[Ticket, asyncio.Future[Any]]:
+        answer: asyncio.Future[Any] = self._loop.create_future()
+
+        def on_done(ticket: Ticket) -> None:
+            if not answer.done():
+                answer.set_result(ticket.result) if ticket.error is None else answer.set_exception(ticket.error)
+
+        return Ticket(on_done, missing), answer
+
+    async def _result(self, answer: asyncio.Future[Any], wait_s: float) -> Any:
+        try:
+            async with asyncio.timeout(wait_s + self._target.timeout_s):
+                return await answer
+        except TimeoutError:
+            raise RequestTimeout("the broker did not answer in time") from None
+
+    # --- in and out ----------------------------------------------------------------------------------------------
+
+    def _say(self, *, everything: bool) -> None:
+        if self._connection is not None:
+            self._send(self._leasing.outgoing(_now_ms(), everything=everything))
+
+    def _send(self, frames: list[Frame]) -> None:
+        connection = self._connection
+        if connection is None or not frames:
+            return
+        self._heard_s = time.monotonic()
+        for frame in frames:
+            connection.expect(frame.correlation, self._on_answer)
+        connection.send(*[frame.data for frame in frames])
+
+    def _on_answer(self, correlation: int, answer: memoryview | ConnectionLost) -> None:
+        """Runs inside the connection's callback: the bytes are only valid here."""
+        if isinstance(answer, ConnectionLost):
+            return
+        self._heard_s = time.monotonic()
+        leasing = self._leasing
+        try:
+            leasing.accept(correlation, answer, _now_ms())
+        except ConnectionLost as error:
+            self._disconnect(error)
+        except MillstreamError as error:
+            self._failure = self._failure or error
+        self._say(everything=False)
+        self._look_soon()
+        if leasing.ready or self._failure is not None:
+            self._arrived.set()
+
+    def _look_after(self) -> None:
+        """Say what has lingered, make leases longer, give up those that are over; again as long as there are any."""
+        self._timer = None
+        if self._closed or self._connection is None:
+            return
+        self._leasing.tend(_now_ms())
+        now_s = time.monotonic()
+        self._say(everything=now_s >= self._say_at_s)
+        if now_s >= self._say_at_s:
+            self._say_at_s = now_s + self._settings.ack_linger_ms / 1000
+        self._look_soon()
+
+    def _look_soon(self) -> None:
+        """Set the timer, or an earlier one if a shorter lease has come."""
+        if self._leasing.holds:
+            at_s = self._loop.time() + self._leasing.pace_ms / 1000
+            if self._timer is None or self._timer.when() > at_s:
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self._loop.call_at(at_s, _look_after, weakref.ref(self))
+
+    # --- connection ----------------------------------------------------------------------------------------------
+
+    async def _connected(self, wait_s: float) -> bool:
+        """Whether there is a connection; opened again, with growing pauses, if it was lost."""
+        if self._connection is not None:
+            return True
+        deadline_s = time.monotonic() + max(0.25, wait_s)
+        try:
+            async with asyncio.timeout_at(self._loop.time() + max(0.25, wait_s)), self._connecting:
+                while self._connection is None and not self._closed:
+                    try:
+                        await self._connect()
+                    except MillstreamError as error:
+                        pause_s = self._backoff.next_s()
+                        if not error.retriable:
+                            self._failure = self._failure or error
+                            return False
+                        if self._backoff.attempts == 1:
+                            _log.warning("queue %s: %s; trying again", self._settings.name, error)
+                        await asyncio.sleep(min(pause_s, max(0.0, deadline_s - time.monotonic())))
+        except TimeoutError:
+            return False
+        return self._connection is not None
+
+    async def _connect(self) -> None:
+        connection = await self._link.get(None)
+        try:
+            opened = await connection.call(
+                self._link.next_correlation(),
+                open_call(self._settings),
+                queue_calls.QueueOpened,
+                timeout_s=self._target.timeout_s,
+            )
+        except BaseException:
+            connection.close()
+            raise
+        if self._closed:
+            return
+        self._leasing.opened(opened.consumer)
+        self._connection = connection
+        self._heard_s = time.monotonic()
+        self._backoff.reset()
+
+    def _trouble(self) -> None:
+        """The connection is lost, or the broker asks us to go."""
+        connection = self._connection
+        if connection is not None and not connection.usable:
+            if connection.lost is None:
+                self._say(everything=True)
+            self._disconnect(connection.lost or ConnectionLost("the broker asks its clients to go"))
+
+    def _disconnect(self, error: ConnectionLost) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._leasing.disconnected(error)
+            connection.close()
+            if not self._closed:
+                _log.info("queue %s: %s; connecting again", self._settings.name, error)
+        self._arrived.set()
+
+    # --- end -----------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Hand out nothing more, and give back what was leased ahead; what is in hand can still be settled."""
+        self._draining = True
+        self._give_back()
+        self._arrived.set()
+
+    def _give_back(self) -> None:
+        if not self._closed:
+            self._leasing.give_back()
+            self._say(everything=True)
+
+    async def close(self) -> None:
+        """Tell the broker what was settled, give back everything else, end the iteration."""
+        if self._closed:
+            return
+        self.drain()
+        if self._connection is not None:
+            ticket, answer = self._ticket()
+            self._send([self._leasing.goodbye(ticket)])
+            with contextlib.suppress(TimeoutError, MillstreamError):
+                async with asyncio.timeout(min(_CLOSE_S, self._target.timeout_s)):
+                    await answer
+        self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._leasing.closed()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._link.forget(self._trouble)
+        self._link.close()
+        self._arrived.set()
+
+    async def __aenter__(self) -> AsyncQueue:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) or self._loop.is_closed():
+            return
+        self._closed = True
+        link, leasing, connection = self._link, self._leasing, self._connection
+
+        def end() -> None:
+            leasing.give_back()
+            if connection is not None:
+                connection.send(*[frame.data for frame in leasing.outgoing(_now_ms(), everything=True)])
+            leasing.closed()
+            link.close()
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(end)
+
+
+def _look_after(queue_ref: weakref.ref[AsyncQueue]) -> None:
+    queue = queue_ref()
+    if queue is not None:
+        queue._look_after()
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

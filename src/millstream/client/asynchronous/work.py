@@ -1,0 +1,89 @@
+"""The part of an asynchronous client that is about queues; see the synchronous twin."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from millstream.client.address import Target
+from millstream.client.asynchronous.opening import OpeningQueue
+from millstream.client.asynchronous.queue import AsyncQueue
+from millstream.client.asynchronous.queues import AsyncQueues
+from millstream.client.asynchronous.worker import AsyncWorker, run_workers
+from millstream.client.outcomes import PREFETCH_PER_TASK, check_concurrency
+from millstream.client.queue_requests import explain_call
+from millstream.client.settings import QueueOptions, QueueSettings
+from millstream.wire import calls, queue_calls
+
+__all__ = ["AsyncWork"]
+
+
+class AsyncWork:
+    """Queues and workers of an asynchronous client."""
+
+    _target: Target
+    _replier: Callable[..., object]
+    _children: Any
+
+    def _prepare_work(self) -> None:
+        self._workers: list[AsyncWorker] = []
+
+    async def _call(self, call: calls.Call, kind: Any) -> Any:
+        raise NotImplementedError
+
+    def queue(
+        self, topic: str, *, group: str = "default", prefetch: int = 500, **options: Unpack[QueueOptions]
+    ) -> OpeningQueue:
+        """Work on the messages of a topic, with `async for`, `async with` or `await`; see `AsyncQueue`."""
+        settings = QueueSettings.of(topic, group, prefetch, options)
+        return OpeningQueue(lambda: self._open_queue(settings))
+
+    async def _open_queue(self, settings: QueueSettings) -> AsyncQueue:
+        queue = AsyncQueue(self._target, settings, self._call)
+        queue.reply_with(self._replier)
+        await queue.open()
+        self._children.add(queue)
+        return queue
+
+    @property
+    def queues(self) -> AsyncQueues:
+        """Queue groups, to look at and to change."""
+        return AsyncQueues(self._call)
+
+    async def why(self, about: str) -> queue_calls.Explanation:
+        """Why a message (by its id), or anything of a queue (`topic/group`), is not delivered: a sentence and facts."""
+        answer: queue_calls.Explanation = await self._call(explain_call(about), queue_calls.Explanation)
+        return answer
+
+    # --- workers -------------------------------------------------------------------------------------------------
+
+    def worker(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        concurrency: int = 1,
+        prefetch: int | None = None,
+        **options: Unpack[QueueOptions],
+    ) -> Callable[[Callable[[Any], Any]], AsyncWorker]:
+        """Makes a function the handler of a queue: `@client.worker("orders")`, then `await` its `run()` or `start()`.
+
+        The message is acked when the handler returns, and nacked when it raises; `Reject` and `Retry` say more.
+        Coroutine functions run as `concurrency` tasks, plain functions in that many threads.
+        """
+        check_concurrency(concurrency)
+        settings = QueueSettings.of(topic, group, prefetch or concurrency * PREFETCH_PER_TASK, options)
+        return lambda handler: self.make_worker(handler, settings, concurrency)
+
+    def make_worker(self, handler: Callable[[Any], Any], settings: QueueSettings, concurrency: int) -> AsyncWorker:
+        worker = AsyncWorker(handler, settings, concurrency, self._open_queue)
+        self._workers.append(worker)
+        return worker
+
+    async def run_workers(self) -> None:
+        """Run all workers of this client until SIGINT or SIGTERM, then stop them in good order."""
+        await run_workers(self._workers)
+
+    async def _stop_workers(self) -> None:
+        for worker in self._workers:
+            await worker.stop()

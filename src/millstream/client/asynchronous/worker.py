@@ -1,0 +1,149 @@
+"""Workers of the asynchronous client: a queue, and tasks that handle its messages.
+
+A handler that is a plain function runs in threads, so that it may block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from millstream.client.asynchronous.queue import AsyncQueue
+from millstream.client.leases import AsyncQueueMessage
+from millstream.client.outcomes import settle_failure, settle_success
+from millstream.client.settings import QueueSettings
+from millstream.errors import MillstreamError
+
+__all__ = ["AsyncWorker", "run_workers"]
+
+_log = logging.getLogger("millstream.worker")
+
+_STOP_S: Final = 30.0
+
+
+class AsyncWorker:
+    """A handler and the queue it works on; made by `client.worker`.  Calling it calls the handler."""
+
+    def __init__(
+        self,
+        handler: Callable[[Any], Any],
+        settings: QueueSettings,
+        concurrency: int,
+        open_queue: Callable[[QueueSettings], Awaitable[AsyncQueue]],
+    ) -> None:
+        self._handler = handler
+        self._settings = settings
+        self._concurrency = concurrency
+        self._open_queue = open_queue
+        self._queue: AsyncQueue | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._threads: ThreadPoolExecutor | None = None
+        #: Done when all tasks are.
+        self.ended: asyncio.Future[Any]
+        #: What ended the worker before it was asked to stop.
+        self.failure: BaseException | None = None
+        self.__name__ = getattr(handler, "__name__", "worker")
+        self.__doc__ = handler.__doc__
+
+    def __call__(self, message: Any) -> Any:
+        return self._handler(message)
+
+    def __repr__(self) -> str:
+        return f"<AsyncWorker {self.__name__} on {self._settings.name}>"
+
+    async def start(self) -> AsyncWorker:
+        """Open the queue and begin.  Raises the broker's refusal."""
+        if self._queue is None:
+            self._queue = await self._open_queue(self._settings)
+            if not inspect.iscoroutinefunction(self._handler):
+                self._threads = ThreadPoolExecutor(self._concurrency, f"millstream-worker-{self._settings.name}")
+            self._tasks = [asyncio.create_task(self._work(self._queue)) for _ in range(self._concurrency)]
+            self.ended = asyncio.gather(*self._tasks, return_exceptions=True)
+        return self
+
+    async def _work(self, queue: AsyncQueue) -> None:
+        try:
+            while (message := await queue.next()) is not None:
+                await self._handle(message)
+        except MillstreamError as error:
+            self.failure = self.failure or error
+            _log.error("a worker ends: %s", error)
+            queue.drain()
+
+    async def _handle(self, message: AsyncQueueMessage) -> None:
+        try:
+            if self._threads is None:
+                await self._handler(message)
+            else:
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, message)
+        except BaseException as problem:
+            settle_failure(message, problem)
+            if not isinstance(problem, Exception):
+                raise
+        else:
+            settle_success(message)
+
+    async def stop(self, timeout_s: float | None = _STOP_S) -> bool:
+        """Begin nothing new, give back what was leased ahead, wait for what runs (at most `timeout_s`, then it is
+        cancelled and its messages given back); False when something had to be cancelled."""
+        queue = self._queue
+        if queue is None:
+            return True
+        queue.drain()
+        _, running = await asyncio.wait(self._tasks, timeout=timeout_s)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        await queue.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+        return not running
+
+    async def run(self) -> None:
+        """Work until SIGINT or SIGTERM, then stop in good order.  Raises what ended the worker."""
+        await run_workers([self])
+
+    async def __aenter__(self) -> AsyncWorker:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+
+async def run_workers(workers: Iterable[AsyncWorker]) -> None:
+    """Work until SIGINT or SIGTERM, or until a worker fails; then stop in good order.  A second signal ends at once."""
+    running = list(workers)
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    numbers: list[int] = []
+
+    def on_signal() -> None:
+        restore()
+        stop.set()
+
+    def restore() -> None:
+        while numbers:
+            loop.remove_signal_handler(numbers.pop())
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
+            loop.add_signal_handler(number, on_signal)
+            numbers.append(number)
+    try:
+        for worker in running:
+            await worker.start()
+        stopping = asyncio.ensure_future(stop.wait())
+        await asyncio.wait([stopping, *(worker.ended for worker in running)], return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+    finally:
+        restore()
+        await asyncio.gather(*(worker.stop() for worker in running))
+    for worker in running:
+        if worker.failure is not None:
+            raise worker.failure

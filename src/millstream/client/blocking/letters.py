@@ -1,0 +1,158 @@
+"""`client.dead_letters`: messages that queues have given up on, to look at, send again or remove."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, TypeAlias, Unpack
+
+from millstream.client.letters import (
+    PAGE,
+    POLL_S,
+    LetterOptions,
+    ReplayOptions,
+    letter_filter,
+    purge_call,
+    replay_call,
+)
+from millstream.dead_letters import DeadLetter, LetterStatistics, ReplayInfo, ReplayPlan
+from millstream.errors import RequestTimeout
+from millstream.wire import letter_calls
+
+__all__ = ["DeadLetters", "Replay"]
+
+# Inside the class `list` is a method.
+_Letters: TypeAlias = list[DeadLetter]
+_Replays: TypeAlias = list[ReplayInfo]
+
+
+class DeadLetters:
+    """All dead letters of a namespace.  Filters are named arguments: see LetterOptions."""
+
+    def __init__(self, call: Callable[[Any, Any], Any]) -> None:
+        self._call = call
+
+    def list(self, limit: int = 100, **which: Unpack[LetterOptions]) -> _Letters:
+        """The first letters that match, by topic and in the order they died; values are cut to 256 bytes."""
+        return list(islice(self._pages(which, limit, letter_calls.SHOWN_BYTES), limit))
+
+    def iterate(self, **which: Unpack[LetterOptions]) -> Iterator[DeadLetter]:
+        """All letters that match, with their whole values."""
+        return self._pages(which, PAGE, letter_calls.WHOLE_VALUES)
+
+    def _pages(self, which: LetterOptions, limit: int, value_bytes: int) -> Iterator[DeadLetter]:
+        call = letter_calls.ListLetters(
+            filter=letter_filter(which), limit=max(1, min(limit, PAGE)), value_bytes=value_bytes
+        )
+        while True:
+            page: letter_calls.LetterPage = self._call(call, letter_calls.LetterPage)
+            yield from page.letters
+            if not page.after:
+                return
+            call.after = page.after
+
+    def show(self, letter_id: str) -> DeadLetter:
+        """One letter with its value and history.  Raises MessageNotFound."""
+        letter: DeadLetter = self._call(letter_calls.ShowLetter(id=letter_id), DeadLetter)
+        return letter
+
+    def stats(self, **which: Unpack[LetterOptions]) -> LetterStatistics:
+        """How many there are, by reason, topic, group, error and age."""
+        return self._count(letter_calls.CountLetters(filter=letter_filter(which)))
+
+    def purge(
+        self,
+        ids: Iterable[str] = (),
+        *,
+        everything: bool = False,
+        dry_run: bool = False,
+        limit: int | None = None,
+        **which: Unpack[LetterOptions],
+    ) -> LetterStatistics:
+        """Remove letters by id, by filter or (`everything=True`) all; returns what was, or would be, removed."""
+        return self._count(purge_call(ids, everything, dry_run, limit, which))
+
+    def _count(self, call: letter_calls.CountLetters | letter_calls.PurgeLetters) -> LetterStatistics:
+        total = LetterStatistics()
+        wanted = call.limit if isinstance(call, letter_calls.PurgeLetters) else 0
+        while True:
+            part: letter_calls.LetterCount = self._call(call, letter_calls.LetterCount)
+            total.add(part.statistics)
+            if not part.after or (wanted and total.total >= wanted):
+                return total
+            call.after = part.after
+            if isinstance(call, letter_calls.PurgeLetters) and wanted:
+                call.limit = wanted - total.total
+
+    # --- replays -------------------------------------------------------------------------------------------------
+
+    def plan_replay(
+        self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]
+    ) -> ReplayPlan:
+        """What `replay` would do with the same arguments; nothing is sent."""
+        return self._start(replay_call(ids, everything, True, options)).plan
+
+    def replay(self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]) -> Replay:
+        """Send letters again, by id, by filter or (`everything=True`) all, as new messages without failures.
+
+        They go to `target`, or back to the topic each came from, in the order in which they first came in, at most
+        `rate` per second.  The broker does the work, and goes on with it after a restart; each letter is sent once.
+        """
+        started = self._start(replay_call(ids, everything, False, options))
+        assert started.replay is not None
+        return Replay(self._call, started.replay, started.plan)
+
+    def _start(self, call: letter_calls.ReplayLetters) -> letter_calls.ReplayStarted:
+        started: letter_calls.ReplayStarted = self._call(call, letter_calls.ReplayStarted)
+        return started
+
+    def replays(self) -> _Replays:
+        """Replays that run, and reports of those that did; the newest first."""
+        answer: _Replays = self._call(letter_calls.ListReplays(), _Replays)
+        return answer
+
+    def replay_status(self, replay_id: str) -> Replay:
+        """A replay by its id.  Raises ReplayNotFound."""
+        call = letter_calls.ShowReplay(id=replay_id)
+        return Replay(self._call, self._call(call, ReplayInfo))
+
+
+class Replay:
+    """A replay that the broker carries out.  `info` is what was known of it when it was last looked at."""
+
+    def __init__(self, call: Callable[[Any, Any], Any], info: ReplayInfo, plan: ReplayPlan | None = None) -> None:
+        self._call = call
+        self.info = info
+        self.plan = plan
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    @property
+    def is_over(self) -> bool:
+        return self.info.is_over
+
+    def progress(self) -> ReplayInfo:
+        """Ask the broker how far it is."""
+        self.info = self._call(letter_calls.ShowReplay(id=self.id), ReplayInfo)
+        return self.info
+
+    def wait(self, timeout_s: float | None = None) -> ReplayInfo:
+        """Wait until it is over, however it ends.  Raises RequestTimeout; the replay goes on then."""
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.progress().is_over:
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                raise RequestTimeout(f"replay {self.id} was not over after {timeout_s} s; it goes on")
+            time.sleep(POLL_S)
+        return self.info
+
+    def abort(self) -> ReplayInfo:
+        """End it; what was sent stays sent, the rest stays where it is."""
+        self.info = self._call(letter_calls.AbortReplay(id=self.id), ReplayInfo)
+        return self.info
+
+    def __repr__(self) -> str:
+        info = self.info
+        return f"<Replay {info.id} {info.status}: {info.replayed} of {info.total}>"

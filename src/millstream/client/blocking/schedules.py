@@ -1,0 +1,134 @@
+"""`client.schedules`: messages that are delivered later, and messages that are published again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+from millstream.client.messages import Receipt
+from millstream.client.schedules import (
+    cancel_call,
+    cancel_key_call,
+    check_cancelled,
+    id_of,
+    list_call,
+    move_call,
+    repeat_call,
+)
+from millstream.client.values import Headers, Key, Value
+from millstream.durations import Duration
+from millstream.wire import schedule_calls as calls
+
+__all__ = ["Schedules"]
+
+# Inside the class `list` is a method.
+_Summaries: TypeAlias = list[calls.ScheduleSummary]
+_Stats: TypeAlias = list[calls.TopicSchedules]
+_Repeating: TypeAlias = list[calls.Repeating]
+
+
+class Schedules:
+    """What is scheduled in a namespace.  A message is named by its receipt or its id."""
+
+    def __init__(self, call: Callable[[Any, Any], Any]) -> None:
+        self._call = call
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def list(
+        self,
+        topic: str,
+        *,
+        key: Key = None,
+        after: float | datetime | None = None,
+        before: float | datetime | None = None,
+        limit: int = 100,
+    ) -> _Summaries:
+        """What is pending for a topic, soonest first: of a key, due at or `after` a time, due `before` another."""
+        answer: _Summaries = self._call(list_call(topic, key, after, before, limit), _Summaries)
+        return answer
+
+    def show(self, which: str | Receipt) -> calls.ScheduleInfo:
+        """One message, whatever became of it.  Raises ScheduleNotFound."""
+        answer: calls.ScheduleInfo = self._call(calls.DescribeSchedule(id=id_of(which)), calls.ScheduleInfo)
+        return answer
+
+    def cancel(self, which: str | Receipt) -> None:
+        """Take a message back.  Raises ScheduleFired when it was delivered, ScheduleNotFound when there is none."""
+        check_cancelled(self._call(cancel_call([which]), calls.Cancelled))
+
+    def cancel_many(self, which: Iterable[str | Receipt]) -> calls.Cancelled:
+        """Take messages back; the answer says how many, and which ones could not be and why."""
+        answer: calls.Cancelled = self._call(cancel_call(which), calls.Cancelled)
+        return answer
+
+    def cancel_key(self, topic: str, key: Key) -> int:
+        """Take back everything that is pending with a key; returns how many."""
+        answer: calls.Cancelled = self._call(cancel_key_call(topic, key), calls.Cancelled)
+        return answer.cancelled
+
+    def move(
+        self,
+        which: str | Receipt,
+        *,
+        delay: Duration | None = None,
+        deliver_at: float | datetime | None = None,
+    ) -> calls.ScheduleSummary:
+        """Give a pending message another time.  Raises ScheduleFired or ScheduleNotFound."""
+        call = move_call(which, delay, deliver_at)
+        answer: calls.ScheduleSummary = self._call(call, calls.ScheduleSummary)
+        return answer
+
+    def stats(self, topic: str | None = None) -> _Stats:
+        """Counts per topic, for one or for all that have anything scheduled."""
+        answer: _Stats = self._call(calls.ScheduleStats(topic=topic), _Stats)
+        return answer
+
+    # --- recurring -----------------------------------------------------------------------------------------------
+
+    def repeat(
+        self,
+        name: str,
+        topic: str,
+        cron: str,
+        value: Value = None,
+        *,
+        json: Any = None,
+        key: Key = None,
+        headers: Headers | None = None,
+        priority: int | None = None,
+        timezone: str = "UTC",
+        paused: bool = False,
+        catch_up: Literal["none", "latest", "all"] = "latest",
+    ) -> calls.Repeating:
+        """Publish a message again and again, by a cron expression; replaces the schedule of that name.
+
+        `catch_up` says which occurrences are made up for after the broker was down.
+        """
+        call = repeat_call(name, topic, cron, value, json, key, headers, priority, timezone, paused, catch_up)
+        answer: calls.Repeating = self._call(call, calls.Repeating)
+        return answer
+
+    def repeating(self) -> _Repeating:
+        """All recurring schedules, by name."""
+        answer: _Repeating = self._call(calls.ListRepeating(), _Repeating)
+        return answer
+
+    def show_repeating(self, name: str) -> calls.Repeating:
+        answer: calls.Repeating = self._call(calls.DescribeRepeating(name=name), calls.Repeating)
+        return answer
+
+    def pause(self, name: str) -> calls.Repeating:
+        """Stop a recurring schedule for a while."""
+        answer: calls.Repeating = self._call(calls.PauseRepeating(name=name), calls.Repeating)
+        return answer
+
+    def resume(self, name: str) -> calls.Repeating:
+        """Let it go on from now: what fell into the pause is not made up for."""
+        answer: calls.Repeating = self._call(calls.PauseRepeating(name=name, paused=False), calls.Repeating)
+        return answer
+
+    def stop(self, name: str) -> None:
+        """Delete a recurring schedule."""
+        self._call(calls.DeleteRepeating(name=name), Any)

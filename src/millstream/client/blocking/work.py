@@ -1,0 +1,94 @@
+"""The part of a client that is about queues: taking messages to work on, and workers that do so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Unpack
+
+from millstream.client.address import Target
+from millstream.client.blocking.queue import Queue
+from millstream.client.blocking.queues import Queues
+from millstream.client.blocking.worker import Worker, make_worker, run_workers
+from millstream.client.outcomes import PREFETCH_PER_TASK, check_concurrency
+from millstream.client.queue_requests import explain_call
+from millstream.client.settings import QueueOptions, QueueSettings
+from millstream.wire import calls, queue_calls
+
+__all__ = ["Work"]
+
+
+class Work:
+    """Queues and workers of a client."""
+
+    _target: Target
+    _replier: Callable[..., object]
+
+    def _prepare_work(self) -> None:
+        self._workers: list[Worker] = []
+
+    def _call(self, call: calls.Call, kind: Any) -> Any:
+        raise NotImplementedError
+
+    def _adopt(self, child: Any) -> None:
+        raise NotImplementedError
+
+    def queue(
+        self, topic: str, *, group: str = "default", prefetch: int = 500, **options: Unpack[QueueOptions]
+    ) -> Queue:
+        """Work on the messages of a topic (or of all that match a pattern), each to be settled; see `Queue`.
+
+        `prefetch` bounds what is leased and not settled; see QueueOptions for the rest.  Raises ConfigInvalid when the
+        group exists with other settings than those given.
+        """
+        return self._open_queue(QueueSettings.of(topic, group, prefetch, options))
+
+    def _open_queue(self, settings: QueueSettings) -> Queue:
+        queue = Queue(self._target, settings, self._call)
+        queue.reply_with(self._replier)
+        queue.open()
+        self._adopt(queue)
+        return queue
+
+    @property
+    def queues(self) -> Queues:
+        """Queue groups, to look at and to change."""
+        return Queues(self._call)
+
+    def why(self, about: str) -> queue_calls.Explanation:
+        """Why a message (by its id), or anything of a queue (`topic/group`), is not delivered: a sentence and facts."""
+        answer: queue_calls.Explanation = self._call(explain_call(about), queue_calls.Explanation)
+        return answer
+
+    # --- workers -------------------------------------------------------------------------------------------------
+
+    def worker(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        concurrency: int = 1,
+        prefetch: int | None = None,
+        **options: Unpack[QueueOptions],
+    ) -> Callable[[Callable[[Any], Any]], Worker]:
+        """Makes a function the handler of a queue: `@client.worker("orders")`, then `run()` it or `start()` it.
+
+        The message is acked when the handler returns, and nacked when it raises; `Reject` and `Retry` say more.  Plain
+        functions run in `concurrency` threads, coroutine functions as that many tasks of one event loop.
+        """
+        check_concurrency(concurrency)
+        settings = QueueSettings.of(topic, group, prefetch or concurrency * PREFETCH_PER_TASK, options)
+
+        def decorate(handler: Callable[[Any], Any]) -> Worker:
+            worker = make_worker(handler, settings, concurrency, self._target, self._open_queue)
+            self._workers.append(worker)
+            return worker
+
+        return decorate
+
+    def run_workers(self) -> None:
+        """Run all workers of this client until SIGINT or SIGTERM, then stop them in good order."""
+        run_workers(self._workers)
+
+    def _stop_workers(self) -> None:
+        for worker in self._workers:
+            worker.stop()

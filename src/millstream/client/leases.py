@@ -1,0 +1,321 @@
+"""Messages of a queue: what was leased together shares one `Lease`, and settling a message is a mark in it.
+
+Nothing is kept per message besides the message itself and one byte.  That byte is written without a lock (storing into
+a bytearray is atomic, and doing it twice does no harm), so `ack` may be called from any thread; what the marks say is
+worked out when it is time to tell the broker.  A lease that has ended gets other marks, which refuse to be written.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from millstream.client.messages import Message, Source, TopicPartition, make_messages, moment
+from millstream.durations import Duration, parse_ms
+from millstream.errors import InvalidArgument, ReceiptInvalid
+from millstream.receipts import ReceiptHandle
+from millstream.records import Batch, Columns
+from millstream.wire.leases import LeasePart, Settle
+
+__all__ = ["ACKED", "AsyncQueueMessage", "Lease", "LeaseSource", "QueueMessage", "delay_ms", "make_lease"]
+
+ACKED: Final = 1
+
+_CONTROL: Final = int(Columns.CONTROL)
+_AS_BINARY: Final = bytes([ord("1") if mark == ACKED else ord("0") for mark in range(256)])
+#: What a SETTLE has room for, in milliseconds: three weeks.
+_DELAY_MS_MAX: Final = 0x7FFF_FFFF
+
+
+class Owner(Protocol):
+    """The queue of a lease."""
+
+    group: str
+
+    def _due(self, lease: Lease) -> None:
+        """Many messages of the lease have been acked: look whether the broker should hear of it."""
+
+    def _settle(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str, *, wait: bool) -> Any:
+        """Tell the broker."""
+
+    def _history(self, message: QueueMessage) -> Any: ...
+
+
+class Marks(Protocol):
+    def __setitem__(self, index: int, mark: int, /) -> None: ...
+
+
+class RefusedMarks:
+    """Marks of a lease that was lost: what is done to its messages counts for nothing, and is counted."""
+
+    def __init__(self, refuse: Callable[[int], None]) -> None:
+        self._refuse = refuse
+
+    def __setitem__(self, _: int, mark: int, /) -> None:
+        self._refuse(1)
+
+
+class ClosedMarks:
+    """Marks of a lease whose queue is closed: its messages were given back."""
+
+    def __setitem__(self, _: int, mark: int, /) -> None:
+        raise ReceiptInvalid("the queue of this message is closed; the message was given back")
+
+
+class Lease:
+    """Messages that were delivered together, and what has become of them."""
+
+    __slots__ = (
+        "acked",
+        "begin_by_ms",
+        "count",
+        "decided",
+        "delivery",
+        "ends_ms",
+        "extend_at_ms",
+        "failures",
+        "granted",
+        "kept",
+        "left",
+        "length_ms",
+        "marks",
+        "messages",
+        "nonce",
+        "owner",
+        "place",
+        "received_ms",
+        "start",
+    )
+
+    def __init__(self, part: LeasePart, owner: weakref.ref[Owner]) -> None:
+        self.owner = owner
+        self.place = TopicPartition(part.topic, part.partition)
+        self.nonce = part.nonce
+        self.delivery = part.delivery
+        self.failures = part.failures
+        self.start = part.start
+        #: Until they are handed out.
+        self.messages: list[QueueMessage] = []
+        self.count = 0
+        #: Bits of all messages, and of those whose fate is on its way to the broker.
+        self.granted = 0
+        self.decided = 0
+        #: How many of the marks that say ACKED were sent.
+        self.acked = 0
+        #: Marks are written without a lock; `kept` is the same object for those who read them.
+        self.kept = bytearray(part.span)
+        self.marks: Marks = self.kept
+        #: Counts down to the moment when the owner should look; a hint, as threads may miscount it.
+        self.left = 0
+        self.length_ms = max(1, part.lease_ms)
+        #: By the monotonic clock of this machine.  From `begin_by_ms` on nothing more of it is handed out, at `ends_ms`
+        #: it is over for sure.
+        self.received_ms = 0
+        self.begin_by_ms = 0
+        self.ends_ms = 0
+        self.extend_at_ms = 0
+
+    @property
+    def open(self) -> int:
+        """How many messages are not decided."""
+        return self.count - self.decided.bit_count()
+
+    @property
+    def marked(self) -> int:
+        """How many messages are marked as acked."""
+        return self.kept.count(ACKED)
+
+    def acked_bits(self) -> int:
+        """The messages that are marked as acked."""
+        if self.marked == self.count:
+            return self.granted
+        return int(self.kept[::-1].translate(_AS_BINARY), 2)
+
+    def last(self, since_ms: int, until_ms: int, length_ms: int) -> None:
+        """It lasts for `length_ms`, counted by the broker from some moment between these two on.  Never shorter.
+
+        Clocks may differ by a tenth: the broker's does for a while after somebody has set it.
+        """
+        self.begin_by_ms = max(self.begin_by_ms, since_ms + length_ms - length_ms // 10)
+        self.ends_ms = max(self.ends_ms, until_ms + length_ms)
+
+    def due(self) -> None:
+        owner = self.owner()
+        if owner is not None:
+            owner._due(self)
+
+    def settle(self, kind: Settle, message: QueueMessage, value: int = 0, reason: str = "", *, wait: bool) -> Any:
+        owner = self.owner()
+        if owner is None:
+            raise ReceiptInvalid("the queue of this message is gone; the message was given back")
+        return owner._settle(kind, (message,), value, reason, wait=wait)
+
+
+class LeaseSource(Source):
+    """What all messages of one batch of a lease have in common."""
+
+    __slots__ = ("lease",)
+
+    def __init__(
+        self, lease: Lease, uid: int, append_time_us: int, base_timestamp_us: int, reply: Callable[..., Any] | None
+    ) -> None:
+        super().__init__(lease.place, uid, append_time_us, base_timestamp_us, None, reply)
+        self.lease = lease
+
+
+class QueueMessage(Message, gc=False, eq=False):
+    """A message of a queue.  It is yours until its lease ends: settle it with `ack`, `nack`, `reject` or `release`.
+
+    Settling does not wait: what many messages say travels together, at the latest after the queue's `ack_linger`.  With
+    `wait=True` it waits for the broker's answer, and raises ReceiptInvalid when the lease had ended.  The first word
+    about a message counts.
+    """
+
+    source: LeaseSource
+
+    def ack(self, *, wait: bool = False) -> Any:
+        """Done: the message is never delivered to this group again."""
+        lease = self.source.lease
+        if wait:
+            return lease.settle(Settle.ACK, self, wait=True)
+        lease.marks[self.offset - lease.start] = ACKED
+        lease.left -= 1
+        if not lease.left:
+            lease.due()
+        return None
+
+    def nack(self, reason: str = "", *, retry_after: Duration | None = None, wait: bool = False) -> Any:
+        """It did not work: try again later, as the retry policy says or after `retry_after`, or never if it was often
+        enough."""
+        value = -1 if retry_after is None else delay_ms("retry_after", retry_after)
+        return self.source.lease.settle(Settle.NACK, self, value, reason, wait=wait)
+
+    def reject(self, reason: str = "", *, wait: bool = False) -> Any:
+        """It will never work: to the dead letters at once."""
+        return self.source.lease.settle(Settle.REJECT, self, 0, reason, wait=wait)
+
+    def release(self, *, wait: bool = False) -> Any:
+        """Give the message back as if it had not been delivered."""
+        return self.source.lease.settle(Settle.RELEASE, self, wait=wait)
+
+    def extend(self, duration: Duration, *, wait: bool = False) -> Any:
+        """Keep the message, and those that were leased with it, for this long from now on at least.
+
+        The queue does so by itself unless `auto_extend` is off.
+        """
+        return self.source.lease.settle(Settle.EXTEND, self, delay_ms("duration", duration), wait=wait)
+
+    def history(self) -> Any:
+        """Asks the broker for the attempts that failed: a list of `AttemptInfo`."""
+        owner = self.source.lease.owner()
+        if owner is None:
+            raise InvalidArgument("the queue of this message is gone")
+        return owner._history(self)
+
+    @property
+    def group(self) -> str:
+        owner = self.source.lease.owner()
+        return "" if owner is None else owner.group
+
+    @property
+    def delivery_count(self) -> int:
+        """1 = it was never delivered before."""
+        return self.source.lease.delivery
+
+    @property
+    def failures(self) -> int:
+        """How often it was nacked or its lease timed out."""
+        return self.source.lease.failures
+
+    @property
+    def redelivered(self) -> bool:
+        return self.source.lease.delivery > 1
+
+    @property
+    def lease_deadline(self) -> datetime:
+        """When the lease ends, as the clock of this machine will show it."""
+        left_us = self.source.lease.ends_ms * 1000 - time.monotonic_ns() // 1000
+        return moment(time.time_ns() // 1000 + left_us)
+
+    @property
+    def receipt(self) -> str:
+        """The right to settle this delivery, as text: for `millstream ack`, or another process."""
+        lease = self.source.lease
+        return str(ReceiptHandle(lease.place.topic, lease.place.partition, self.offset, lease.delivery, lease.nonce))
+
+
+class _Done:
+    """What needs no waiting can be awaited nevertheless."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return iter(())  # type: ignore[return-value]
+
+
+_DONE: Final = _Done()
+
+
+class AsyncQueueMessage(QueueMessage, gc=False, eq=False):
+    """As `QueueMessage`.  Settling may be awaited; it only has to be with `wait=True`."""
+
+    def ack(self, *, wait: bool = False) -> Any:
+        return QueueMessage.ack(self, wait=wait) or _DONE
+
+    def nack(self, reason: str = "", *, retry_after: Duration | None = None, wait: bool = False) -> Any:
+        return QueueMessage.nack(self, reason, retry_after=retry_after, wait=wait) or _DONE
+
+    def reject(self, reason: str = "", *, wait: bool = False) -> Any:
+        return QueueMessage.reject(self, reason, wait=wait) or _DONE
+
+    def release(self, *, wait: bool = False) -> Any:
+        return QueueMessage.release(self, wait=wait) or _DONE
+
+    def extend(self, duration: Duration, *, wait: bool = False) -> Any:
+        return QueueMessage.extend(self, duration, wait=wait) or _DONE
+
+
+def delay_ms(name: str, span: Duration) -> int:
+    """A length of time that fits a SETTLE."""
+    ms = parse_ms(span, name)
+    if ms > _DELAY_MS_MAX:
+        raise InvalidArgument(f"{name} is 24 days at most; publish the message again with delay= for more")
+    return ms
+
+
+def make_lease(
+    part: LeasePart,
+    uid: int,
+    kind: type[QueueMessage],
+    owner: weakref.ref[Owner],
+    reply: Callable[..., Any] | None = None,
+) -> Lease:
+    """A lease with its messages.  Raises BatchDamaged.  Copies what it needs: the part's buffer may be reused."""
+    lease = Lease(part, owner)
+    first, after = part.start, part.start + part.span
+    messages: list[QueueMessage] = []
+    for view in part.batches:
+        at, end = 0, len(view)
+        while at < end:
+            batch = Batch.parse(view, at)
+            header = batch.header
+            at += header.length
+            if header.flags & _CONTROL:
+                continue
+            source = LeaseSource(lease, uid, header.append_time_us, header.base_timestamp_us, reply)
+            made = make_messages(batch, source, kind)
+            if batch.base_offset < first or batch.next_offset > after:
+                made = [message for message in made if first <= message.offset < after]
+            messages += made
+    granted = part.granted
+    if part.mask:
+        messages = [message for message in messages if granted >> (message.offset - first) & 1]
+    if len(messages) != granted.bit_count():  # compaction took some of them
+        granted = 0
+        for message in messages:
+            granted |= 1 << (message.offset - first)
+    lease.messages = messages
+    lease.granted = granted
+    lease.count = lease.left = len(messages)
+    return lease

@@ -1,0 +1,255 @@
+"""What a consumer of a queue asks for, and what comes back.  No sockets, no clock, no threads.
+
+What was asked for plus what is held and not settled never exceeds `prefetch`; as long as there is room, the next
+request is under way before the last answer is used up.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+
+from millstream.client.backoff import backoff_ms
+from millstream.client.leases import ClosedMarks, Owner, QueueMessage, make_lease
+from millstream.client.settings import QueueSettings
+from millstream.client.settling import Item, QueueStats, Settling, Ticket
+from millstream.errors import ConnectionLost, MillstreamError, SubscriptionNotFound
+from millstream.wire import queue_calls
+from millstream.wire.frames import FrameType, encode_frame
+from millstream.wire.leases import (
+    LeaseRequest,
+    Settle,
+    Settled,
+    SettleEntry,
+    decode_lease_result,
+    encode_lease,
+    encode_settle,
+    waited_ms,
+)
+
+__all__ = ["LEASE_WAIT_MS", "Frame", "Leasing", "QueueStats", "Settled", "Ticket"]
+
+#: How long the broker keeps a request that finds nothing.
+LEASE_WAIT_MS: Final = 10_000
+_REQUESTS_MAX: Final = 4
+_ENTRIES_MAX: Final = 4_096
+
+
+class Frame(NamedTuple):
+    correlation: int
+    data: bytes
+
+
+class _Said(NamedTuple):
+    """A SETTLE under way."""
+
+    items: list[Item]
+    sent_ms: int
+
+
+class _Requested(NamedTuple):
+    """A LEASE under way; with a ticket its messages belong to whoever holds that."""
+
+    amount: int
+    ticket: Ticket | None
+    sent_ms: int
+
+
+class Leasing(Settling):
+    """The state of one queue.  The caller sees to it that one thread at a time uses it."""
+
+    def __init__(
+        self,
+        settings: QueueSettings,
+        owner: weakref.ref[Owner],
+        kind: type[QueueMessage],
+        *,
+        next_correlation: Callable[[], int],
+        jitter: Callable[[], float],
+    ) -> None:
+        super().__init__(settings, owner)
+        self._kind = kind
+        self._next_correlation = next_correlation
+        self._jitter = jitter
+        self._consumer = 0
+        self._expected: dict[int, _Requested | _Said | Ticket] = {}
+        self._requested = 0
+        self._requests = 0
+        self._attempts = 0
+        self._retry_at_ms = 0
+        self._uids: dict[str, list[int]] = {}
+        self._nameless: list[list[QueueMessage]] = []
+        #: Given to every message, for `message.reply`.
+        self.reply: Callable[..., object] | None = None
+
+    # --- looking -------------------------------------------------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """An answer is under way."""
+        return bool(self._expected)
+
+    @property
+    def says(self) -> bool:
+        """Something was said, and the broker's answer is under way."""
+        return any(isinstance(waiting, _Said) for waiting in self._expected.values())
+
+    @property
+    def unknown(self) -> list[str]:
+        """Topics whose partitions must be looked up before their messages have ids."""
+        return sorted({messages[0].topic for messages in self._nameless}) if self._nameless else []
+
+    def retry_in_ms(self, now_ms: int) -> int | None:
+        return self._retry_at_ms - now_ms if self._retry_at_ms > now_ms else None
+
+    # --- connection ----------------------------------------------------------------------------------------------
+
+    def opened(self, consumer: int) -> None:
+        """A connection is there, with a consumer on it."""
+        self._consumer = consumer
+        self._retry_at_ms = self._attempts = 0
+        self._uids.clear()  # a topic may be another one of the same name by now
+        self.stats.connections += 1
+
+    def disconnected(self, error: ConnectionLost) -> None:
+        """The broker has taken everything back, and nothing that is under way will be answered."""
+        for lease in list(self._leases.values()):
+            self._lose(lease)
+        expected, self._expected = self._expected, {}
+        self._requested = self._requests = 0
+        for waiting in expected.values():
+            for ticket in _tickets(waiting):
+                ticket.finish(error=ConnectionLost(str(error)))
+        items, self._items = self._items, []
+        for item in items:
+            self._refuse(item)
+            if item.ticket is not None:
+                item.ticket.finish(error=ConnectionLost(str(error)))
+
+    def closed(self) -> None:
+        """The queue is closed: nobody can settle any more."""
+        self.wanted = False
+        leases = list(self._leases.values())
+        self.disconnected(ConnectionLost("the queue is closed"))
+        for lease in leases:
+            lease.marks = ClosedMarks()
+
+    def learn(self, uids: Mapping[str, list[int]]) -> None:
+        """The partitions of topics.  Those that are still unknown are gone, and so are their messages' ids."""
+        self._uids |= uids
+        for messages in self._nameless:
+            uid = self._uid(messages[0].topic, messages[0].partition)
+            for message in messages:
+                message.source.uid = uid or 0
+        self._nameless.clear()
+
+    def _uid(self, topic: str, partition: int) -> int | None:
+        uids = self._uids.get(topic, ())
+        return uids[partition] if partition < len(uids) else None
+
+    # --- out -----------------------------------------------------------------------------------------------------
+
+    def outgoing(self, now_ms: int, *, everything: bool) -> list[Frame]:
+        """What to send now: settles that are due (or everything there is to say), and requests within the credit."""
+        if everything:
+            for lease in list(self._leases.values()):
+                self._collect(lease)
+        frames = []
+        while self._items:
+            items, self._items = self._items[:_ENTRIES_MAX], self._items[_ENTRIES_MAX:]
+            self._unsaid = 0
+            correlation = self._next_correlation()
+            self._expected[correlation] = _Said(items, now_ms)
+            frames.append(Frame(correlation, encode_settle([item.entry for item in items], correlation)))
+        while self.wanted and self._requests < _REQUESTS_MAX and self._retry_at_ms <= now_ms:
+            credit = self._settings.prefetch - self._requested - self._unsettled
+            # Less than a whole request is only worth it when nothing else is coming.
+            if credit < 1 or (credit < self._size and (self._requests or self._ready)):
+                break
+            frames.append(self.request(min(credit, self._size), LEASE_WAIT_MS, now_ms))
+        return frames
+
+    def request(self, amount: int, wait_ms: int, now_ms: int, ticket: Ticket | None = None) -> Frame:
+        correlation = self._next_correlation()
+        self._expected[correlation] = _Requested(amount, ticket, now_ms)
+        self._requested += amount
+        self._requests += 1
+        request = LeaseRequest(self._consumer, amount, self._settings.max_bytes, wait_ms)
+        return Frame(correlation, encode_lease(request, correlation))
+
+    def goodbye(self, ticket: Ticket) -> Frame:
+        """The consumer ends; the answer proves that everything said before has been heard."""
+        correlation = self._next_correlation()
+        self._expected[correlation] = ticket
+        call = msgspec.json.encode(queue_calls.CloseQueue(consumer=self._consumer))
+        return Frame(correlation, encode_frame(FrameType.CALL, call, correlation))
+
+    # --- in ------------------------------------------------------------------------------------------------------
+
+    def accept(self, correlation: int, payload: memoryview, now_ms: int) -> None:
+        """Take in an answer.  Raises what the user must know; ConnectionLost: the consumer must be opened again."""
+        waiting = self._expected.pop(correlation, None)
+        if isinstance(waiting, _Requested):
+            self._requested -= waiting.amount
+            self._requests -= 1
+            try:
+                self._deliver(waiting, payload, now_ms)
+            except MillstreamError as error:
+                self._request_failed(waiting, error, now_ms)
+        elif isinstance(waiting, _Said):
+            self._settled(waiting.items, payload, waiting.sent_ms, now_ms)
+        elif waiting is not None:
+            waiting.finish()
+
+    def _deliver(self, waiting: _Requested, payload: memoryview, now_ms: int) -> None:
+        given: list[QueueMessage] = []
+        parts = decode_lease_result(payload)
+        # The rest of the time it may have been on its way here, or lain unread.
+        granted_ms = min(now_ms, waiting.sent_ms + waited_ms(payload))
+        for part in parts:
+            if waiting.ticket is None and not self.wanted:
+                self._items.append(Item(SettleEntry(Settle.RELEASE, part.nonce), None, 0))
+                continue
+            uid = self._uid(part.topic, part.partition)
+            lease = make_lease(part, uid or 0, self._kind, self._owner, self.reply)
+            if not lease.count:
+                self._items.append(Item(SettleEntry(Settle.ACK, part.nonce), None, 0))  # compaction took them
+                continue
+            lease.last(granted_ms, now_ms, lease.length_ms)
+            if lease.begin_by_ms <= now_ms:  # it was too long on its way
+                self._items.append(Item(SettleEntry(Settle.RELEASE, part.nonce), None, 0))
+                continue
+            self._hold(lease, now_ms)
+            if uid is None:
+                self._nameless.append(lease.messages)
+            if waiting.ticket is None:
+                self._ready.append(lease)
+            else:
+                given += lease.messages
+                lease.messages = []
+        self._attempts = 0
+        if waiting.ticket is not None:
+            waiting.ticket.finish(given)
+
+    def _request_failed(self, waiting: _Requested, error: MillstreamError, now_ms: int) -> None:
+        if waiting.ticket is not None:
+            waiting.ticket.finish(error=error)
+        elif isinstance(error, SubscriptionNotFound):
+            raise ConnectionLost(f"the broker has forgotten this consumer: {error}") from None
+        elif error.retriable:
+            self._attempts += 1
+            self._retry_at_ms = now_ms + backoff_ms(self._attempts, self._jitter())
+        else:
+            self._retry_at_ms = now_ms + 1000
+            raise error
+
+
+def _tickets(waiting: _Requested | _Said | Ticket) -> list[Ticket]:
+    if isinstance(waiting, Ticket):
+        return [waiting]
+    if isinstance(waiting, _Requested):
+        return [] if waiting.ticket is None else [waiting.ticket]
+    return [item.ticket for item in waiting.items if item.ticket is not None]

@@ -1,0 +1,98 @@
+"""Dead letters as users ask for them: arguments turned into calls, for both clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final, TypedDict
+
+from millstream.client.values import Headers, Value, microseconds, value_bytes
+from millstream.dead_letters import LetterEdit, LetterFilter
+from millstream.errors import InvalidArgument
+from millstream.wire.letter_calls import PurgeLetters, ReplayLetters
+
+__all__ = ["PAGE", "POLL_S", "LetterOptions", "ReplayOptions", "letter_filter", "purge_call", "replay_call"]
+
+#: How often a replay that is waited for is looked at.
+POLL_S: Final = 0.2
+#: Letters asked for at a time.
+PAGE: Final = 500
+
+
+class LetterOptions(TypedDict, total=False):
+    """Which dead letters: whatever is given must hold."""
+
+    #: The topic they came from, or a pattern such as `orders.#`.
+    topic: str
+    group: str
+    reason: str
+    #: A part of the error's text.
+    error: str
+    #: Headers of the original and their values; None = whatever its value.
+    headers: Mapping[str, str | None]
+    key: str
+    #: When they died: from `since` on and before `until`.
+    since: float | datetime | None
+    until: float | datetime | None
+
+
+def letter_filter(options: LetterOptions) -> LetterFilter:
+    since, until = options.get("since"), options.get("until")
+    return LetterFilter(
+        topic=options.get("topic", ""),
+        group=options.get("group", ""),
+        reason=options.get("reason", ""),
+        error=options.get("error", ""),
+        headers=dict(options.get("headers") or {}),
+        key=options.get("key"),
+        since_ms=0 if since is None else microseconds(since) // 1000,
+        until_ms=0 if until is None else microseconds(until) // 1000,
+    )
+
+
+class ReplayOptions(LetterOptions, total=False):
+    """Which dead letters to send again, and how."""
+
+    #: The topic they go to; None = back to the one each came from.
+    target: str | None
+    #: Replaces the value of all of them.
+    value: Value
+    set_headers: Headers
+    remove_headers: Iterable[str]
+    #: Messages per second; None = as fast as they can be stored.
+    rate: float | None
+
+
+def purge_call(
+    ids: Iterable[str], everything: bool, dry_run: bool, limit: int | None, options: LetterOptions
+) -> PurgeLetters:
+    return PurgeLetters(
+        ids=_listed(ids), filter=letter_filter(options), everything=everything, dry_run=dry_run, limit=limit or 0
+    )
+
+
+def replay_call(ids: Iterable[str], everything: bool, dry_run: bool, options: ReplayOptions) -> ReplayLetters:
+    texts = {
+        name: text.decode() if isinstance(text, bytes) else text
+        for name, text in (options.get("set_headers") or {}).items()
+    }
+    edit = LetterEdit(
+        value=value_bytes(options.get("value")),
+        set_headers=texts,
+        remove_headers=_listed(options.get("remove_headers", ())),
+    )
+    return ReplayLetters(
+        ids=_listed(ids),
+        filter=letter_filter(options),
+        everything=everything,
+        target=options.get("target") or "",
+        edit=edit,
+        rate=options.get("rate") or 0,
+        dry_run=dry_run,
+    )
+
+
+def _listed(names: Iterable[str]) -> list[str]:
+    if isinstance(names, str):  # which is iterable, letter by letter
+        raise InvalidArgument(f"a list of texts is expected, not the text {names!r}")
+    return list(names)

@@ -1,0 +1,58 @@
+"""What a worker's handler says by returning or raising, and how workers end.  Shared by both kinds of worker."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from millstream.client.leases import QueueMessage
+from millstream.durations import Duration
+from millstream.errors import InvalidArgument, ReceiptInvalid
+
+__all__ = ["PREFETCH_PER_TASK", "Reject", "Retry", "check_concurrency", "settle_failure", "settle_success"]
+
+_log = logging.getLogger("millstream.worker")
+
+#: How many messages a worker leases for each thing it does at a time: enough to be busy, too few to hoard.
+PREFETCH_PER_TASK: Final = 4
+
+
+class Reject(Exception):
+    """Raise it in a handler: this message will never work.  It goes to the dead letters at once."""
+
+
+class Retry(Exception):
+    """Raise it in a handler: not now.  The message is tried again after `after`, or as the retry policy says."""
+
+    def __init__(self, reason: str = "", *, after: Duration | None = None) -> None:
+        super().__init__(reason)
+        self.after = after
+
+
+def settle_success(message: QueueMessage) -> None:
+    try:
+        message.ack()
+    except ReceiptInvalid as error:
+        _log.warning("%r was handled, but will be delivered again: %s", message, error)
+
+
+def settle_failure(message: QueueMessage, problem: BaseException) -> Any:
+    """Settle a message whose handler has raised this."""
+    try:
+        if isinstance(problem, Reject):
+            _log.warning("%r is rejected: %s", message, problem)
+            message.reject(str(problem))
+        elif isinstance(problem, Retry):
+            message.nack(str(problem), retry_after=problem.after)
+        elif isinstance(problem, Exception):
+            _log.error("the handler of %r failed", message, exc_info=problem)
+            message.nack(repr(problem))
+        else:  # the program is asked to end, or the task is cancelled: that is not the message's fault
+            message.release()
+    except ReceiptInvalid as error:
+        _log.warning("%r failed, and could not be settled: %s", message, error)
+
+
+def check_concurrency(concurrency: int) -> None:
+    if concurrency < 1:
+        raise InvalidArgument(f"concurrency must be 1 or more, not {concurrency}")

@@ -1,0 +1,357 @@
+"""What a consumer of a queue holds, hands out and has to say about it.  No sockets, no clock, no threads.
+
+Acks are marks in their leases until a quarter of the prefetch is unsaid, the consumer has nothing else to work on, or a
+moment (`ack_linger`) has passed; then one SETTLE says all of it.  What is sent is handled in order, so an ack of
+"everything left" means what was left when it was said.
+
+Whether a lease is still ours is judged by our own clock: shortly before its end what was not begun goes back, and after
+it nothing of it counts any more, neither for the credit nor when it is settled.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from millstream.client.leases import ACKED, Lease, Owner, QueueMessage, RefusedMarks
+from millstream.client.settings import QueueSettings
+from millstream.errors import InvalidArgument, MillstreamError
+from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result
+
+__all__ = ["Item", "QueueStats", "Settling", "Ticket"]
+
+_log = logging.getLogger("millstream.client")
+
+#: Leases of more messages would only keep the first of them waiting.
+_LEASE_MESSAGES_MAX: Final = 1_000
+_NEVER: Final = 1 << 62
+#: Leases are looked after this often while they last.
+_LOOKS: Final = 20
+
+
+@dataclass(slots=True)
+class QueueStats:
+    """Counters of one queue, in messages."""
+
+    delivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    rejected: int = 0
+    released: int = 0
+    #: Settled too late: their lease had ended, they are delivered again.
+    refused: int = 0
+    #: How often a lease was made longer.
+    extensions: int = 0
+    connections: int = 0
+
+
+class Ticket:
+    """An answer that somebody waits for."""
+
+    __slots__ = ("_missing", "_on_done", "done", "error", "result")
+
+    def __init__(self, on_done: Callable[[Ticket], None] | None = None, missing: int = 1) -> None:
+        self.done = False
+        self.error: MillstreamError | None = None
+        self.result: Any = None
+        self._on_done = on_done
+        self._missing = missing
+
+    def finish(self, result: Any = None, error: MillstreamError | None = None) -> None:
+        if not self.done:
+            self.done, self.result, self.error = True, result, error
+            if self._on_done is not None:
+                self._on_done(self)
+
+    def settle(self, index: int, result: Settled) -> None:
+        """One of several results; the last one finishes."""
+        if self.result is None:
+            self.result = [result] * self._missing
+        self.result[index] = result
+        self._missing -= 1
+        if not self._missing:
+            self.finish(self.result)
+
+
+class Item(NamedTuple):
+    """One entry of a SETTLE and whom it concerns."""
+
+    entry: SettleEntry
+    lease: Lease | None
+    messages: int
+    ticket: Ticket | None = None
+    #: Which of the ticket's results this is.
+    number: int = 0
+
+
+class Settling:
+    """One half of the state of a queue: the leases.  The other half, the requests, is `Leasing`."""
+
+    def __init__(self, settings: QueueSettings, owner: weakref.ref[Owner]) -> None:
+        self._settings = settings
+        self._owner = owner
+        #: How many messages are asked for at a time.
+        self._size = max(1, min(_LEASE_MESSAGES_MAX, (settings.prefetch + 1) // 2))
+        self._quarter = max(1, self._size // 2)
+        self._leases: dict[int, Lease] = {}
+        self._ready: deque[Lease] = deque()
+        #: What is left of the lease that is being handed out.
+        self.pending: Iterator[QueueMessage] = iter(())
+        self._current: Lease | None = None
+        #: How often to `tend`: often enough for the shortest lease.
+        self.pace_ms = self._pace_ms(settings.lease_ms or _NEVER)
+        #: `refill` before the next message is handed out if it is later than this.
+        self.pending_until_s = 0.0
+        #: Something was lost: `refill` before the next message is handed out.
+        self.disturbed = False
+        #: Somebody wants messages; otherwise what still comes goes back.
+        self.wanted = False
+        self._items: list[Item] = []
+        #: Messages that `_items` settle.
+        self._unsaid = 0
+        self._unsettled = 0
+        self.stats = QueueStats()
+
+    @property
+    def ready(self) -> bool:
+        """There are messages to hand out."""
+        return bool(self._ready) or operator.length_hint(self.pending) > 0
+
+    @property
+    def urgent(self) -> bool:
+        """What there is to say should be said now: it is much, or the consumer may be waiting for its effect."""
+        return bool(self._items) and (self._unsaid >= self._quarter or not self.ready)
+
+    @property
+    def holds(self) -> bool:
+        return bool(self._leases or self._items)
+
+    @property
+    def unsettled(self) -> int:
+        return self._unsettled
+
+    def _hold(self, lease: Lease, now_ms: int) -> None:
+        """A lease has come, and it is early enough to begin with it."""
+        self._leases[lease.nonce] = lease
+        self._unsettled += lease.count
+        self.stats.delivered += lease.count
+        lease.left = min(lease.count, self._quarter)
+        self.pace_ms = min(self.pace_ms, self._pace_ms(lease.length_ms))
+        lease.received_ms = now_ms
+        lease.extend_at_ms = now_ms + lease.length_ms // 2 if self._settings.auto_extend else _NEVER
+
+    def _pace_ms(self, length_ms: int) -> int:
+        return max(1, min(self._settings.ack_linger_ms, length_ms // _LOOKS))
+
+    # --- handing out ---------------------------------------------------------------------------------------------
+
+    def refill(self, now_ms: int) -> bool:
+        """Make sure that `pending` has a message; False when there is none."""
+        if self.disturbed:
+            self.disturbed = False
+            if self._current is not None and is_lost(self._current):
+                self.pending = iter(())
+        if self._current is not None and self._current.begin_by_ms <= now_ms:
+            self._return_rest(self._current)
+        if operator.length_hint(self.pending):
+            return True
+        while self._ready:
+            if self._ready[0].begin_by_ms <= now_ms:
+                self._return_rest(self._ready[0])
+                continue
+            lease = self._current = self._ready.popleft()
+            self.pending, lease.messages = iter(lease.messages), []
+            self.pending_until_s = lease.begin_by_ms / 1000
+            return True
+        return False
+
+    def give_back(self) -> None:
+        """Nothing more is wanted: what was not handed out goes back."""
+        self.wanted = False
+        if self._current is not None:
+            self._return_rest(self._current)
+        for lease in list(self._ready):
+            self._return_rest(lease)
+
+    def _return_rest(self, lease: Lease) -> None:
+        """Give back what was not handed out of a lease."""
+        rest = lease.messages
+        if rest:
+            lease.messages = []
+            self._ready.remove(lease)
+        elif lease is self._current:
+            rest = list(self.pending)
+        if rest and not is_lost(lease):
+            bits = 0
+            for message in rest:
+                bits |= 1 << (message.offset - lease.start)
+            self._decide(lease, bits, Settle.RELEASE)
+
+    # --- settling ------------------------------------------------------------------------------------------------
+
+    def due(self, lease: Lease) -> None:
+        """A lease has counted down: collect what there is to say if it is complete, or much."""
+        if is_lost(lease) or lease.nonce not in self._leases:
+            return
+        marked = lease.marked
+        if marked == lease.count or lease.acked_bits() | lease.decided == lease.granted:
+            self._collect(lease)
+            return
+        lease.left = max(1, lease.open - (marked - lease.acked))
+        if self._unsaid + sum(held.marked - held.acked for held in self._leases.values()) >= self._size:
+            for held in list(self._leases.values()):
+                self._collect(held)
+
+    def settle(
+        self,
+        kind: Settle,
+        messages: Iterable[QueueMessage],
+        value: int,
+        reason: str,
+        ticket: Ticket | None,
+    ) -> None:
+        """One entry for each message; the caller sends them.  A message whose lease was lost is refused here."""
+        for index, message in enumerate(messages):
+            lease = message.source.lease
+            place = message.offset - lease.start
+            if lease.owner is not self._owner:
+                raise InvalidArgument(f"{message!r} was delivered by another queue, which must settle it")
+            if is_lost(lease):
+                lease.marks[place] = ACKED  # counts it as refused, or raises
+                if ticket is not None:
+                    ticket.settle(index, Settled.INVALID)
+                continue
+            self._collect(lease)  # what was said before comes first
+            entry = SettleEntry(kind, lease.nonce, Scope.ONE, message.offset, value, 0, reason)
+            self._items.append(Item(entry, lease, 1, ticket, index))
+            if kind != Settle.EXTEND and not lease.decided >> place & 1:
+                lease.left = max(1, lease.left - 1)
+                self._note_decided(lease, 1 << place, kind)
+
+    def tend(self, now_ms: int) -> None:
+        """Make leases longer that are half over: what the user works on, and what waits for the user.
+
+        A lease that has reached its limit is made longer no more; of what waits in it others should get their chance.
+        So they should when it is nearly over.  And when it is over, it is lost.
+        """
+        for lease in list(self._leases.values()):
+            if lease.ends_ms <= now_ms:
+                self._collect(lease)  # said in time, or so we think: the broker knows
+                self._lose(lease)
+                continue
+            if lease.begin_by_ms <= now_ms:
+                self._return_rest(lease)
+            if lease.extend_at_ms > now_ms:
+                continue
+            left_ms = lease.received_ms + self._settings.max_processing_ms - now_ms
+            last = left_ms <= lease.length_ms
+            lease.extend_at_ms = _NEVER if last else now_ms + lease.length_ms // 2
+            if last:
+                self._return_rest(lease)
+            if left_ms > 0 and lease.open:
+                value = min(left_ms, lease.length_ms)
+                self._items.append(Item(SettleEntry(Settle.EXTEND, lease.nonce, value=value), lease, 0))
+                self.stats.extensions += 1
+        lengths = (lease.length_ms for lease in self._leases.values())
+        self.pace_ms = self._pace_ms(min(lengths, default=self._settings.lease_ms or _NEVER))
+
+    def _collect(self, lease: Lease) -> None:
+        """Say what the marks of a lease say."""
+        marked = lease.marked
+        if marked > lease.acked:
+            lease.acked = marked
+            self._decide(lease, lease.acked_bits() & ~lease.decided, Settle.ACK)
+
+    def _decide(self, lease: Lease, bits: int, kind: Settle) -> None:
+        if not bits:
+            return
+        if lease.decided | bits == lease.granted:
+            entry = SettleEntry(kind, lease.nonce)
+        else:
+            entry = SettleEntry(kind, lease.nonce, Scope.BITMAP, lease.start, 0, bits)
+        self._items.append(Item(entry, lease, bits.bit_count()))
+        self._note_decided(lease, bits, kind)
+
+    def _note_decided(self, lease: Lease, bits: int, kind: Settle) -> None:
+        count = bits.bit_count()
+        lease.decided |= bits
+        self._unsettled -= count
+        self._unsaid += count
+        self._count(kind, count)
+        if lease.decided == lease.granted:
+            self._leases.pop(lease.nonce, None)
+
+    def _count(self, kind: Settle, count: int) -> None:
+        stats = self.stats
+        if kind == Settle.ACK:
+            stats.acked += count
+        elif kind == Settle.NACK:
+            stats.nacked += count
+        elif kind == Settle.REJECT:
+            stats.rejected += count
+        elif kind == Settle.RELEASE:
+            stats.released += count
+
+    # --- loss ----------------------------------------------------------------------------------------------------
+
+    def _lose(self, lease: Lease) -> None:
+        """A lease is not ours any more.  Its owner looks before it hands out more of it."""
+        if self._leases.pop(lease.nonce, None) is None:
+            return
+        self._unsettled -= lease.open
+        unsaid = lease.acked_bits() & ~lease.decided
+        lease.decided = lease.granted
+        lease.marks = RefusedMarks(self._note_refused)
+        self.disturbed = True
+        if unsaid:
+            self._note_refused(unsaid.bit_count())
+        if lease.messages:
+            lease.messages = []
+            if lease in self._ready:
+                self._ready.remove(lease)
+
+    def _refuse(self, item: Item) -> None:
+        """The broker does not take this: the lease is over."""
+        kind, lease = item.entry.kind, item.lease
+        if kind not in (Settle.EXTEND, Settle.RELEASE):
+            self._note_refused(item.messages)
+        elif kind == Settle.EXTEND and lease is not None and item.entry.scope == Scope.REST:
+            self._lose(lease)
+
+    def _note_refused(self, count: int) -> None:
+        if not self.stats.refused:
+            _log.warning(
+                "queue %s: a message was settled after its lease had ended and is delivered again; "
+                "from now on this is only counted (stats.refused)",
+                self._settings.name,
+            )
+        self.stats.refused += count
+
+    def _settled(self, items: list[Item], payload: memoryview, sent_ms: int, now_ms: int) -> None:
+        try:
+            results = decode_settle_result(payload, len(items))
+        except MillstreamError as error:
+            _log.warning("queue %s: %d settles failed: %s", self._settings.name, len(items), error)
+            for item in items:
+                if item.ticket is not None:
+                    item.ticket.finish(error=error)
+            return
+        for item, result in zip(items, results, strict=True):
+            if result == Settled.INVALID:
+                self._refuse(item)
+            elif item.entry.kind == Settle.EXTEND and item.lease is not None:
+                item.lease.last(sent_ms, now_ms, item.entry.value)
+                if item.lease is self._current:
+                    self.pending_until_s = item.lease.begin_by_ms / 1000
+            if item.ticket is not None:
+                item.ticket.settle(item.number, Settled(result))
+
+
+def is_lost(lease: Lease) -> bool:
+    """It was taken back, its time is over, or the queue is closed."""
+    return lease.marks is not lease.kept

@@ -1,0 +1,297 @@
+"""The control calls of queues and their answers; LEASE and SETTLE, the hot ones, are in leases.py.
+
+A queue group is a topic and a name.  Byte strings (keys, values, header values) are base64 in JSON.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from millstream.wire.forms import AnswerForm, CallForm
+
+__all__ = [
+    "AttemptInfo",
+    "CloseQueue",
+    "ConfigureQueue",
+    "ConsumerInfo",
+    "DeleteQueue",
+    "DescribeMessage",
+    "DescribeQueue",
+    "Explain",
+    "Explanation",
+    "LaneInfo",
+    "LeaseMessages",
+    "LeasedMessage",
+    "ListQueues",
+    "OpenQueue",
+    "PeekQueue",
+    "PurgeQueue",
+    "Purged",
+    "QueueInfo",
+    "QueueOpened",
+    "QueuePartitionInfo",
+    "QueueSummary",
+    "QueuedMessage",
+    "SettleItem",
+    "SettleMessages",
+    "SettleOutcome",
+]
+
+MessageState = Literal["ready", "leased", "waiting", "settled", "gone"]
+Action = Literal["ack", "nack", "reject", "extend", "release"]
+
+
+# --- consumers ---------------------------------------------------------------------------------------------------
+
+
+class OpenQueue(CallForm, tag="queue.open"):
+    """Makes this session a consumer of a group, and the group if there is none.
+
+    The topic may be a pattern (`*` one level, `#` the rest): then the group exists on every topic that matches, also
+    on those that appear later.  `policy` belongs to a new group; on an existing one it may only repeat what holds.
+    """
+
+    topic: str
+    group: str = "default"
+    #: A name for people; the client's id if empty.
+    consumer: str = ""
+    #: 0 = what the group or the topic says.
+    lease_ms: int = 0
+    #: Leases outlive the connection: only their deadline gives them back.
+    detached: bool = False
+    policy: dict[str, Any] | None = None
+    start: Literal["", "earliest", "latest"] = ""
+
+
+class QueueOpened(AnswerForm):
+    #: What LEASE requests name; valid on this connection only.
+    consumer: int
+    topics: list[str]
+
+
+class CloseQueue(CallForm, tag="queue.close"):
+    """Ends a consumer; what it holds goes back at once (if it is not detached)."""
+
+    consumer: int
+
+
+# --- groups ------------------------------------------------------------------------------------------------------
+
+
+class ConfigureQueue(CallForm, tag="queue.configure"):
+    """Changes settings of a group, `paused` among them; the others stay as they are.  Answers with QueueSummary."""
+
+    topic: str
+    policy: dict[str, Any]
+    group: str = "default"
+
+
+class DeleteQueue(CallForm, tag="queue.delete"):
+    topic: str
+    group: str = "default"
+    force: bool = False
+
+
+class PurgeQueue(CallForm, tag="queue.purge"):
+    """Settles everything that is in the queue now, leased messages too."""
+
+    topic: str
+    group: str = "default"
+
+
+class Purged(AnswerForm):
+    purged: int
+
+
+class ListQueues(CallForm, tag="queue.list"):
+    """Answers with a list of QueueSummary."""
+
+    topic: str | None = None
+
+
+class QueueSummary(AnswerForm):
+    topic: str
+    group: str
+    #: Messages that are not settled: ready + leased + waiting.
+    depth: int
+    ready: int
+    leased: int
+    waiting: int
+    consumers: int
+    paused: bool
+
+
+class DescribeQueue(CallForm, tag="queue.describe"):
+    topic: str
+    group: str = "default"
+
+
+class QueuePartitionInfo(AnswerForm):
+    partition: int
+    depth: int
+    ready: int
+    leased: int
+    waiting: int
+    #: Everything below is settled.
+    settled_below: int
+    end: int
+
+
+class LaneInfo(AnswerForm):
+    """A priority; what it has been given is counted since the broker started."""
+
+    priority: int
+    ready: int
+    leased: int
+    served: int
+    last_served_ms: int
+
+
+class ConsumerInfo(AnswerForm):
+    consumer: int
+    name: str
+    client_id: str
+    address: str
+    detached: bool
+    leased: int
+    #: Asked for by LEASE requests that are waiting.
+    requested: int
+    delivered: int
+    acked: int
+    failed: int
+    #: Mean time between delivery and ack.
+    avg_ms: float
+
+
+class QueueInfo(AnswerForm):
+    topic: str
+    group: str
+    policy: dict[str, Any]
+    depth: int
+    ready: int
+    leased: int
+    waiting: int
+    #: How messages came to be settled since the group exists: acked, dead, expired, evicted, purged, gone.
+    settled: dict[str, int]
+    #: Age of the oldest message that is not settled; 0 when there is none.
+    oldest_ms: int
+    partitions: list[QueuePartitionInfo]
+    lanes: list[LaneInfo]
+    consumers: list[ConsumerInfo]
+
+
+# --- messages ----------------------------------------------------------------------------------------------------
+
+
+class AttemptInfo(AnswerForm):
+    """One delivery that came to nothing."""
+
+    consumer: str
+    delivered_ms: int
+    ended_ms: int
+    #: nack, timeout, reject, returned (its consumer went away).
+    kind: str
+    reason: str = ""
+
+
+class LeaseMessages(CallForm, tag="queue.lease"):
+    """A detached lease for doors that speak text.  Answers with a list of LeasedMessage."""
+
+    topic: str
+    group: str = "default"
+    max: int = 1
+    wait_ms: int = 0
+    lease_ms: int = 0
+
+
+class LeasedMessage(AnswerForm):
+    receipt: str
+    id: str
+    topic: str
+    partition: int
+    offset: int
+    delivery: int
+    failures: int
+    deadline_ms: int
+    append_time_ms: int
+    timestamp_ms: int
+    priority: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]] = []
+
+
+class SettleItem(msgspec.Struct, kw_only=True, omit_defaults=True):
+    receipt: str
+    action: Action = "ack"
+    reason: str = ""
+    #: nack: until the next try (None = by the retry policy); extend: from now (None = the lease's own length).
+    delay_ms: int | None = None
+
+
+class SettleMessages(CallForm, tag="queue.settle"):
+    """Settles by receipt.  Answers with a list of SettleOutcome, one per item, in their order."""
+
+    items: list[SettleItem]
+
+
+class SettleOutcome(AnswerForm):
+    receipt: str
+    result: Literal["done", "retried", "dead", "receipt_invalid"]
+
+
+class PeekQueue(CallForm, tag="queue.peek"):
+    """Looks at messages of a queue without leasing them.  Answers with a list of QueuedMessage, oldest first."""
+
+    topic: str
+    group: str = "default"
+    state: Literal["", "ready", "leased", "waiting"] = ""
+    limit: int = 10
+
+
+class DescribeMessage(CallForm, tag="queue.message"):
+    """Answers with a list of QueuedMessage: what the message is to each group of its topic, or to the one named."""
+
+    id: str
+    group: str | None = None
+
+
+class QueuedMessage(AnswerForm):
+    id: str
+    topic: str
+    group: str
+    partition: int
+    offset: int
+    state: MessageState
+    deliveries: int
+    failures: int
+    append_time_ms: int
+    timestamp_ms: int
+    priority: int
+    #: leased: who holds it until when; waiting: when it is due.
+    consumer: str = ""
+    until_ms: int = 0
+    first_delivery_ms: int = 0
+    last_delivery_ms: int = 0
+    attempts: list[AttemptInfo] = []
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: list[tuple[str, bytes]] = []
+
+
+class Explain(CallForm, tag="why"):
+    """Why is this message, or anything of this queue, not delivered?  Names an id, or a topic and a group."""
+
+    id: str = ""
+    topic: str = ""
+    group: str = ""
+
+
+class Explanation(AnswerForm):
+    #: One sentence for a person.
+    sentence: str
+    #: One word for a program.
+    state: str
+    facts: dict[str, Any] = {}

@@ -1,0 +1,96 @@
+"""Calls about subscriptions, inboxes, flow and the broker's mode."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from millstream.wire.forms import AnswerForm, CallForm
+
+__all__ = [
+    "CloseSubscription",
+    "DescribeFlow",
+    "FlowInfo",
+    "FlowNotice",
+    "ModeInfo",
+    "OpenInbox",
+    "OpenSubscription",
+    "SetMode",
+    "Subscribed",
+]
+
+
+class OpenSubscription(CallForm, tag="sub.open"):
+    """From now on messages of every matching topic, present or future, come as DELIVERY frames.  Ends with the
+    connection at the latest.  Answers with Subscribed."""
+
+    patterns: list[str]
+
+
+class OpenInbox(CallForm, tag="inbox.open"):
+    """An address for replies: what is published there is not stored, only delivered to this connection.
+
+    `address` takes up again, after a reconnect, the one this client had before.  Answers with Subscribed.
+    """
+
+    address: str = ""
+
+
+class Subscribed(AnswerForm):
+    subscription: int
+    #: The topic that stands for an inbox.
+    address: str = ""
+
+
+class CloseSubscription(CallForm, tag="sub.close"):
+    subscription: int
+
+
+# --- flow and modes ----------------------------------------------------------------------------------------------
+
+
+class FlowNotice(msgspec.Struct, kw_only=True):
+    """What a FLOW frame says: publishers of a topic (of all topics when none is named) should slow down, or need not
+    any more."""
+
+    topic: str
+    level: Literal["normal", "warning", "critical", "overloaded"]
+    #: Wait this long before each publish.
+    delay_ms: int
+    reason: str = ""
+
+
+class DescribeFlow(CallForm, tag="topic.flow"):
+    """Answers with FlowInfo."""
+
+    topic: str
+
+
+class FlowInfo(AnswerForm):
+    topic: str
+    level: Literal["normal", "warning", "critical", "overloaded"]
+    #: Age of the oldest message that a queue group has not settled.
+    lag_ms: int
+    depth: int
+    #: 1 = at the limit; 0 when the topic has none.
+    pressure: float
+    trend: Literal["increasing", "stable", "decreasing"]
+    delay_ms: int
+    #: Until nothing waits any more if it goes on like this; None when it gets no less.
+    catch_up_ms: int | None
+    advice: Literal["none", "light", "moderate", "heavy"]
+    throttle_lag_ms: int
+    throttle_depth: int
+
+
+class SetMode(CallForm, tag="broker.mode"):
+    """An operator begins maintenance (`maintenance`) or ends it (`normal`).  Answers with ModeInfo."""
+
+    mode: Literal["normal", "maintenance"]
+    reason: str = ""
+
+
+class ModeInfo(AnswerForm):
+    mode: str
+    reason: str

@@ -1,0 +1,55 @@
+"""`subscribe`, `topic flow` and `mode` as processes of their own, against a real broker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import millstream
+from millstream.testing.broker import BrokerForTests
+
+MILLSTREAM = [sys.executable, "-m", "millstream"]
+
+
+def run(broker: BrokerForTests, *arguments: str) -> str:
+    done = subprocess.run(
+        [*MILLSTREAM, *arguments, "--broker", broker.address], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_subscribe_prints_what_matches_until_it_has_enough(broker: BrokerForTests) -> None:
+    command = [*MILLSTREAM, "subscribe", "orders.*", "logs.#", "--max", "2", "--broker", broker.address]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        millstream.connect(broker.address) as client,
+    ):
+        while not broker.broker.metrics.subscriptions:
+            time.sleep(0.01)
+        client.publish("orders.eu", "first")
+        client.publish("other", "no")
+        client.publish("logs.app.web", "second")
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert out == "orders.eu\tfirst\nlogs.app.web\tsecond\n"
+
+
+def test_subscribe_ends_when_nothing_comes(broker: BrokerForTests) -> None:
+    assert run(broker, "subscribe", "orders.*", "--timeout", "100ms", "--json") == ""
+
+
+def test_topic_flow_and_mode(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.create_topic("jobs", config={"throttle_lag_ms": 5000})
+        client.queue("jobs").close()
+        client.publish("jobs", "x")
+        broker.clock.advance("10s")
+    assert json.loads(run(broker, "topic", "flow", "jobs", "--json"))["level"] == "critical"
+    assert "lag 5 s" in run(broker, "topic", "flow", "jobs")
+    assert "new disk" in run(broker, "mode", "maintenance", "--reason", "new disk")
+    status = json.loads(run(broker, "status", "--json"))
+    assert (status["mode"], status["reason"]) == ("maintenance", "new disk")
+    assert json.loads(run(broker, "mode", "normal", "--json")) == {"mode": "normal", "reason": ""}

@@ -1,0 +1,183 @@
+"""The journal of a partition, and moves between partitions, on a disk that loses power at the worst moments."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millstream.broker import journal as journal_module
+from millstream.broker.broker import Broker
+from millstream.broker.journal import Journal
+from millstream.broker.transfer import Target
+from millstream.errors import MillstreamError, StorageFailed, TopicNotFound
+from millstream.records import encode_batch
+from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
+from millstream.wire import calls
+from tests.simulated_broker import Client, after_power_cut, run, started
+
+
+async def with_topics(storage: SimulatedStorage, *names: str) -> Client:
+    client = await started(storage)
+    for name in names:
+        await client.call(calls.CreateTopic(name=name))
+    return client
+
+
+def journal_of(client: Client, topic: str = "orders") -> Journal:
+    topics = client.broker.topics
+    return topics.journal(topics.registry.get("default", topic), 0)
+
+
+def moved(*values: bytes) -> bytearray:
+    return encode_batch(list(values), base_timestamp_us=1)
+
+
+def move(broker: Broker, *values: bytes, to: str = "archive", **options: Any) -> Any:
+    topic = broker.topics.registry.get("default", "orders")
+    return broker.topics.transfer(topic, 0).move(Target("default", to, 0), moved(*values), **options)
+
+
+def test_durable_facts_survive_a_power_cut_with_everything_recorded_before_them() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await with_topics(storage, "orders")
+        journal = journal_of(client)
+        journal.record("queue/a", ["ack", 1])
+        await journal.record_durably(("queue/a", ["fail", 2]), ("queue/b", {"paused": True}))
+        journal.record("queue/a", ["ack", 3])
+        client = await after_power_cut(client, storage, lose_everything=True)
+        journal = journal_of(client)
+        assert sorted(journal.entities) == ["queue/a", "queue/b"]
+        assert journal.claim("queue/a", list) == [["ack", 1], ["fail", 2]]
+        assert journal.claim("queue/b", list) == [{"paused": True}]
+
+    run(scenario)
+
+
+def test_facts_that_nobody_waits_for_are_written_by_a_clean_stop() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=2)
+        client = await with_topics(storage, "orders")
+        journal_of(client).record("queue/a", ["ack", 1])
+        await client.broker.stop()
+        client = await started(storage)
+        assert journal_of(client).claim("queue/a", list) == [["ack", 1]]
+
+    run(scenario)
+
+
+def test_a_forgotten_entity_does_not_come_back() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=3)
+        client = await with_topics(storage, "orders")
+        journal = journal_of(client)
+        await journal.record_durably(("queue/a", 1), ("queue/b", 2))
+        journal.forget("queue/a")
+        await journal.record_durably(("queue/b", 3))
+        client = await after_power_cut(client, storage, lose_everything=True)
+        assert journal_of(client).entities == ["queue/b"]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_snapshot_replaces_what_came_before_and_keeps_what_nobody_claimed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "_GROWN_BYTES", 4096)
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=seed)
+        client = await with_topics(storage, "orders")
+        await journal_of(client).record_durably(("queue/idle", "as it was"))
+        client = await after_power_cut(client, storage)
+        journal = journal_of(client)
+        total = 0
+        facts = journal.claim("queue/busy", lambda: [["total", total]])
+        assert facts == []
+        for number in range(200):
+            await journal.record_durably(("queue/busy", ["add", number, "x" * 50]))
+            total += number
+        assert journal.partition.log.start_offset > 0, "nothing was ever removed"
+        client = await after_power_cut(client, storage)
+        journal = journal_of(client)
+        assert journal.claim("queue/idle", list) == ["as it was"]
+        (kind, replayed), *added = journal.claim("queue/busy", list)
+        assert kind == "total"
+        assert replayed + sum(fact[1] for fact in added) == total
+
+    run(scenario)
+
+
+def test_a_full_disk_delays_facts_and_loses_none() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=4)
+        client = await with_topics(storage, "orders")
+        journal = journal_of(client)
+        journal.record("queue/a", 1)
+        storage.inject(Fault.NO_SPACE)
+        with pytest.raises(StorageFailed):
+            await journal.record_durably(("queue/a", "refused"))
+        await journal.record_durably(("queue/a", 2))
+        client = await after_power_cut(client, storage, lose_everything=True)
+        assert journal_of(client).claim("queue/a", list) == [1, 2]
+
+    run(scenario)
+
+
+def test_a_move_arrives_once_wherever_the_power_is_cut() -> None:
+    """Cut after every single disk operation of a move: afterwards it has happened as a whole, or not at all."""
+
+    async def scenario(cut_after: int) -> bool:
+        storage = SimulatedStorage(seed=cut_after)
+        client = await with_topics(storage, "orders", "archive")
+        await move(client.broker, b"first")
+        storage.inject(Fault.POWER_CUT, at=storage.operations + 1 + cut_after)
+        recorded = False
+
+        def on_recorded() -> None:
+            nonlocal recorded
+            recorded = True
+
+        facts = [("queue/a", ["dead", 7])]
+        try:
+            await asyncio.wait_for(move(client.broker, b"second", facts=facts, on_recorded=on_recorded), 0.2)
+            finished = True
+        except (MillstreamError, PowerCut, TimeoutError):
+            finished = False
+        client = await after_power_cut(client, storage)
+        settled = journal_of(client).claim("queue/a", list) == [["dead", 7]]
+        for task in client.broker._tasks[-1:]:
+            await task
+        arrived = await client.read_all("archive")
+        assert arrived == ([b"first", b"second"] if settled else [b"first"])
+        assert settled or not recorded
+        return finished
+
+    cuts = 0
+    while not asyncio.run(asyncio.wait_for(scenario(cuts), 30)):
+        cuts += 1
+    assert cuts >= 2
+
+
+def test_moves_to_one_target_arrive_in_the_order_they_were_asked_for() -> None:
+    async def scenario() -> None:
+        client = await with_topics(SimulatedStorage(seed=5), "orders", "archive")
+        values = [b"%d" % number for number in range(50)]
+        offsets = await asyncio.gather(*(move(client.broker, value) for value in values))
+        assert offsets == list(range(50))
+        assert await client.read_all("archive") == values
+
+    run(scenario)
+
+
+def test_a_move_to_a_topic_that_is_gone_says_so_and_is_not_tried_for_ever() -> None:
+    async def scenario() -> None:
+        client = await with_topics(SimulatedStorage(seed=6), "orders")
+        with pytest.raises(TopicNotFound):
+            await move(client.broker, b"lost", to="nowhere")
+        assert client.broker.topics.moves_undone == 0
+
+    run(scenario)

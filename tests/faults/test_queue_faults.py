@@ -1,0 +1,224 @@
+"""Queues on a disk that loses power: nothing durable is forgotten, nothing is lost, and dead letters are written once.
+
+Each life of the machine has an event loop of its own, so that nothing of a broker outlives the power cut.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import TypeVar
+
+import pytest
+
+from millstream.errors import MillstreamError, TopicNotFound
+from millstream.testing.storage import Fault, Operation, PowerCut, SimulatedStorage
+from millstream.wire import calls, queue_calls
+from millstream.wire.leases import Settle
+from tests.simulated_broker import Client, started
+
+T = TypeVar("T")
+
+DONE, RETRIED, DEAD = 0, 1, 2
+
+
+def life(storage: SimulatedStorage, work: Callable[[Client], Awaitable[T]]) -> T:
+    """One run of a broker, from a start to a power cut."""
+
+    async def run() -> T:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # PowerCut may hit anywhere
+        return await work(await started(storage))
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def power_cut(storage: SimulatedStorage, *, lose_everything: bool = False) -> None:
+    storage.heal()
+    storage.power_cut(lose_everything=lose_everything)
+
+
+def countdown(steps: int) -> Callable[[Operation], bool]:
+    left = steps
+
+    def hit(_: Operation) -> bool:
+        nonlocal left
+        left -= 1
+        return left == 0
+
+    return hit
+
+
+async def drained(client: Client, topic: str = "orders") -> list[bytes | None]:
+    """Everything that the queue still delivers, waits included."""
+    consumer = await client.open_queue(topic)
+    found = []
+    while messages := await client.lease(consumer, wait_ms=300):
+        found += [message.value for message in messages]
+    return found
+
+
+async def letters(client: Client) -> list[bytes | None]:
+    await client.broker.topics.finish_moves()
+    try:
+        return await client.read_all("orders.dlq")
+    except TopicNotFound:
+        return []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_acks_that_were_asked_to_be_durable_survive(seed: int) -> None:
+    storage = SimulatedStorage(seed=seed)
+
+    async def first(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"%d" % n for n in range(10)])
+        consumer = await client.open_queue(policy={"ack_durability": "sync"})
+        leased = await client.lease(consumer)
+        assert await client.settle(Settle.ACK, leased[0], leased[1], leased[5]) == [DONE] * 3
+
+    async def second(client: Client) -> None:
+        assert await drained(client) == [b"%d" % n for n in (2, 3, 4, 6, 7, 8, 9)]
+
+    life(storage, first)
+    power_cut(storage, lose_everything=True)
+    life(storage, second)
+
+
+def test_a_flush_in_between_does_not_make_a_durable_ack_less_durable() -> None:
+    storage = SimulatedStorage(seed=1)
+
+    async def first(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"a", b"b"])
+        leased = await client.lease(await client.open_queue(policy={"ack_durability": "sync"}))
+        settled = asyncio.ensure_future(client.settle(Settle.ACK, leased[0]))
+        await asyncio.sleep(0)
+        client.broker.queues._flush()  # as its timer may do any moment
+        assert await settled == [DONE]
+
+    async def second(client: Client) -> None:
+        assert await drained(client) == [b"b"]
+
+    life(storage, first)
+    power_cut(storage, lose_everything=True)
+    life(storage, second)
+
+
+def test_acks_that_nobody_waited_for_cost_a_repetition_at_most() -> None:
+    storage = SimulatedStorage(seed=1)
+
+    async def first(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"%d" % n for n in range(10)])
+        leased = await client.lease(await client.open_queue())
+        await client.settle(Settle.ACK, *leased[:5])
+
+    async def second(client: Client) -> None:
+        found = await drained(client)
+        assert set(found) >= {b"5", b"6", b"7", b"8", b"9"}
+        assert len(found) == len(set(found))
+
+    life(storage, first)
+    power_cut(storage, lose_everything=True)
+    life(storage, second)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_dead_letter_is_neither_lost_nor_doubled_whenever_the_power_goes(seed: int) -> None:
+    storage = SimulatedStorage(seed=seed)
+    rng = random.Random(seed)
+    dead: set[bytes | None] = set()
+    acked: set[bytes | None] = set()
+    values = [b"%d" % n for n in range(8)]
+
+    async def first(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders", config={"retry": "standard,max_retries=0"}))
+        await client.send(values)
+        leased = await client.lease(await client.open_queue(policy={"ack_durability": "sync"}))
+        storage.inject(Fault.POWER_CUT, when=countdown(rng.randint(1, 45)))
+        with suppress(PowerCut, MillstreamError, TimeoutError):
+            async with asyncio.timeout(0.3):
+                for message, kind in zip(leased, (2, 3, 1, 3, 2, 1), strict=False):
+                    (result,) = await client.settle(Settle(kind), message, reason="no")
+                    (acked if kind == Settle.ACK else dead).add(message.value)
+                    assert result == (DONE if kind == Settle.ACK else DEAD)
+
+    async def second(client: Client) -> None:
+        buried = Counter(await letters(client))
+        left = Counter(await drained(client))
+        for value in values:
+            if value in acked:
+                assert (buried[value], left[value]) == (0, 0), value
+            elif value in dead:
+                assert (buried[value], left[value]) == (1, 0), value
+            else:
+                assert buried[value] + left[value] == 1 or value in values[2::3], f"{value!r} is lost or doubled"
+
+    with suppress(PowerCut):
+        life(storage, first)
+    power_cut(storage)
+    life(storage, second)
+
+
+def test_failures_and_waits_survive() -> None:
+    storage = SimulatedStorage(seed=3)
+
+    async def first(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"a", b"b"])
+        leased = await client.lease(await client.open_queue(policy={"ack_durability": "sync"}))
+        assert await client.settle(Settle.NACK, leased[0], value=3_600_000, reason="later") == [RETRIED]
+        assert await client.settle(Settle.NACK, leased[1], value=0) == [RETRIED]
+
+    async def second(client: Client) -> None:
+        (message,) = await client.lease(await client.open_queue())
+        assert (message.value, message.part.failures) == (b"b", 1)
+        peeked = await client.call(queue_calls.PeekQueue(topic="orders", state="waiting"))
+        assert isinstance(peeked, list)
+        assert [(entry.value, entry.attempts[0].reason) for entry in peeked] == [(b"a", "later")]
+
+    life(storage, first)
+    power_cut(storage, lose_everything=True)
+    life(storage, second)
+
+
+def test_letters_that_are_owed_when_the_journal_is_rewritten_are_still_written() -> None:
+    """The snapshot knows the messages as settled; it must know, too, that nobody has their letters yet."""
+    storage = SimulatedStorage(seed=5)
+
+    async def first(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"a", b"b", b"c"])
+        leased = await client.lease(await client.open_queue(policy={"ack_durability": "sync"}))
+        await client.settle(Settle.ACK, leased[0])
+        part = client.broker.queues.part(client.broker.topics.registry.get("default", "orders"), "default", 0)
+        # No dead letter topic can be made, so the letters stay owed.
+        storage.inject(Fault.WRITE_ERROR, when=lambda operation: operation.path.startswith("state/topics"))
+        with pytest.raises(MillstreamError):
+            await client.settle(Settle.REJECT, leased[1], reason="bad")
+        journal = part.keeper.journal
+        journal._snapped.clear()
+        journal._snapshot()
+        await part.keeper.journal.record_durably(("queue/other", ["start", 0, 0]))
+        await asyncio.sleep(0.05)
+        assert journal.partition.log.start_offset > 0, "what came before the snapshot is gone"
+
+    async def second(client: Client) -> None:
+        client.broker.queues.part(client.broker.topics.registry.get("default", "orders"), "default", 0)
+        await asyncio.gather(*client.broker.queues._tasks)
+        assert await letters(client) == [b"b"]
+        assert await drained(client) == [b"c"]
+
+    async def third(client: Client) -> None:
+        client.broker.queues.part(client.broker.topics.registry.get("default", "orders"), "default", 0)
+        await asyncio.gather(*client.broker.queues._tasks)
+        assert await letters(client) == [b"b"], "once is enough"
+
+    life(storage, first)
+    power_cut(storage)
+    life(storage, second)
+    power_cut(storage, lose_everything=True)
+    life(storage, third)

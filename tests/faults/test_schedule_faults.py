@@ -1,0 +1,169 @@
+"""Schedules when clocks are set, disks fail and the power goes: nothing early, nothing twice, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+
+import pytest
+
+from millstream import aio
+from millstream.client import Outgoing
+from millstream.config import Settings
+from millstream.errors import StorageFailed
+from millstream.testing.machine import Machine
+from millstream.testing.network import Network
+from millstream.testing.storage import Fault
+from millstream.testing.virtual_loop import VirtualLoop, run
+
+SETTINGS = {"server": {"port": 9092}, "storage": {"free_bytes_min": 0, "segment_bytes": 16_384}}
+
+
+def in_a_world(scenario: Callable[[Machine], Awaitable[None]], *, seed: int = 1) -> None:
+    """A broker on a simulated disk, in virtual time; with an hour of patience."""
+
+    async def main(loop: VirtualLoop) -> None:
+        Network(loop, Random(seed))
+        machine = Machine(loop, seed=seed, settings=Settings.model_validate(SETTINGS), draw_sync_s=lambda: 0.001)
+        await machine.start()
+        await asyncio.wait_for(scenario(machine), 3600)
+        if machine.is_running:
+            await machine.stop()
+
+    run(main, seed=seed)
+
+
+async def values(machine: Machine) -> list[str]:
+    async with aio.connect(machine.address) as client:
+        if not any((await client.offsets("orders")).values()):
+            return []
+        return [message.text async for message in client.stream("orders", start="earliest", timeout_s=0.5)]
+
+
+# --- clocks ------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_is_set_back_makes_a_message_wait() -> None:
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            await client.publish("orders", "at ten", deliver_at=machine.clock.now_us() / 1e6 + 10)
+        machine.clock.jump(-600)
+        await asyncio.sleep(60)
+        assert await values(machine) == [], "the clock on the wall does not say so yet"
+        await asyncio.sleep(560)
+        assert await values(machine) == ["at ten"]
+
+    in_a_world(scenario)
+
+
+def test_a_clock_that_is_set_ahead_brings_messages_within_a_second() -> None:
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            now_s = machine.clock.now_us() / 1e6
+            # One that is in memory, and one that is far away, on its way to disk.
+            await client.publish("orders", "soon", deliver_at=now_s + 500)
+            await client.publish("orders", "far", deliver_at=now_s + 5_000_000)
+            await client.schedules.repeat("daily", "orders", "@daily", "tick")
+        await asyncio.sleep(5)
+        machine.clock.jump(510)
+        await asyncio.sleep(1.1)
+        assert await values(machine) == ["soon"]
+        machine.clock.jump(6_000_000)
+        await asyncio.sleep(1.5)
+        assert sorted(await values(machine)) == ["far", "soon", "tick"]
+
+    in_a_world(scenario)
+
+
+# --- disks -------------------------------------------------------------------------------------------------------
+
+
+def test_what_fires_is_there_once_wherever_the_power_goes() -> None:
+    """The power goes at one operation of the disk after the other, while messages fire."""
+    count = 40
+    tried = 0
+    for cut_at in range(1, 60, 2):
+
+        async def scenario(machine: Machine, cut_at: int = cut_at) -> None:
+            nonlocal tried
+            async with aio.connect(machine.address) as client:
+                now_s = machine.clock.now_us() / 1e6
+                items = [Outgoing(value=str(n), deliver_at=now_s + 10 + n // 4) for n in range(count)]
+                receipts = await client.publish_many("orders", items)
+                await client.schedules.cancel(receipts[7])
+                await client.schedules.move(receipts[8], deliver_at=now_s + 100)
+            machine.storage.inject(Fault.POWER_CUT, at=machine.storage.operations + cut_at)
+            await asyncio.sleep(60)
+            if not machine.is_running:
+                tried += 1
+                machine.storage.heal()
+                await machine.start()
+            machine.storage.heal()
+            await asyncio.sleep(60)
+            expected = [str(n) for n in range(count) if n not in (7, 8)] + ["8"]
+            assert await values(machine) == expected, f"the power went at operation {cut_at}"
+
+        in_a_world(scenario, seed=cut_at)
+    assert tried > 15, "the power went while messages fired"
+
+
+def test_a_full_disk_delays_and_loses_nothing() -> None:
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            await client.publish_many("orders", [Outgoing(value=str(n), delay=10 + n) for n in range(5)])
+        machine.storage.inject(Fault.NO_SPACE, when=lambda operation: operation.path.startswith("topics"), times=1000)
+        await asyncio.sleep(30)
+        assert await values(machine) == []
+        machine.storage.heal()
+        await asyncio.sleep(10)
+        assert await values(machine) == [str(n) for n in range(5)]
+
+    in_a_world(scenario)
+
+
+def test_a_cancel_that_could_not_be_recorded_is_no_cancel() -> None:
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            receipt = await client.publish("orders", "stays", delay=10)
+            machine.storage.inject(Fault.NO_SPACE, when=lambda operation: ".state/" in operation.path, times=1000)
+            with pytest.raises(StorageFailed):
+                await client.schedules.cancel(receipt)
+            machine.storage.heal()
+            await asyncio.sleep(15)
+            assert (await client.schedules.show(receipt)).state == "fired"
+
+    in_a_world(scenario)
+
+
+def test_without_room_for_the_index_everything_still_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.broker.due_window.RUN_ROWS", 16)
+
+    async def scenario(machine: Machine) -> None:
+        machine.storage.inject(Fault.NO_SPACE, when=lambda operation: ".due/" in operation.path, times=100_000)
+        async with aio.connect(machine.address) as client:
+            now_s = machine.clock.now_us() / 1e6
+            for n in range(100):
+                await client.publish("orders", str(n), deliver_at=now_s + 700 + n)
+        await asyncio.sleep(850)
+        assert await values(machine) == [str(n) for n in range(100)]
+
+    in_a_world(scenario)
+
+
+def test_a_damaged_message_is_lost_alone() -> None:
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            # In a segment that is sealed: at the end of a log a damaged batch is a torn one.
+            receipts = [await client.publish("orders", f"{n:05000}", delay=100) for n in range(8)]
+        await machine.stop()
+        path = f"topics/default/orders/0.schedules/{0:020d}.log"
+        machine.storage.flip(path, machine.storage.read_all(path).index(f"{2:05000}".encode()))
+        await machine.start()
+        async with aio.connect(machine.address) as client:
+            assert (await client.schedules.stats("orders"))[0].pending == 7
+            assert (await client.schedules.show(receipts[2])).state == "lost"
+        await asyncio.sleep(150)
+        assert [int(value[-1]) for value in await values(machine)] == [0, 1, 3, 4, 5, 6, 7]
+
+    in_a_world(scenario)

@@ -1,0 +1,50 @@
+"""Replays and searches.
+
+python -m tests.simulation SEED          one run, with everything that happens in it
+python -m tests.simulation FIRST:LAST    many runs; prints the seeds that fail
+python -m tests.simulation               new seeds until one fails
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import secrets
+import sys
+import time
+import traceback
+
+from tests.simulation.scenarios import simulate_seed
+
+
+def main() -> int:
+    which = sys.argv[1] if len(sys.argv) > 1 else ""
+    if which and ":" not in which:
+        history = simulate_seed(int(which), verbose=True)
+        print(f"seed {which} holds; trace {history.digest}")
+        return 0
+    first, _, last = which.partition(":")
+    seeds = range(int(first), int(last)) if which else (secrets.randbelow(1 << 31) for _ in itertools.count())
+    logging.disable()  # clients warn of what the simulation does to them
+    done, failed, started_s = 0, 0, time.monotonic()
+    traces = hashlib.sha256()
+    for seed in seeds:
+        try:
+            traces.update(simulate_seed(seed).digest.encode())
+        except Exception as error:
+            failed += 1
+            traceback.print_exception(error, limit=-4)
+            print(f"\nseed {seed} fails; replay it with: make sim SEED={seed}", flush=True)
+            if not which:
+                return 1
+        done += 1
+        if sys.stdout.isatty():
+            print(f"\r{done} runs, {done / (time.monotonic() - started_s):.1f} per second", end="", flush=True)
+    rate = done / (time.monotonic() - started_s)
+    print(f"{done - failed} of {done} seeds hold, {rate:.1f} per second; traces {traces.hexdigest()[:16]}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""What takes place in a run: the workloads that a seed chooses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.simulation.history import History
+from tests.simulation.letters import Replays
+from tests.simulation.queues import QueueGroup
+from tests.simulation.streams import Publishers, StreamGroup
+from tests.simulation.world import World, simulate
+
+
+def workloads(world: World) -> list[Any]:
+    chosen: list[Any] = [Publishers(world, "orders", messages=world.random.choice((20, 60, 120)))]
+    if world.random.random() < 0.6:
+        chosen.append(StreamGroup(world, "orders", members=world.random.randrange(1, 4)))
+    for number in range(world.random.choice((0, 1, 1, 2))):
+        chosen.append(QueueGroup(world, "orders", f"workers{number}"))
+    if world.random.random() < 0.3:
+        chosen.append(Replays(world, "orders"))
+    return chosen
+
+
+def simulate_seed(seed: int, *, verbose: bool = False) -> History:
+    return simulate(seed, workloads, verbose=verbose)

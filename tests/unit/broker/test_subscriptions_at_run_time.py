@@ -1,0 +1,204 @@
+"""The line in which deliveries wait: order, fairness and its bound, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from millstream.broker import subscriptions as room
+from millstream.broker.metrics import Metrics
+from millstream.broker.subscriptions import Subscriptions
+from millstream.testing.broker import BrokerForTests
+from millstream.wire.deliveries import Delivery
+from millstream.wire.subscription_calls import CloseSubscription, OpenSubscription
+from tests.native import NativeClient
+
+
+class Loop:
+    """Keeps what should be called soon."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.soon.append(call)
+
+    def turn(self) -> None:
+        calls, self.soon = self.soon, []
+        for call in calls:
+            call()
+
+
+@dataclass(eq=False)
+class Client:
+    namespace: str = "default"
+    client_id: str = "test"
+    slow: bool = False
+    got: list[Delivery] = field(default_factory=list)
+
+    def deliver(self, delivery: Delivery) -> bool:
+        if not self.slow:
+            self.got.append(delivery)
+        return not self.slow
+
+
+@dataclass
+class Chunk:
+    buffers: list[bytes]
+    next_offset: int
+
+
+class Log:
+    """A message at every offset, a kilobyte each."""
+
+    def read(self, offset: int, _: int, *, before: int) -> Chunk:
+        return Chunk([bytes(1024)] * (before - offset), before)
+
+
+class Partition:
+    def __init__(self) -> None:
+        self.log = Log()
+        self.uid = 7
+        self.audience: Callable[[int, int], None] | None = None
+        self.end = 0
+
+    def publish(self, count: int = 1) -> None:
+        before, self.end = self.end, self.end + count
+        if self.audience is not None:
+            self.audience(before, self.end)
+
+
+class Topics:
+    def __init__(self) -> None:
+        @dataclass
+        class Topic:
+            name: str
+            partitions: list[Partition]
+
+        self.partition = Partition()
+        self.registry = self
+        self.namespaces = {"default": {"news": Topic("news", [self.partition])}}
+        self.on_opened: Any = None
+
+
+@pytest.fixture
+def topics() -> Topics:
+    return Topics()
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def subscriptions(topics: Topics, loop: Loop) -> Subscriptions:
+    return Subscriptions(topics, loop=loop, metrics=Metrics())  # type: ignore[arg-type]
+
+
+def subscribe(subscriptions: Subscriptions, client: Client, *patterns: str) -> int:
+    opened = asyncio.run(subscriptions._open(client, OpenSubscription(patterns=list(patterns))))
+    return opened.subscription
+
+
+def test_many_deliveries_take_turns_with_everything_else(
+    subscriptions: Subscriptions, topics: Topics, loop: Loop
+) -> None:
+    clients = [Client() for _ in range(600)]
+    for client in clients:
+        subscribe(subscriptions, client, "news")
+    topics.partition.publish()
+    topics.partition.publish()
+    assert sum(len(client.got) for client in clients) == 256, "no more in one turn"
+    while loop.soon:
+        loop.turn()
+    assert [[len(delivery.buffers) for delivery in client.got] for client in clients] == [[1, 1]] * 600
+
+
+def test_who_leaves_or_comes_while_the_line_is_served_gets_the_right_messages(
+    subscriptions: Subscriptions, topics: Topics, loop: Loop
+) -> None:
+    clients = [Client() for _ in range(600)]
+    numbers = [subscribe(subscriptions, client, "news") for client in clients]
+    topics.partition.publish()
+    for client, number in zip(clients, numbers, strict=True):
+        if not client.got:
+            asyncio.run(subscriptions._close(client, CloseSubscription(subscription=number)))
+    late = Client()
+    subscribe(subscriptions, late, "news")
+    while loop.soon:
+        loop.turn()
+    assert sum(len(client.got) for client in clients) == 256
+    assert late.got == [], "it was published before"
+    topics.partition.publish()
+    while loop.soon:
+        loop.turn()
+    assert len(late.got) == 1
+
+
+def test_a_line_that_grows_too_long_counts_instead_of_keeping(
+    subscriptions: Subscriptions, topics: Topics, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_WAITING_BYTES_MAX", 10 * 1024)
+    clients = [Client() for _ in range(300)]
+    for client in clients:
+        subscribe(subscriptions, client, "news")
+    for _ in range(50):
+        topics.partition.publish()
+    while loop.soon:
+        loop.turn()
+    topics.partition.publish()
+    while loop.soon:
+        loop.turn()
+    for client in clients:
+        got = sum(len(delivery.buffers) for delivery in client.got)
+        assert got < 20
+        assert got + sum(delivery.missed for delivery in client.got) == 51
+
+
+def test_a_slow_client_is_told_what_it_missed_when_it_reads_again_even_if_nothing_follows(
+    subscriptions: Subscriptions, topics: Topics
+) -> None:
+    slow, quick = Client(slow=True), Client()
+    for client in (slow, quick):
+        subscribe(subscriptions, client, "news")
+    for _ in range(3):
+        topics.partition.publish(2)
+    assert len(quick.got) == 3
+    slow.slow = False
+    subscriptions.drained(slow)
+    assert [(delivery.missed, delivery.buffers) for delivery in slow.got] == [(6, ())]
+    topics.partition.publish()
+    assert [delivery.missed for delivery in slow.got] == [6, 0]
+
+
+def test_partitions_know_nothing_of_subscriptions_unless_there_are_some(
+    subscriptions: Subscriptions, topics: Topics
+) -> None:
+    assert topics.partition.audience is None
+    client = Client()
+    number = subscribe(subscriptions, client, "news")
+    assert topics.partition.audience is not None
+    asyncio.run(subscriptions._close(client, CloseSubscription(subscription=number)))
+    assert topics.partition.audience is None
+
+
+def test_a_partition_that_was_closed_for_being_idle_is_heard_again(broker: BrokerForTests) -> None:
+    with NativeClient(broker.address) as native, NativeClient(broker.address) as publisher:
+        publisher.call("topic.create", name="news")
+        publisher.publish("news", [b"one"])
+        native.call("sub.open", patterns=["news"])
+        topics = broker.broker.topics
+        topic = topics.registry.get("default", "news")
+
+        async def close_idle() -> None:
+            topics.close_idle(topic, 0)
+
+        broker.run(close_idle())
+        assert topic.partitions[0] is None, "subscribers do not keep it open"
+        publisher.publish("news", [b"two"])
+        assert native.receive()[0] == 10

@@ -1,0 +1,182 @@
+"""The asynchronous queue: the same promises, kept by the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from fake_queues import FakeQueues
+
+from millstream import aio
+from millstream.errors import ReceiptInvalid, TopicNotFound
+from millstream.wire.leases import Scope, Settled
+
+Scenario = Callable[[FakeQueues, aio.Client], Awaitable[None]]
+
+
+def in_a_loop(scenario: Scenario) -> Callable[[FakeQueues], None]:
+    """Runs a test in an event loop with a connected client, and sees that it leaves no task behind."""
+
+    async def main(fake: FakeQueues) -> None:
+        async with asyncio.timeout(30), aio.connect(fake.address, timeout_s=10) as client:
+            await scenario(fake, client)
+        await asyncio.sleep(0.01)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    def test(fake: FakeQueues) -> None:
+        asyncio.run(main(fake))
+
+    test.__name__ = scenario.__name__
+    return test
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeQueues]:
+    with FakeQueues() as broker:
+        yield broker
+
+
+async def fill(client: aio.Client, count: int) -> list[bytes]:
+    values = [b"%05d" % number for number in range(count)]
+    await client.publish_many("t", values)
+    return values
+
+
+async def eventually(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - it happens in a thread
+            await asyncio.sleep(0.002)
+
+
+@in_a_loop
+async def test_every_message_is_handed_out_once_and_acked(fake: FakeQueues, client: aio.Client) -> None:
+    values = await fill(client, 1000)
+    seen = []
+    async for message in client.queue("t", prefetch=100, timeout_s=0.1):
+        seen.append(message.value)
+        message.ack()
+    assert seen == values
+    assert len(fake.acked) == 1000
+    assert all(entry.scope != Scope.ONE for entry in fake.settles)
+
+
+@in_a_loop
+async def test_settling_may_be_awaited_or_not(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 5)
+    async with client.queue("t") as queue:
+        first, second, third, fourth, fifth = await queue.lease(max=5)
+        first.ack()
+        await second.ack()
+        await third.nack("db down", retry_after="10s")
+        fourth.reject("bad payload")
+        await fifth.ack(wait=True)
+    assert sorted(at for _, _, at in fake.acked) == [0, 1, 4]
+    assert fake.nacked == [(2, "db down", 10_000)]
+    assert fake.rejected == [(3, "bad payload")]
+
+
+@in_a_loop
+async def test_an_ack_is_said_while_the_loop_is_idle(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 3)
+    async with client.queue("t", ack_linger="10ms") as queue:
+        message = await queue.next(5)
+        assert message is not None
+        message.ack()
+        await eventually(lambda: fake.acked == [("t", 0, 0)])
+
+
+@in_a_loop
+async def test_waiting_for_an_ack_tells_when_it_was_too_late(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 3)
+    async with client.queue("t") as queue:
+        messages = await queue.lease(max=3)
+        fake.expire()
+        with pytest.raises(ReceiptInvalid):
+            await messages[0].ack(wait=True)
+        assert await queue.ack(messages) == [Settled.INVALID] * 3
+
+
+@in_a_loop
+async def test_a_slow_handler_keeps_its_lease_and_what_was_leased_ahead(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 6)
+    async with client.queue("t", prefetch=6, lease="200ms", timeout_s=0.1) as queue:
+        async for message in queue:
+            if message.offset == 0:
+                await asyncio.sleep(0.7)
+            message.ack()
+        assert queue.stats.extensions >= 2
+    assert [at for _, _, at in fake.acked] == list(range(6))
+    assert max(fake.deliveries.values()) == 1
+
+
+@in_a_loop
+async def test_leaving_the_loop_gives_back_what_was_not_handed_out(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 50)
+    async with client.queue("t", prefetch=50) as queue:
+        messages = aiter(queue)
+        message = await anext(messages)
+        await messages.aclose()  # type: ignore[attr-defined]
+        await eventually(lambda: sum(held.left.bit_count() for held in fake.leases.values()) == 1)
+        await message.ack(wait=True)
+
+
+@in_a_loop
+async def test_many_tasks_take_from_one_queue(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 300)
+    seen: list[int] = []
+    async with client.queue("t", prefetch=20) as queue:
+
+        async def work() -> None:
+            while (message := await queue.next(0.3)) is not None:
+                await asyncio.sleep(0)
+                seen.append(message.offset)
+                message.ack()
+
+        await asyncio.gather(*(work() for _ in range(5)))
+    assert sorted(seen) == list(range(300))
+
+
+@in_a_loop
+async def test_messages_may_be_settled_in_threads(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 4)
+    threads = threading.active_count()
+    async with client.queue("t") as queue:
+        messages = await queue.lease(max=4)
+
+        def settle() -> None:
+            for message in messages[:3]:
+                message.ack()
+            messages[3].nack("no")
+
+        await asyncio.to_thread(settle)
+        await eventually(lambda: len(fake.acked) == 3 and fake.nacked)
+    assert threading.active_count() < threads + 10, "settling does not cost a thread each"
+
+
+@in_a_loop
+async def test_after_a_lost_connection_the_queue_goes_on(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 200)
+    done: set[int] = set()
+    async with client.queue("t", prefetch=50, timeout_s=2) as queue:
+        number = 0
+        async for message in queue:
+            number += 1
+            if number in (30, 80):
+                fake.drop_all()
+                await asyncio.sleep(0.01)
+            message.ack()
+            done.add(message.offset)
+            if len(done) == 200 and number > 200:
+                break
+    assert done == set(range(200))
+    assert queue.stats.connections >= 2
+
+
+@in_a_loop
+async def test_a_refusal_is_raised(fake: FakeQueues, client: aio.Client) -> None:
+    fake.call_errors["OpenQueue"] = deque([TopicNotFound("no such topic")])
+    with pytest.raises(TopicNotFound):
+        await client.queue("t")

@@ -1,0 +1,65 @@
+"""Options of single messages: headers that speak to the broker, and batches that say so."""
+
+from __future__ import annotations
+
+import pytest
+from fake_broker import FakeBroker
+
+import millstream
+from millstream.errors import InvalidArgument
+from millstream.headers import decode_headers
+from millstream.records import Batch, Columns
+
+
+def batches(fake: FakeBroker) -> list[Batch]:
+    return [Batch.parse(stored) for stored in fake.topics["t"][0].batches]
+
+
+def test_options_travel_as_headers_in_a_batch_that_says_so(fake: FakeBroker, client: millstream.Client) -> None:
+    client.publish("t", b"a", headers={"x": "y"}, dedup_id="order-17", max_retries=2, lease="5m")
+    client.publish("t", b"b", headers={"x": "y"})
+    first, second = batches(fake)
+    assert first.header.flags & Columns.OPTIONS
+    assert not second.header.flags & Columns.OPTIONS
+    assert decode_headers((first.raw_headers() or [None])[0]) == [
+        ("x", b"y"),
+        ("millstream-dedup-id", b"order-17"),
+        ("millstream-max-retries", b"2"),
+        ("millstream-lease-ms", b"300000"),
+    ]
+
+
+def test_a_message_with_a_dedup_id_is_a_batch_of_its_own(fake: FakeBroker, client: millstream.Client) -> None:
+    special = millstream.Outgoing(value=b"d", dedup_id="d")
+    receipts = client.publish_many("t", [b"0", b"1", special, b"3", special, special, b"6"])
+    assert [receipt.offset for receipt in receipts] == list(range(7))
+    with client.producer("t", linger_ms=1000) as producer:
+        producer.send(b"7")
+        producer.send(b"8", dedup_id="e")
+        producer.send(b"9")
+        producer.send(b"10", max_retries=1)
+    assert [batch.count for batch in batches(fake)] == [2, 1, 1, 1, 1, 1, 1, 1, 2]
+    assert fake.values("t") == [b"0", b"1", b"d", b"3", b"d", b"d", b"6", b"7", b"8", b"9", b"10"]
+
+
+def test_priorities_have_names(fake: FakeBroker, client: millstream.Client) -> None:
+    for priority in ("critical", "high", "normal", "low", "background", 1):
+        client.publish("t", b"x", priority=priority)  # type: ignore[arg-type]
+    assert [(batch.priorities() or [2])[0] for batch in batches(fake)] == [0, 1, 2, 3, 4, 1]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"priority": "urgent"},
+        {"priority": 5},
+        {"priority": True},
+        {"dedup_id": ""},
+        {"max_retries": -1},
+        {"lease": "1ms"},
+        {"lease": "2d"},
+    ],
+)
+def test_options_that_cannot_be_are_refused(client: millstream.Client, options: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument):
+        client.publish("t", b"x", **options)  # type: ignore[arg-type]

@@ -1,0 +1,219 @@
+"""Workers: what a handler returns or raises becomes of its message, and a worker ends in good order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import pytest
+from fake_queues import FakeQueues
+
+import millstream
+from millstream import Reject, Retry, aio
+from millstream.errors import InvalidArgument, TopicNotFound
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeQueues]:
+    with FakeQueues() as broker:
+        yield broker
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        time.sleep(0.002)
+
+
+def misbehave(message: millstream.QueueMessage) -> None:
+    """Does what the value says."""
+    match message.text:
+        case "reject":
+            raise Reject("bad payload")
+        case "retry":
+            raise Retry("not now", after="10s")
+        case "fail":
+            raise ValueError("no")
+
+
+def check_outcomes(fake: FakeQueues) -> None:
+    eventually(lambda: fake.acked and fake.rejected and {at for at, _, _ in fake.nacked} == {2, 3})
+    assert fake.acked == [("t", 0, 0)]
+    assert fake.rejected == [(1, "bad payload")]
+    assert (2, "not now", 10_000) in fake.nacked
+    assert (3, "ValueError('no')", -1) in fake.nacked
+
+
+VALUES = ["fine", "reject", "retry", "fail"]
+
+
+def test_what_a_plain_handler_says(
+    fake: FakeQueues, client: millstream.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.publish_many("t", VALUES)
+    worker = client.worker("t", group="g", concurrency=2)(misbehave)
+    with caplog.at_level(logging.WARNING, "millstream"), worker:
+        check_outcomes(fake)
+    assert any(record.exc_info for record in caplog.records), "the traceback of a failure is logged"
+
+
+def test_what_a_coroutine_handler_says_to_a_synchronous_client(fake: FakeQueues, client: millstream.Client) -> None:
+    client.publish_many("t", VALUES)
+    threads = set()
+
+    @client.worker("t", concurrency=4)
+    async def handle(message: millstream.QueueMessage) -> None:
+        threads.add(threading.current_thread().name)
+        await asyncio.sleep(0.001)
+        misbehave(message)
+
+    with handle:
+        check_outcomes(fake)
+    assert len(threads) == 1
+    assert threads != {threading.current_thread().name}
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_what_a_handler_says_to_an_asynchronous_client(fake: FakeQueues, plain: bool) -> None:
+    async def gently(message: millstream.QueueMessage) -> None:
+        await asyncio.sleep(0.001)
+        misbehave(message)
+
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish_many("t", VALUES)
+            worker = client.worker("t", concurrency=3)(misbehave if plain else gently)
+            async with worker:
+                await asyncio.to_thread(check_outcomes, fake)
+
+    asyncio.run(main())
+
+
+def test_as_many_handlers_as_asked_for_run_at_a_time(fake: FakeQueues, client: millstream.Client) -> None:
+    client.publish_many("t", [b"x"] * 12)
+    together = threading.Barrier(3)  # breaks unless three come
+
+    @client.worker("t", concurrency=3)
+    def handle(message: millstream.QueueMessage) -> None:
+        together.wait(5)
+
+    with handle:
+        eventually(lambda: len(fake.acked) == 12)
+
+
+def test_stopping_finishes_what_runs_and_gives_back_the_rest(fake: FakeQueues, client: millstream.Client) -> None:
+    client.publish_many("t", [b"x"] * 20)
+    begun, go_on = threading.Event(), threading.Event()
+
+    @client.worker("t", prefetch=10)
+    def handle(message: millstream.QueueMessage) -> None:
+        begun.set()
+        assert go_on.wait(5)
+
+    handle.start()
+    begun.wait(5)
+    threading.Timer(0.05, go_on.set).start()
+    assert handle.stop(5)
+    assert fake.acked == [("t", 0, 0)]
+    assert fake.nacked == []
+    assert not any(held.left for held in fake.leases.values())
+
+
+def test_a_handler_that_does_not_end_is_given_up(fake: FakeQueues, client: millstream.Client) -> None:
+    client.publish("t", b"x")
+    begun, go_on = threading.Event(), threading.Event()
+
+    @client.worker("t")
+    def handle(message: millstream.QueueMessage) -> None:
+        begun.set()
+        go_on.wait(5)
+
+    handle.start()
+    begun.wait(5)
+    assert not handle.stop(0.05)
+    go_on.set()
+    assert fake.acked == []
+
+
+def test_a_task_that_is_cancelled_gives_its_message_back(fake: FakeQueues) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish("t", b"x")
+            begun = asyncio.Event()
+
+            @client.worker("t")
+            async def handle(message: aio.QueueMessage) -> None:
+                begun.set()
+                await asyncio.sleep(60)
+
+            await handle.start()
+            await begun.wait()
+            assert not await handle.stop(0.01)
+
+    asyncio.run(main())
+    assert (set(fake.released), fake.nacked) == ({0}, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_run_until_a_signal(fake: FakeQueues, client: millstream.Client, number: int) -> None:
+    client.publish_many("t", [b"x"] * 5)
+    before = signal.getsignal(number)
+
+    @client.worker("t")
+    def handle(message: millstream.QueueMessage) -> None:
+        if message.offset == 4:
+            os.kill(os.getpid(), number)
+
+    client.run_workers()
+    assert len(fake.acked) == 5
+    assert signal.getsignal(number) is before
+
+
+def test_asynchronous_workers_run_until_a_signal(fake: FakeQueues) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish_many("t", [b"x"] * 5)
+
+            @client.worker("t", concurrency=2)
+            async def handle(message: aio.QueueMessage) -> None:
+                if message.offset == 4:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+            await client.run_workers()
+
+    asyncio.run(main())
+    assert len(fake.acked) == 5
+
+
+@pytest.mark.parametrize("coroutine", [True, False])
+def test_a_refusal_ends_the_worker_with_its_reason(
+    fake: FakeQueues, client: millstream.Client, coroutine: bool
+) -> None:
+    async def gently(message: millstream.QueueMessage) -> None: ...
+
+    fake.call_errors["OpenQueue"] = deque([TopicNotFound("no such topic")])
+    worker = client.worker("t")(gently if coroutine else misbehave)
+    with pytest.raises(TopicNotFound):
+        worker.run()
+
+
+def test_a_worker_can_be_called_in_tests(client: millstream.Client) -> None:
+    @client.worker("t")
+    def handle(message: str) -> str:
+        """What it does."""
+        return message.upper()
+
+    assert handle("abc") == "ABC"
+    assert (handle.__name__, handle.__doc__) == ("handle", "What it does.")
+
+
+def test_concurrency_is_at_least_one(client: millstream.Client) -> None:
+    with pytest.raises(InvalidArgument):
+        client.worker("t", concurrency=0)
