@@ -195,7 +195,7 @@ def test_a_call_that_takes_long_answers_in_parts(client: Client, monkeypatch: py
     client.create_topic("orders.dlq", partitions=2)
     client.publish_many("orders.dlq", [f"{number}" for number in range(450)])
     client.publish_many("orders.dlq", [millstream.Outgoing(value="x", partition=1)])
-    monkeypatch.setattr("millstream.broker.letters._WORK_MS", -1)
+    monkeypatch.setattr("millstream.broker.letters.letters._WORK_MS", -1)
     page = client.call(letter_calls.ListLetters(limit=1000), letter_calls.LetterPage)
     assert 0 < len(page.letters) < 450
     assert page.after

@@ -247,7 +247,7 @@ def test_why_says_when_it_comes_and_what_became_of_it(broker: BrokerForTests, cl
 def test_everything_survives_a_restart_also_without_the_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: str
 ) -> None:
-    monkeypatch.setattr("millstream.broker.due_window.RUN_ROWS", 64)  # so that there are many runs
+    monkeypatch.setattr("millstream.broker.schedules.window.RUN_ROWS", 64)  # so that there are many runs
     with BrokerForTests(tmp_path) as broker:
         client = broker.connect()
         now_s = broker.clock.now_us() / 1e6

@@ -118,6 +118,31 @@ def test_a_handler_that_blocks_keeps_its_lease(broker: BrokerForTests) -> None:
         assert queue.stats.refused == 0
 
 
+def test_a_message_that_is_never_settled_does_not_stop_the_queue(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        fill(client, 1)
+        policy = {"retry": "standard,initial=0ms,max_retries=5"}
+        with client.queue("t", prefetch=1, lease="200ms", auto_extend=False, policy=policy) as queue:
+            for failures in range(3):
+                message = queue.next(5)
+                assert message is not None
+                assert (message.failures, message.delivery_count) == (failures, failures + 1)
+            message.ack(wait=True)
+
+
+def test_what_was_not_begun_when_its_lease_ended_has_not_failed(broker: BrokerForTests) -> None:
+    """A slow handler without extensions: each message is begun once, by a consumer that has it for itself."""
+    with millstream.connect(broker.address) as client:
+        fill(client, 4)
+        begun: list[tuple[int, int]] = []
+        with client.queue("t", prefetch=8, lease="1s", auto_extend=False, timeout_s=0.5) as queue:
+            for message in queue:
+                time.sleep(0.35)
+                begun.append((message.offset, message.failures))
+                message.ack(wait=True)
+        assert sorted(begun) == [(offset, 0) for offset in range(4)]
+
+
 def test_leaving_the_loop_frees_what_was_leased_ahead(broker: BrokerForTests) -> None:
     with millstream.connect(broker.address) as client:
         fill(client, 100)

@@ -137,7 +137,7 @@ def test_a_cancel_that_could_not_be_recorded_is_no_cancel() -> None:
 
 
 def test_without_room_for_the_index_everything_still_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream.broker.due_window.RUN_ROWS", 16)
+    monkeypatch.setattr("millstream.broker.schedules.window.RUN_ROWS", 16)
 
     async def scenario(machine: Machine) -> None:
         machine.storage.inject(Fault.NO_SPACE, when=lambda operation: ".due/" in operation.path, times=100_000)

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.broker.queue_source import LogWindows, PartitionSource, StoredRun
+from millstream.broker.queues.source import LogWindows, PartitionSource, StoredRun
 from millstream.log.partition import Chunk
 from millstream.records import Batch, encode_batch, stamp
 

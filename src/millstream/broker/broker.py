@@ -18,23 +18,23 @@ import structlog
 
 from millstream.broker.cleanup import Cleanup
 from millstream.broker.committer import Committer, Rounds
-from millstream.broker.flow import SAMPLE_S, Flow
 from millstream.broker.groups import Groups
-from millstream.broker.inboxes import Inboxes
-from millstream.broker.letters import Letters
+from millstream.broker.letters.letters import Letters
+from millstream.broker.letters.replays import Replays
 from millstream.broker.metrics import Metrics
-from millstream.broker.modes import WATCH_S, ModeKeeper, resident_bytes
 from millstream.broker.partition import FetchAnswer, FetchHandle, FetchReply, Partition, PublishReply
-from millstream.broker.queue_consumers import LeaseHandle, LeaseReply, SettleReply
-from millstream.broker.queue_views import QueueViews
-from millstream.broker.queue_why import Why
-from millstream.broker.queues import Queues
+from millstream.broker.queues.consumers import LeaseHandle, LeaseReply, SettleReply
+from millstream.broker.queues.queues import Queues
+from millstream.broker.queues.views import QueueViews
+from millstream.broker.queues.why import Why
 from millstream.broker.registry import Registry
-from millstream.broker.replays import Replays
-from millstream.broker.schedules import Schedules
+from millstream.broker.schedules.schedules import Schedules
 from millstream.broker.state import StateLog
-from millstream.broker.subscriptions import Subscriptions
 from millstream.broker.topics import PartitionOpener, Topics
+from millstream.broker.traffic.flow import SAMPLE_S, Flow
+from millstream.broker.traffic.inboxes import Inboxes
+from millstream.broker.traffic.modes import WATCH_S, ModeKeeper, resident_bytes
+from millstream.broker.traffic.subscriptions import Subscriptions
 from millstream.clock import Clock, SystemClock
 from millstream.config import Settings
 from millstream.errors import (

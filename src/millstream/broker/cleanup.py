@@ -11,7 +11,7 @@ import structlog
 from millstream.broker.groups import Groups
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
-from millstream.broker.queues import Queues
+from millstream.broker.queues.queues import Queues
 from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
 from millstream.broker.topics import PartitionOpener, Topics

@@ -14,8 +14,8 @@ from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 from millstream.broker.committer import Committer, Syncable
-from millstream.broker.duplicates import Duplicates, mark_of
 from millstream.broker.metrics import Metrics
+from millstream.broker.traffic.duplicates import Duplicates, mark_of
 from millstream.clock import Clock
 from millstream.errors import InvalidArgument, MillstreamError, OffsetOutOfRange, PayloadTooLarge, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog

@@ -157,7 +157,7 @@ class LogOrder:
     def run(self, source: LogSource, want: int, bytes_max: int) -> int:
         """Take as many messages as can be taken without a look at any of them; the floor of `taken` moves over them.
 
-        Returns how many.  None if the next ones are not plain, or were touched before: they need `pick`.
+        Returns how many: none if the next ones are not plain, or were touched before.  Those need `pick`.
         """
         taken = self._taken
         start = position = taken.floor

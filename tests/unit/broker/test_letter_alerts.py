@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream.broker.letter_alerts import Alert, LetterAlerts
+from millstream.broker.letters.alerts import Alert, LetterAlerts
 
 ALERT = Alert("http://localhost/dead", {"queue": "orders"})
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from millstream.broker.queues.steady_time import SteadyTime
 from millstream.broker.registry import Topic
-from millstream.broker.steady_time import SteadyTime
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.records import encode_batch
 from millstream.testing.storage import SimulatedStorage

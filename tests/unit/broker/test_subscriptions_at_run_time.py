@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from millstream.broker import subscriptions as room
 from millstream.broker.metrics import Metrics
-from millstream.broker.subscriptions import Subscriptions
+from millstream.broker.traffic import subscriptions as room
+from millstream.broker.traffic.subscriptions import Subscriptions
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.deliveries import Delivery
 from millstream.wire.subscription_calls import CloseSubscription, OpenSubscription

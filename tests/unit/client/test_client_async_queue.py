@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 
@@ -180,3 +181,39 @@ async def test_a_refusal_is_raised(fake: FakeQueues, client: aio.Client) -> None
     fake.call_errors["OpenQueue"] = deque([TopicNotFound("no such topic")])
     with pytest.raises(TopicNotFound):
         await client.queue("t")
+
+
+@in_a_loop
+async def test_a_message_that_is_never_settled_does_not_stop_the_queue(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 1)
+    async with client.queue("t", prefetch=1, lease="150ms", auto_extend=False, ack_linger="30s") as queue:
+        first, again = await queue.next(5), await queue.next(5)
+        assert first is not None
+        assert again is not None
+        assert again.redelivered
+        first.ack()
+        assert queue.stats.refused == 1
+        await again.ack(wait=True)
+
+
+@in_a_loop
+async def test_a_handler_that_blocks_the_loop_is_not_given_more_of_an_old_lease(
+    fake: FakeQueues, client: aio.Client
+) -> None:
+    await fill(client, 5)
+    async with client.queue("t", prefetch=10, lease="300ms", auto_extend=False) as queue:
+        messages = aiter(queue)
+        first = await anext(messages)
+        time.sleep(0.28)  # noqa: ASYNC251 - as some do
+        assert (await anext(messages)).source.lease is not first.source.lease
+        await messages.aclose()  # type: ignore[attr-defined]
+
+
+@in_a_loop
+async def test_a_lease_is_kept_however_long_settles_linger(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 1)
+    async with client.queue("t", prefetch=1, lease="200ms", ack_linger="30s") as queue:
+        message = await queue.next(5)
+        assert message is not None
+        await asyncio.sleep(0.7)
+        await message.ack(wait=True)

@@ -288,6 +288,52 @@ def test_without_auto_extend_the_lease_ends(fake: FakeQueues, client: millstream
     assert fake.extended == []
 
 
+def test_a_message_that_is_never_settled_does_not_stop_the_queue(fake: FakeQueues, client: millstream.Client) -> None:
+    fill(client, 1)
+    with client.queue("t", prefetch=1, lease="150ms", auto_extend=False, ack_linger="30s") as queue:
+        first, again = queue.next(5), queue.next(5)
+        assert first is not None
+        assert again is not None
+        assert again.redelivered
+        first.ack()
+        assert queue.stats.refused == 1
+        again.ack(wait=True)
+
+
+def test_what_was_not_begun_goes_back_before_the_lease_ends(fake: FakeQueues, client: millstream.Client) -> None:
+    fill(client, 5)
+    with client.queue("t", prefetch=10, lease="300ms", auto_extend=False) as queue:
+        first = queue.next(5)
+        assert first is not None
+        eventually(lambda: fake.released == [1, 2, 3, 4])
+        second = queue.next(5)
+        assert second is not None
+        assert second.source.lease is not first.source.lease
+
+
+def test_nothing_is_handed_out_of_a_lease_that_is_nearly_over(
+    fake: FakeQueues, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when nobody had the time to look after it."""
+    monkeypatch.setattr("millstream.client.blocking.queue.Queue._look_after", lambda _: 60.0)
+    fill(client, 5)
+    with client.queue("t", prefetch=10, lease="300ms", auto_extend=False) as queue:
+        messages = iter(queue)
+        first = next(messages)
+        time.sleep(0.28)
+        assert next(messages).source.lease is not first.source.lease
+        assert fake.released[:1] != [0]
+
+
+def test_a_lease_is_kept_however_long_settles_linger(fake: FakeQueues, client: millstream.Client) -> None:
+    fill(client, 1)
+    with client.queue("t", prefetch=1, lease="200ms", ack_linger="30s") as queue:
+        message = queue.next(5)
+        assert message is not None
+        time.sleep(0.7)
+        message.ack(wait=True)
+
+
 # --- connection ------------------------------------------------------------------------------------------------------
 
 

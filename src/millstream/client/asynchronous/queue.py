@@ -351,6 +351,9 @@ class AsyncQueue:
             raise
         if self._closed:
             return
+        if not connection.usable:  # lost just behind the answer: nobody tells us of that again
+            connection.close()
+            raise connection.lost or ConnectionLost("the broker asks its clients to go")
         self._leasing.opened(opened.consumer)
         self._connection = connection
         self._heard_s = time.monotonic()

@@ -16,15 +16,15 @@ import structlog
 
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
-from millstream.broker.queue_consumers import Consumer, LeaseHandle, LeaseReply, SettleReply
-from millstream.broker.queue_group import QueueGroup
-from millstream.broker.queue_keeper import PartitionKeeper
-from millstream.broker.queue_part import ROUTE_SHIFT, QueuePart
-from millstream.broker.queue_registry import QueueRegistry
-from millstream.broker.queue_source import LogWindows
+from millstream.broker.queues.consumers import Consumer, LeaseHandle, LeaseReply, SettleReply
+from millstream.broker.queues.group import QueueGroup
+from millstream.broker.queues.keeper import PartitionKeeper
+from millstream.broker.queues.part import ROUTE_SHIFT, QueuePart
+from millstream.broker.queues.registry import QueueRegistry
+from millstream.broker.queues.source import LogWindows
+from millstream.broker.queues.steady_time import SteadyTime
 from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
-from millstream.broker.steady_time import SteadyTime
 from millstream.broker.topics import Topics
 from millstream.broker.transfer import Target
 from millstream.clock import Clock

@@ -10,18 +10,18 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from millstream.broker.burials import Burials
 from millstream.broker.journal import EntityFact
+from millstream.broker.queues.burials import Burials
 from millstream.queues.ledger import Ledger
 from millstream.queues.ranges import lowest
 from millstream.queues.records import Lease, Outcome, Result, Rules
 from millstream.wire.leases import PART_BYTES_MAX, LeasePart, Scope, Settle, SettleEntry
 
 if TYPE_CHECKING:
-    from millstream.broker.queue_consumers import Consumer
-    from millstream.broker.queue_group import QueueGroup
-    from millstream.broker.queue_keeper import PartitionKeeper
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.consumers import Consumer
+    from millstream.broker.queues.group import QueueGroup
+    from millstream.broker.queues.keeper import PartitionKeeper
+    from millstream.broker.queues.queues import Queues
 
 __all__ = ["ROUTE_SHIFT", "QueuePart"]
 

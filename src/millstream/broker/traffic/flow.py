@@ -45,7 +45,7 @@ class Publisher(Protocol):
 
 
 class Backlog(Protocol):
-    """What queues know about a topic (broker/queues.py)."""
+    """What queues know about a topic (broker/queues/queues.py)."""
 
     def depth(self, topic: Topic) -> int:
         """Messages that wait to be settled, in the group that has most of them."""

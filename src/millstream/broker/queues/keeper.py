@@ -15,13 +15,13 @@ import structlog
 
 from millstream.broker.journal import Fact, Journal
 from millstream.broker.partition import Partition
-from millstream.broker.queue_source import LogWindows, PartitionSource
+from millstream.broker.queues.source import LogWindows, PartitionSource
 from millstream.errors import MillstreamError
 from millstream.records import PRIORITY_DEFAULT, Batch
 
 if TYPE_CHECKING:
-    from millstream.broker.queue_part import QueuePart
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.part import QueuePart
+    from millstream.broker.queues.queues import Queues
 
 __all__ = ["PartitionKeeper"]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from millstream.broker.letters import Letters
-from millstream.broker.queue_group import QueueGroup
-from millstream.broker.queue_part import QueuePart
-from millstream.broker.queue_views import place_of
-from millstream.broker.queues import Queues
-from millstream.broker.schedules import Schedules
+from millstream.broker.letters.letters import Letters
+from millstream.broker.queues.group import QueueGroup
+from millstream.broker.queues.part import QueuePart
+from millstream.broker.queues.queues import Queues
+from millstream.broker.queues.views import place_of
+from millstream.broker.schedules.schedules import Schedules
 from millstream.dead_letters import DeadLetter
 from millstream.errors import InvalidArgument, MessageNotFound
 from millstream.queues.records import Reason, Situation

@@ -23,8 +23,8 @@ from millstream.queues.ranges import pack
 from millstream.records import Batch
 
 if TYPE_CHECKING:
-    from millstream.broker.queue_part import QueuePart
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.part import QueuePart
+    from millstream.broker.queues.queues import Queues
 
 __all__ = ["LetterBox"]
 

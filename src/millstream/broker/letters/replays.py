@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import structlog
 
-from millstream.broker.letters import require_choice
-from millstream.broker.replay_job import ReplayHost, ReplayJob, ReplayOrder
+from millstream.broker.letters.job import ReplayHost, ReplayJob, ReplayOrder
+from millstream.broker.letters.letters import require_choice
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
 from millstream.dead_letters import DeadLetter, ReplayInfo

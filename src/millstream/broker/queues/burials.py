@@ -24,8 +24,8 @@ from millstream.records import Batch
 from millstream.wire.calls import CreateTopic
 
 if TYPE_CHECKING:
-    from millstream.broker.queue_part import QueuePart
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.part import QueuePart
+    from millstream.broker.queues.queues import Queues
 
 __all__ = ["Burials"]
 

@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.broker.queue_group import QueueGroup
-from millstream.broker.queue_part import QueuePart
+from millstream.broker.queues.group import QueueGroup
+from millstream.broker.queues.part import QueuePart
 from millstream.broker.registry import Topic
 from millstream.errors import InvalidArgument, MessageNotFound
 from millstream.headers import decode_headers
@@ -24,7 +24,7 @@ from millstream.wire.leases import LeasePart, LeaseRequest, Scope, Settle, Settl
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.queues import Queues
 
 __all__ = ["QueueViews", "place_of"]
 

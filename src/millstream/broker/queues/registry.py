@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import msgspec
 import structlog
 
-from millstream.broker.queue_consumers import Consumer
-from millstream.broker.queue_group import QueueGroup
+from millstream.broker.queues.consumers import Consumer
+from millstream.broker.queues.group import QueueGroup
 from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
@@ -27,7 +27,7 @@ from millstream.wire import queue_calls
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.queues import Queues
 
 __all__ = ["QueueRegistry"]
 

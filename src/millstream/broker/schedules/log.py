@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import structlog
 
-from millstream.broker.due_window import DueWindow
 from millstream.broker.journal import Journal
 from millstream.broker.partition import Partition
-from millstream.broker.scheduled_messages import Scheduled, batches, collect, due_rows, make_batches, open_messages
+from millstream.broker.schedules.messages import Scheduled, batches, collect, due_rows, make_batches, open_messages
+from millstream.broker.schedules.window import DueWindow
 from millstream.broker.transfer import Target, Transfer
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, ScheduleFired, ScheduleNotFound, StorageFailed

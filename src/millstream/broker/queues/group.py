@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from millstream.broker.queue_part import QueuePart
+from millstream.broker.queues.part import QueuePart
 from millstream.policies import QueuePolicy
 from millstream.wire.leases import LeasePart, bytes_in, messages_in
 
 if TYPE_CHECKING:
-    from millstream.broker.queue_consumers import Consumer, LeaseHandle
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.consumers import Consumer, LeaseHandle
+    from millstream.broker.queues.queues import Queues
     from millstream.broker.registry import Topic
 
 __all__ = ["QueueGroup"]

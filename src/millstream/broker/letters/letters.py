@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import structlog
 
-from millstream.broker.letter_alerts import Alert, LetterAlerts
-from millstream.broker.letter_box import LetterBox
+from millstream.broker.letters.alerts import Alert, LetterAlerts
+from millstream.broker.letters.box import LetterBox
 from millstream.broker.metrics import Metrics
 from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
@@ -28,7 +28,7 @@ from millstream.wire import letter_calls
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.queues import Queues
 
 __all__ = ["Letters", "Position", "require_choice"]
 

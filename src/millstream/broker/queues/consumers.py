@@ -12,7 +12,7 @@ from millstream.wire.queue_calls import ConsumerInfo
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
-    from millstream.broker.queue_group import QueueGroup
+    from millstream.broker.queues.group import QueueGroup
 
 __all__ = ["Consumer", "LeaseHandle", "LeaseReply", "SettleReply"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from millstream.broker.partition import LABEL_MEMORY, PublishReply
-from millstream.broker.subscriptions import Subscriber, Subscription, Subscriptions
+from millstream.broker.traffic.subscriptions import Subscriber, Subscription, Subscriptions
 from millstream.clock import Clock
 from millstream.errors import InvalidName, PartitionNotFound
 from millstream.names import INBOX_PREFIX, check_topic

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
-from millstream.broker.letter_box import LetterBox
-from millstream.broker.letters import Letters
+from millstream.broker.letters.box import LetterBox
+from millstream.broker.letters.letters import Letters
 from millstream.broker.metrics import Metrics
-from millstream.broker.modes import ModeKeeper
 from millstream.broker.topics import Topics
+from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.transfer import Target
 from millstream.dead_letters import DeadLetter, ReplayFailure, ReplayInfo
 from millstream.errors import MillstreamError, PayloadTooLarge, TopicNotFound
@@ -24,7 +24,7 @@ from millstream.queues.replay_plan import Candidate, target_of
 from millstream.wire.letter_calls import ReplayLetters
 
 if TYPE_CHECKING:
-    from millstream.broker.queues import Queues
+    from millstream.broker.queues.queues import Queues
 
 __all__ = ["ReplayHost", "ReplayJob", "ReplayOrder"]
 

@@ -14,14 +14,14 @@ from typing import Any, Final, Protocol
 import structlog
 
 from millstream.broker.metrics import Metrics
-from millstream.broker.modes import ModeKeeper
 from millstream.broker.partition import Partition
-from millstream.broker.recurring import Recurring
 from millstream.broker.registry import Topic
-from millstream.broker.schedule_log import ScheduleLog
-from millstream.broker.scheduled_messages import Scheduled
+from millstream.broker.schedules.log import ScheduleLog
+from millstream.broker.schedules.messages import Scheduled
+from millstream.broker.schedules.recurring import Recurring
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
+from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.transfer import Target
 from millstream.clock import Clock
 from millstream.config import Settings

@@ -13,9 +13,9 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
-from millstream.broker.modes import ModeKeeper
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
+from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.transfer import append_durably
 from millstream.clock import Clock
 from millstream.errors import (

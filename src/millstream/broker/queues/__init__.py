@@ -1,0 +1,1 @@
+"""Queue groups at run time: ledgers meet logs, journals, consumers and time."""

@@ -1,0 +1,1 @@
+"""What keeps publishers and subscribers apart: live delivery, duplicates, limits, back-pressure, service modes."""
