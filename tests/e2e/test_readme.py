@@ -45,7 +45,7 @@ def test_the_commands_print_what_the_readme_shows(broker: BrokerForTests) -> Non
 
 
 def test_the_python_program_runs(broker: BrokerForTests, tmp_path: Path) -> None:
-    (program,) = blocks("python")
+    program, _worker = blocks("python")
     script = tmp_path / "readme.py"
     script.write_text(program.replace("localhost:9092", broker.address))
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False)

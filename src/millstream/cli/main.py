@@ -37,13 +37,15 @@ __all__ = ["app", "main"]
 
 _STORY = """Millstream, a durable message broker.
 
-[not dim]A tour in five commands, the first in a terminal of its own:
+[not dim]A tour in seven commands, the first in a terminal of its own:
 
 [dim]$[/dim] millstream serve                          [dim]# start a broker[/dim]
 [dim]$[/dim] millstream topic create orders -p 3       [dim]# a log in three partitions[/dim]
 [dim]$[/dim] millstream publish orders hello world     [dim]# two messages, two receipts[/dim]
 [dim]$[/dim] millstream consume orders --group audit   [dim]# read them; Ctrl-C ends[/dim]
-[dim]$[/dim] millstream group lag audit                [dim]# how far the group has come[/dim][/not dim]
+[dim]$[/dim] millstream group lag audit                [dim]# how far the group has come[/dim]
+[dim]$[/dim] millstream lease orders --group billing   [dim]# the same topic as a work queue[/dim]
+[dim]$[/dim] millstream why orders/billing             [dim]# what is it waiting for?[/dim][/not dim]
 """
 
 _EPILOG = (
