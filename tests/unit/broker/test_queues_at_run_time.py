@@ -359,6 +359,25 @@ def test_nobody_waits_for_what_is_leased_elsewhere() -> None:
     lives(work)
 
 
+@pytest.mark.parametrize("poison", [False, True])
+def test_a_consumer_that_fails_with_most_of_its_messages_is_served_last_where_poison_is_watched(poison: bool) -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        bad = await client.open_queue(policy={"poison": poison, "retry": "simple,max_retries=0"})
+        await client.send([b"x"] * 30)
+        await client.settle(Settle.NACK, *await client.lease(bad))
+        good = await client.open_queue()
+        first_in_line = asyncio.ensure_future(client.lease(bad, wait_ms=200))
+        await asyncio.sleep(0)
+        second_in_line = asyncio.ensure_future(client.lease(good, wait_ms=200))
+        await asyncio.sleep(0)
+        await client.send([b"y"])
+        got = [len(await waiting) for waiting in (first_in_line, second_in_line)]
+        assert got == ([0, 1] if poison else [1, 0])
+
+    lives(work)
+
+
 def test_topics_with_consumers_are_deleted_only_by_force() -> None:
     async def work(client: Client) -> None:
         await client.call(calls.CreateTopic(name="orders"))

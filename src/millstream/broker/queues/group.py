@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from millstream.broker.queues.part import QueuePart
 from millstream.policies import QueuePolicy
+from millstream.queues.poison import fails_too_often
 from millstream.wire.leases import LeasePart, bytes_in, messages_in
 
 if TYPE_CHECKING:
@@ -109,7 +110,11 @@ class QueueGroup:
         if self.policy.paused:
             return
         now_us = self._host.now_us()
-        for handle in list(self.waiting):
+        line = list(self.waiting)
+        if self.policy.poison:
+            # A stable order: who fails with most of what it is given comes after everybody else.
+            line.sort(key=lambda handle: fails_too_often(handle.consumer.failed, handle.consumer.delivered))
+        for handle in line:
             if not self._ready:
                 return
             if handle not in self.waiting:
