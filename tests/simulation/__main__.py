@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import logging
 import secrets
 import sys
 import time
 import traceback
+from collections import Counter
 
 from tests.simulation.scenarios import simulate_seed
 
@@ -28,10 +30,12 @@ def main() -> int:
     seeds = range(int(first), int(last)) if which else (secrets.randbelow(1 << 31) for _ in itertools.count())
     logging.disable()  # clients warn of what the simulation does to them
     done, failed, started_s = 0, 0, time.monotonic()
-    traces = hashlib.sha256()
+    traces, counts = hashlib.sha256(), Counter[str]()
     for seed in seeds:
         try:
-            traces.update(simulate_seed(seed).digest.encode())
+            history = simulate_seed(seed)
+            traces.update(history.digest.encode())
+            counts.update(history.counts)
         except Exception as error:
             failed += 1
             traceback.print_exception(error, limit=-4)
@@ -43,6 +47,7 @@ def main() -> int:
             print(f"\r{done} runs, {done / (time.monotonic() - started_s):.1f} per second", end="", flush=True)
     rate = done / (time.monotonic() - started_s)
     print(f"{done - failed} of {done} seeds hold, {rate:.1f} per second; traces {traces.hexdigest()[:16]}")
+    print(json.dumps(counts))
     return 1 if failed else 0
 
 

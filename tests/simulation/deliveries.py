@@ -60,7 +60,8 @@ class Deliveries:
         lease = message.source.lease
         granted_s = lease.received_ms / 1000 - self.world.network.worst_s
         # Where somebody has set the broker's clock, leases are up to a tenth shorter until that is made up for.
-        deadline_s = granted_s + lease.length_ms / 1000 * (0.89 if self.world.jumped else 1.0)
+        length_s = lease.length_ms / 1000 * (0.89 if self.world.jumped else 1.0)
+        deadline_s = granted_s + length_s
         delivery = Delivery(id, place, consumer, now_s, message.delivery_count, granted_s, deadline_s)
         if now_s > lease.ends_ms / 1000 + _TOLERANCE_S:
             raise Broken(f"{id} was handed to {consumer} after its lease had ended at {lease.ends_ms / 1000:.3f} s")
@@ -105,7 +106,7 @@ class Deliveries:
         losses = self.world.network.losses
         if any(last.granted_s <= at_s <= now_s and client == last.consumer for at_s, client in losses):
             return "a connection was lost"
-        if now_s >= last.deadline_s - _TOLERANCE_S:
+        if now_s >= last.deadline_s - _TOLERANCE_S - self.world.small_jumps_s:
             return "the lease ran out"
         return None
 
@@ -126,7 +127,7 @@ class Deliveries:
             deliveries = self.by_id.get(id, [])
             acked = any(delivery.said == "ack" and delivery.result != Settled.INVALID for delivery in deliveries)
             expiry_us = self.world.history.published[id].expiry_us
-            expired = expiry_us is not None and expiry_us <= self.world.latest_us()
+            expired = expiry_us is not None and self.world.has_passed(expiry_us)
             if not acked and id not in dead and not expired:
                 raise Broken(f"{id} is gone from {self.topic}/{self.group} and nobody settled it")
             if dead.get(id, 0) > 1:
@@ -162,7 +163,7 @@ class Deliveries:
         if before in dead and (not deliveries or deliveries[-1].at_s <= first_s):
             return
         expiry_us = self.world.history.published[before].expiry_us
-        if expiry_us is not None and expiry_us <= self.world.latest_us():
+        if expiry_us is not None and self.world.has_passed(expiry_us):
             return
         # It was settled, but not on disk yet, or the disk had failed; then a crash took that back.
         weak = not self.sync_acks or self.world.disk_fails

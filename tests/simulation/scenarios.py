@@ -12,7 +12,7 @@ from tests.simulation.world import World, simulate
 
 
 def workloads(world: World) -> list[Any]:
-    chosen: list[Any] = [Publishers(world, "orders", messages=world.random.choice((20, 60, 120)))]
+    chosen: list[Any] = [Publishers(world, "orders", messages=world.random.choice((20, 50, 90)))]
     if world.random.random() < 0.6:
         chosen.append(StreamGroup(world, "orders", members=world.random.randrange(1, 4)))
     for number in range(world.random.choice((0, 1, 1, 2))):

@@ -58,14 +58,27 @@ class World:
         self.complains = False
         self.disk_fails = False
         self.jumped = False
-        #: The latest that the broker's wall clock ever showed.
+        #: The broker takes part in jumps of less than a second, and its leases with it.
+        self.small_jumps_s = 0.0
+        #: The latest that the broker's wall clock ever showed, and how far it was ahead at most.
         self._latest_us = 0
+        self._ahead_us = 0
         #: A client for looking, once everything is calm.
         self.admin: aio.Client
 
     def latest_us(self) -> int:
-        self._latest_us = max(self._latest_us, self.machine.clock.now_us())
+        now_us = self.machine.clock.now_us()
+        self._latest_us = max(self._latest_us, now_us)
+        self._ahead_us = max(self._ahead_us, now_us - self._right_us())
         return self._latest_us
+
+    def has_passed(self, wall_us: int) -> bool:
+        """Whether a time may be over for the broker, which goes on as before when its clock is set back."""
+        self.latest_us()
+        return wall_us <= self._right_us() + self._ahead_us
+
+    def _right_us(self) -> int:
+        return self.loop.processes[0].clock.now_us()
 
     async def read(self, topic: str) -> list[aio.Message]:
         """The whole log of a topic that may not exist."""
@@ -157,6 +170,7 @@ class World:
         seconds = self.random.choice((-1, 1)) * self.random.choice((0.5, 20, 300))
         self.history.note("clock jump", seconds)
         self.jumped = True
+        self.small_jumps_s += abs(seconds) if abs(seconds) < 1 else 0
         self.latest_us()
         self.machine.clock.jump(seconds)
         self.latest_us()
@@ -214,7 +228,7 @@ class World:
         self.calm.set()
         self.machine.storage.heal()
         self.latest_us()
-        self.machine.clock.jump((self.loop.processes[0].clock.now_us() - self.machine.clock.now_us()) / 1_000_000)
+        self.machine.clock.jump((self._right_us() - self.machine.clock.now_us()) / 1_000_000)
         self.network.weather = Weather(0.0005)
         for actor in self.actors:
             if not actor.is_running:

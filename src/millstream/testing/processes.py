@@ -62,6 +62,7 @@ class Process:
 
     def bury(self) -> None:
         """At the end of the run: end what was left in the middle, where it cannot do anything any more."""
+        self.alive = False
         for thread in list(self.threads):
             thread.end()
         for task in self._remains or list(self._tasks):

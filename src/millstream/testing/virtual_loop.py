@@ -35,6 +35,8 @@ T = TypeVar("T")
 EPOCH_US: Final = 1_767_225_600_000_000
 #: Steps without time going on after which something must be running in circles.
 _STEPS_MAX: Final = 200_000
+_STEPS_PER_TICK: Final = 1_000
+_TICK_S: Final = 1e-6
 
 
 class Stuck(Exception):
@@ -77,6 +79,9 @@ class _Selector(selectors.BaseSelector):
             self.now_s += timeout
             self._steps = 0
         self._steps += 1
+        if not self._steps % _STEPS_PER_TICK:
+            # Who waits for less than a float can tell apart from now would wait for ever; real clocks tick meanwhile.
+            self.now_s += _TICK_S
         if self._steps > _STEPS_MAX:
             raise Stuck(f"{_STEPS_MAX} steps at {self.now_s:.6f} s, and time does not go on")
         return []
