@@ -8,11 +8,14 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from millstream.cli.failure import UsageProblem
+from millstream.durations import parse_ms
+from millstream.errors import InvalidArgument
 
 __all__ = [
     "parse_ahead",
     "parse_duration",
     "parse_headers",
+    "parse_length",
     "parse_moment",
     "parse_pairs",
     "parse_reset",
@@ -43,6 +46,14 @@ def parse_duration(text: str) -> int | None:
 
     duration_ms = parse_duration_ms(text)
     return duration_ms if isinstance(duration_ms, int) else None
+
+
+def parse_length(text: str, option: str) -> int:
+    """A length of time, in milliseconds."""
+    try:
+        return parse_ms(text)
+    except InvalidArgument:
+        raise UsageProblem(f"{option} {text!r} is not a length of time: use 500ms, 30s, 5m or 1h30m") from None
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:

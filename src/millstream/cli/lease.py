@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 from rich.text import Text
 
+from millstream.cli.arguments import parse_length
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
-from millstream.cli.failure import ExitCode
-from millstream.cli.output import JsonOption, examples, print_json, print_json_line, print_table, stderr
+from millstream.cli.failure import ExitCode, UsageProblem
+from millstream.cli.output import JsonOption, examples, print_json, print_json_line, print_table, stderr, time_text
 from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.errors import InvalidArgument
 from millstream.names import DEFAULT_NAMESPACE
+from millstream.receipts import ReceiptHandle
 
 if TYPE_CHECKING:
     from millstream.client.queue_requests import LeasedMessage
@@ -63,15 +67,27 @@ def lease(
     They are yours until the lease ends, also after this command has ended: settle them with ack, nack or reject, or
     let the lease run out and somebody else gets them.
     """
+    wait_ms = parse_length(wait, "--wait")
     with open_client(broker, namespace) as client:
-        messages = client.queues.lease(topic, group, max=maximum, wait=wait, lease=length or None)
+        messages = client.queues.lease(
+            topic, group, max=maximum, wait=timedelta(milliseconds=wait_ms), lease=_length(length, "--lease")
+        )
     if as_json:
         for message in messages:
             print_json_line(_document(message))
         return
     print_table(
-        ("receipt", "delivery", "key", "value"),
-        [(message.receipt, message.delivery, _text(message.key), _text(message.value)) for message in messages],
+        ("receipt", "until", "delivery", "key", "value"),
+        [
+            (
+                message.receipt,
+                time_text(message.deadline_ms),
+                message.delivery,
+                _text(message.key),
+                _text(message.value),
+            )
+            for message in messages
+        ],
         empty="no message is ready",
         numbers="delivery",
     )
@@ -98,7 +114,7 @@ def nack(
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Say that messages failed and shall be tried again."""
-    _settle("nack", receipts, as_json, broker, namespace, reason=reason, delay=retry_after or None)
+    _settle("nack", receipts, as_json, broker, namespace, reason=reason, delay=_length(retry_after, "--retry-after"))
 
 
 def reject(
@@ -120,7 +136,7 @@ def extend(
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Keep messages for longer."""
-    _settle("extend", receipts, as_json, broker, namespace, delay=by or None)
+    _settle("extend", receipts, as_json, broker, namespace, delay=_length(by, "--by"))
 
 
 def _settle(
@@ -131,8 +147,15 @@ def _settle(
     namespace: str,
     *,
     reason: str = "",
-    delay: str | None = None,
+    delay: timedelta | None = None,
 ) -> None:
+    for receipt in receipts:
+        try:
+            ReceiptHandle.parse(receipt)
+        except InvalidArgument:
+            raise UsageProblem(
+                f"{receipt[:80]!r} is not a receipt as `millstream lease` prints them; nothing was changed"
+            ) from None
     with open_client(broker, namespace) as client:
         outcomes = client.queues.settle(action, receipts, reason=reason, delay=delay)
     if as_json:
@@ -170,6 +193,10 @@ def _document(message: LeasedMessage) -> dict[str, Any]:
         "headers": {name: value.decode("utf-8", "replace") for name, value in message.headers},
         **json_bytes("value", message.value),
     }
+
+
+def _length(text: str, option: str) -> timedelta | None:
+    return timedelta(milliseconds=parse_length(text, option)) if text else None
 
 
 def _text(data: bytes | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.text import Text
@@ -10,6 +10,7 @@ from rich.text import Text
 from millstream.cli.arguments import parse_pairs
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
     JsonOption,
     count_text,
@@ -23,7 +24,8 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
-from millstream.cli.rendering import terminal_safe
+from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.durations import format_ms
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ app = typer.Typer(no_args_is_help=True, help="Look at queues, change their setti
 
 _LANES = ("critical", "high", "normal", "low", "background")
 _VALUE_SHOWN = 60
+#: As people say it.
+_WORDS = {"yes": "true", "on": "true", "no": "false", "off": "false"}
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
 GroupArgument = Annotated[str, typer.Argument(metavar="[GROUP]", help="The queue group.")]
@@ -105,7 +109,7 @@ def set_policy(
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Change settings of a queue group.  What is not named stays as it is."""
-    changes = parse_pairs(settings, "setting")
+    changes = {name: _WORDS.get(value, value) for name, value in parse_pairs(settings, "setting").items()}
     with open_client(broker, namespace) as client:
         client.queues.configure(topic, group, **changes)
     stdout.print(f"changed [bold]{topic}/{group}[/]: {', '.join(f'{name}={changes[name]}' for name in changes)}")
@@ -154,11 +158,13 @@ def peek(
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Look at messages of a queue without leasing them, oldest first."""
+    if state not in ("", "ready", "leased", "waiting"):
+        raise UsageProblem(f"--state {state!r} is unknown: use ready, leased or waiting")
     wanted: Literal["", "ready", "leased", "waiting"] = state  # type: ignore[assignment]
     with open_client(broker, namespace) as client:
         messages = client.queues.peek(topic, group, state=wanted, limit=limit)
     if as_json:
-        print_json(document_of(messages))
+        print_json([_document(message) for message in messages])
         return
     print_table(
         ("id", "state", "deliveries", "stored", "key", "value", "note"),
@@ -190,7 +196,7 @@ def message(
     with open_client(broker, namespace) as client:
         found = client.queues.message(message_id)
     if as_json:
-        print_json(document_of(found))
+        print_json([_document(entry) for entry in found])
         return
     for entry in found:
         print_facts(
@@ -238,18 +244,23 @@ def purge(
     stdout.print(f"purged {plural(purged, 'message')} from [bold]{topic}/{group}[/]")
 
 
-@app.command(epilog=examples("millstream queue delete orders billing"))
+@app.command(
+    epilog=examples("millstream queue delete orders billing", "millstream queue delete orders billing --yes --force")
+)
 def delete(
     topic: TopicArgument,
     group: GroupArgument = "default",
     yes: YesOption = False,
+    force: Annotated[bool, typer.Option("--force", help="Also while it has consumers.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Forget a queue group and what it has settled.  The messages stay in the topic."""
-    confirm(f"Forget queue group {group} of {topic} and its progress?", yes=yes)
     with open_client(broker, namespace) as client:
-        client.queues.delete(topic, group, force=yes)
+        depth = client.queues.describe(topic, group).depth
+        left = f", which has {plural(depth, 'message')} to settle" if depth else ""
+        confirm(f"Forget queue group {topic}/{group}{left}, and its progress?", yes=yes)
+        client.queues.delete(topic, group, force=force)
     stdout.print(f"deleted [bold]{topic}/{group}[/]")
 
 
@@ -263,7 +274,7 @@ def _print_queue(queue: QueueInfo) -> None:
             ("waiting", queue.waiting),
             ("oldest", duration_text(queue.oldest_ms) if queue.oldest_ms else None),
             ("settled", ", ".join(f"{count_text(number)} {how}" for how, number in queue.settled.items() if number)),
-            ("settings", ", ".join(f"{name}={value}" for name, value in settings.items())),
+            ("settings", ", ".join(f"{name}={_setting(name, value)}" for name, value in settings.items())),
         ]
     )
     stdout.print()
@@ -308,6 +319,18 @@ def _print_queue(queue: QueueInfo) -> None:
             ],
             numbers="ready|leased|served",
         )
+
+
+def _setting(name: str, value: object) -> object:
+    """As `millstream queue set` takes it."""
+    return format_ms(value) if name.endswith("_ms") and isinstance(value, int) else value
+
+
+def _document(message: QueuedMessage) -> dict[str, Any]:
+    document: dict[str, Any] = document_of(message)
+    headers = {name: value.decode("utf-8", "replace") for name, value in message.headers}
+    del document["key"], document["value"], document["headers"]
+    return {**document, **json_bytes("key", message.key), "headers": headers, **json_bytes("value", message.value)}
 
 
 def _note(message: QueuedMessage) -> str:

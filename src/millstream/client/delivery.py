@@ -332,7 +332,8 @@ class Delivery:
     def next_due_ms(self, now_ms: int) -> int | None:
         """How long until time alone changes something; None when only an answer can."""
         due = [line.retry_at_ms for line in self._active if line.retry_at_ms > now_ms]
-        due += [line.ready[0].deadline_ms for line in self._active]
+        # Behind what is under way nothing is given up, however late it is.
+        due += [line.ready[0].deadline_ms for line in self._active if not line.flying]
         for batch in self._flying.values():
             due.append((batch.sent_ms or 0) + self._request_timeout_ms)
             break

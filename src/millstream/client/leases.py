@@ -310,11 +310,14 @@ def make_lease(
             messages += made
     granted = part.granted
     if part.mask:
-        messages = [message for message in messages if granted >> (message.offset - first) & 1]
+        # As text, because shifting a long mask once per message would cost its length each time.
+        marks = f"{granted:b}"[::-1].ljust(part.span, "0")
+        messages = [message for message in messages if marks[message.offset - first] == "1"]
     if len(messages) != granted.bit_count():  # compaction took some of them
-        granted = 0
+        present = bytearray(b"0" * part.span)
         for message in messages:
-            granted |= 1 << (message.offset - first)
+            present[message.offset - first] = ord("1")
+        granted = int(present[::-1], 2)
     lease.messages = messages
     lease.granted = granted
     lease.count = lease.left = len(messages)

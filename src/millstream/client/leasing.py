@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ __all__ = ["LEASE_WAIT_MS", "Frame", "Leasing", "QueueStats", "Settled", "Ticket
 LEASE_WAIT_MS: Final = 10_000
 _REQUESTS_MAX: Final = 4
 _ENTRIES_MAX: Final = 4_096
+_M = TypeVar("_M", bound=QueueMessage)
 
 
 class Frame(NamedTuple):
@@ -145,6 +146,10 @@ class Leasing(Settling):
             for message in messages:
                 message.source.uid = uid or 0
         self._nameless.clear()
+
+    def still_held(self, messages: list[_M]) -> list[_M]:
+        """Those whose lease is ours still: while their ids were looked up the connection may have been lost."""
+        return [message for message in messages if message.source.lease.nonce in self._leases]
 
     def _uid(self, topic: str, partition: int) -> int | None:
         uids = self._uids.get(topic, ())

@@ -58,7 +58,7 @@ def explain_call(about: str) -> queue_calls.Explain:
     try:
         parse_message_id(about)
     except MillstreamError:
-        raise InvalidArgument(f"{about[:80]!r} is neither a message id nor topic/group") from None
+        raise InvalidArgument(f"{about[:80]!r} is neither a message id nor topic/group, as in orders/default") from None
     return queue_calls.Explain(id=about)
 
 

@@ -87,8 +87,11 @@ class _Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.lock = threading.Lock()
+        self.is_cut_off = False
 
     def send(self, data: bytes) -> None:
+        if self.is_cut_off:
+            return
         with self.lock, contextlib.suppress(OSError):
             self.sock.sendall(data)
 
@@ -141,6 +144,19 @@ class FakeBroker:
         self.port = listener.getsockname()[1]
         self._listener = listener
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        threading.Thread(target=self._beat, args=(listener,), daemon=True).start()
+
+    def _beat(self, listener: socket.socket) -> None:
+        while self._listener is listener:
+            for peer in list(self._peers):
+                peer.send(encode_frame(FrameType.HEARTBEAT, b""))
+            with self.changed:
+                self.changed.wait_for(lambda: self._listener is not listener, self.heartbeat_ms / 1000)
+
+    def vanish(self) -> None:
+        """Everybody who is connected hears nothing any more, and nobody tells them."""
+        for peer in list(self._peers):
+            peer.is_cut_off = True
 
     def stop_listening(self) -> None:
         """As a broker that is down: nobody can connect, everybody is cut off."""
@@ -149,6 +165,7 @@ class FakeBroker:
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
             self._listener = None
+            self._note()
         self.drop_all()
 
     def close(self) -> None:

@@ -119,7 +119,7 @@ async def test_leaving_the_loop_gives_back_what_was_not_handed_out(fake: FakeQue
     async with client.queue("t", prefetch=50) as queue:
         messages = aiter(queue)
         message = await anext(messages)
-        await messages.aclose()  # type: ignore[attr-defined]
+        await messages.aclose()
         await eventually(lambda: sum(held.left.bit_count() for held in fake.leases.values()) == 1)
         await message.ack(wait=True)
 
@@ -206,7 +206,7 @@ async def test_a_handler_that_blocks_the_loop_is_not_given_more_of_an_old_lease(
         first = await anext(messages)
         time.sleep(0.28)  # noqa: ASYNC251 - as some do
         assert (await anext(messages)).source.lease is not first.source.lease
-        await messages.aclose()  # type: ignore[attr-defined]
+        await messages.aclose()
 
 
 @in_a_loop
@@ -216,4 +216,15 @@ async def test_a_lease_is_kept_however_long_settles_linger(fake: FakeQueues, cli
         message = await queue.next(5)
         assert message is not None
         await asyncio.sleep(0.7)
+        await message.ack(wait=True)
+
+
+@in_a_loop
+async def test_what_was_lost_while_its_id_was_looked_up_is_not_handed_out(fake: FakeQueues, client: aio.Client) -> None:
+    """The broker went away and came back in between: somebody else may have had the messages since."""
+    await fill(client, 1)
+    async with client.queue("t") as queue:
+        fake.before["Metadata"] = fake.drop_all
+        (message,) = await queue.lease(wait="10s")
+        assert message.delivery_count == 2
         await message.ack(wait=True)

@@ -334,3 +334,17 @@ def test_flush_marks_are_settled_when_everything_before_them_is(lines: int) -> N
     for correlation in take_all(delivery):
         delivery.answered(correlation, OK, 0)
     assert all(mark.settled for mark in marks)
+
+
+def test_a_batch_that_is_late_behind_one_under_way_waits_for_its_answer_and_not_in_circles() -> None:
+    """Nothing is due before the missing answer: whoever slept until the passed deadline would never sleep."""
+    delivery = make(window=1)
+    line = proven_line(delivery)
+    put(delivery, line, b"under way")
+    put(delivery, line, b"late")
+    ((correlation, _),) = take_all(delivery, now_ms=900).items()
+    assert delivery.expire(1200) == []
+    assert delivery.next_due_ms(1200) == 700, "the answer is missing from 1900 on"
+    delivery.answered(correlation, OK, 1300)
+    (settled,) = delivery.expire(1300)
+    assert isinstance(settled.error, RequestTimeout)

@@ -14,6 +14,7 @@ import msgspec
 
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
+from millstream.client.silence import Silence
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout, ShuttingDown
 from millstream.wire.calls import Call
 from millstream.wire.frames import FrameReader, FrameType, encode_frame
@@ -40,6 +41,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._waiting: dict[int, OnAnswer] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._last_sent_s = time.monotonic()
+        self._silence = Silence(0, self._last_sent_s)
+        self._is_reading = True
         self.welcome: Welcome
         self.lost: ConnectionLost | None = None
         self.goaway = False
@@ -73,6 +76,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except BaseException:
             self.close()
             raise
+        self._silence = Silence(self.welcome.heartbeat_ms, time.monotonic())
         self._keep_alive()
 
     @property
@@ -111,10 +115,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
     def pause_reading(self) -> None:
         """Leave what comes where it is, until `resume_reading`."""
         if self.lost is None:
+            self._is_reading = False
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         if self.lost is None:
+            self._is_reading = True
             self._transport.resume_reading()
 
     async def exchange(self, correlation: int, *parts: bytes) -> bytes:
@@ -137,8 +143,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
             self._waiting.pop(correlation, None)
 
     def _keep_alive(self) -> None:
+        now_s = time.monotonic()
         interval_s = self.welcome.heartbeat_ms / 3000
-        if time.monotonic() - self._last_sent_s >= interval_s:
+        if not self._is_reading:
+            self._silence.heard = True  # while we do not listen its silence says nothing
+        if self._silence.look(now_s):
+            self._end(f"the broker at {self._target.address} {self._silence}")
+            return
+        if now_s - self._last_sent_s >= interval_s:
             self.send(_HEARTBEAT_FRAME)
         if self.lost is None:
             self._timer = self._loop.call_later(interval_s / 2, self._keep_alive)
@@ -157,6 +169,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._reader.received(nbytes)
+        self._silence.heard = True
         try:
             for kind, correlation, payload in self._reader.frames():
                 if kind == FrameType.RESPONSE:

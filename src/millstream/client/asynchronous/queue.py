@@ -123,8 +123,9 @@ class AsyncQueue:
             ticket, answer = self._ticket()
             self._send([self._leasing.request(max, wait_ms, _now_ms(), ticket)])
             messages: list[AsyncQueueMessage] = await self._result(answer, wait_ms / 1000)
+            await self._name()
+            messages = self._leasing.still_held(messages)
             if messages or _now_ms() >= deadline_ms:
-                await self._name()
                 return messages
 
     async def _advance(self, wait_s: float | None) -> bool:

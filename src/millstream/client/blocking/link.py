@@ -108,5 +108,6 @@ class Link:
             try:
                 connection.transport.keep_alive(now_s)
                 connection.poll()
+                connection.transport.check_silence(now_s)
             except MillstreamError:
                 pass  # the next request connects again

@@ -135,8 +135,10 @@ class Queue:
         while True:
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - _now_ms()) if deadline_ms > _now_ms() else 0
             messages: list[QueueMessage] = self._ask_for(max, wait_ms)
+            self._name()
+            with self._turns:
+                messages = self._leasing.still_held(messages)
             if messages or _now_ms() >= deadline_ms:
-                self._name()
                 return messages
 
     def _ask_for(self, amount: int, wait_ms: int) -> Any:
@@ -190,6 +192,9 @@ class Queue:
                 found = uids_of(self._call(calls.Metadata(topics=unknown), list[calls.TopicMetadata]))
             with self._turns:
                 self._leasing.learn(found)
+            transport = self._transport
+            if transport is not None:  # it may have been lost meanwhile, and then nobody has noticed
+                self._read_meanwhile(transport)
 
     # --- settling ------------------------------------------------------------------------------------------------
 

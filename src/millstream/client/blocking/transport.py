@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from millstream.client.address import Target
+from millstream.client.silence import Silence
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout
 from millstream.wire.frames import Frame, FrameReader, FrameType, encode_frame
 from millstream.wire.messages import Welcome, decode_error, decode_json, response_body
@@ -41,6 +42,7 @@ class Transport:
         #: The broker asked us to go: finish, then connect again.
         self.goaway = False
         self.last_sent_s = time.monotonic()
+        self._silence = Silence(0, self.last_sent_s)
         #: Called with frames that answer nothing (REBALANCE, DELIVERY, FLOW), in the receiving thread.
         self.on_push: Callable[[Frame], None] | None = None
 
@@ -61,6 +63,7 @@ class Transport:
         try:
             transport.send(target.hello(0))
             transport.welcome = transport._shake_hands(deadline_s)
+            transport._silence = Silence(transport.welcome.heartbeat_ms, time.monotonic())
         except BaseException:
             transport.close()
             raise
@@ -119,6 +122,11 @@ class Transport:
         if now_s - self.last_sent_s >= self.welcome.heartbeat_ms / 3000 and self.lost is None:
             self.send(_HEARTBEAT_FRAME)
 
+    def check_silence(self, now_s: float) -> None:
+        """End the connection if the broker has vanished.  For who takes in what arrives all the time."""
+        if self._silence.look(now_s) and self.lost is None:
+            raise self._break(f"the broker at {self._target.address} {self._silence}")
+
     # --- in ------------------------------------------------------------------------------------------------------
 
     def receive(self, wait_s: float) -> bool:
@@ -142,6 +150,7 @@ class Transport:
             raise self._break(f"the connection to {self._target.address} is lost: {problem.strerror}") from None
         if not size:
             raise self._break(f"the broker at {self._target.address} closed the connection")
+        self._silence.heard = True
         return size
 
     def wait(self, wait_s: float, bell: int | None = None) -> bool:
@@ -184,10 +193,9 @@ class Transport:
     # --- end -----------------------------------------------------------------------------------------------------
 
     def _break(self, why: str) -> ConnectionLost:
-        error = ConnectionLost(why)
-        self.lost = self.lost or error
+        self.lost = self.lost or ConnectionLost(why)
         self.close()
-        return error
+        return ConnectionLost(str(self.lost))  # of the first reason: what comes after it is a consequence
 
     def close(self) -> None:
         """End the connection; a thread that is receiving notices."""
