@@ -90,6 +90,11 @@ class FakeLog:
         self.end = batch.next_offset
         return batch
 
+    def replace(self, *batches: FakeBatch) -> None:
+        """Compaction has left these."""
+        self._batches = list(batches)
+        self._bases = [batch.base_offset for batch in batches]
+
     def batch_at(self, offset: int) -> FakeBatch | None:
         place = max(bisect_right(self._bases, offset) - 1, 0)
         for batch in self._batches[place : place + 2]:

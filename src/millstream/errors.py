@@ -210,7 +210,7 @@ class GroupNotFound(RequestError):
     """The group does not exist."""
 
     code, number = "GROUP_NOT_FOUND", 25
-    remedy = "List the groups with `millstream group list`."
+    remedy = "List them with `millstream group list`, those of queues with `millstream queue list`."
 
 
 class UnknownMember(RequestError):

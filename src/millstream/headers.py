@@ -8,7 +8,10 @@ from typing import Final
 
 from millstream.errors import BatchDamaged, PayloadTooLarge
 
-__all__ = ["decode_headers", "encode_headers"]
+__all__ = ["UNREADABLE", "decode_headers", "encode_headers", "readable_headers"]
+
+#: Under this name stands, as bytes, what cannot be read as headers.
+UNREADABLE: Final = "millstream-unreadable-headers"
 
 _NAME_SIZE: Final = Struct("<H")
 _VALUE_SIZE: Final = Struct("<I")
@@ -45,3 +48,11 @@ def decode_headers(raw: bytes | None) -> list[tuple[str, bytes]]:
         headers.append((raw[at + 2 : name_end].decode("utf-8", "replace"), raw[name_end + 4 : value_end]))
         at = value_end
     return headers
+
+
+def readable_headers(raw: bytes | None) -> list[tuple[str, bytes]]:
+    """The same for whoever must go on whatever a producer wrote: what cannot be read is one header, with all of it."""
+    try:
+        return decode_headers(raw)
+    except BatchDamaged:
+        return [(UNREADABLE, raw or b"")]

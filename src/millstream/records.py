@@ -354,15 +354,15 @@ class _Sections:
 class Batch:
     """A stored batch opened for reading.  Columns are unpacked when asked for, all messages at once."""
 
-    __slots__ = ("_at", "_block", "_prelude", "base_offset", "count", "header", "next_offset")
+    __slots__ = ("_prelude", "base_offset", "block", "count", "header", "next_offset", "sections")
 
     def __init__(self, header: BatchHeader, block: Buffer, at: _Sections, offsets: array[int] | None) -> None:
         self.header = header
         self.count = header.count
         self.base_offset = header.base_offset
         self.next_offset = header.base_offset + (header.count if offsets is None else offsets[-1] + 1)
-        self._block = block
-        self._at = at
+        self.block = block
+        self.sections = at
         self._prelude = offsets
 
     @classmethod
@@ -409,9 +409,9 @@ class Batch:
 
     def values(self) -> list[bytes | None]:
         """All values; None where the value is null (a tombstone)."""
-        at = self._at
+        at = self.sections
         if self.header.flags & _FIXED_VALUES and at.value_bytes:
-            return _cut_fixed(self._block, at.values, at.value_bytes // self.count, self.count)
+            return _cut_fixed(self.block, at.values, at.value_bytes // self.count, self.count)
         values = self._cut(at.value_ends, at.values)
         return self._with_nulls(values, at.value_validity) if self.header.flags & _VALUE_NULLS else values
 
@@ -419,43 +419,43 @@ class Batch:
         """All keys, or None when no message of the batch has one."""
         if not self.header.flags & _KEYS:
             return None
-        keys = self._cut(self._at.key_ends, self._at.keys)
-        return self._with_nulls(keys, self._at.key_validity) if self.header.flags & _KEY_NULLS else keys
+        keys = self._cut(self.sections.key_ends, self.sections.keys)
+        return self._with_nulls(keys, self.sections.key_validity) if self.header.flags & _KEY_NULLS else keys
 
     def raw_headers(self) -> list[bytes | None] | None:
         """The headers of each message as stored (see decode_headers), or None when no message has any."""
         if not self.header.flags & _HEADERS:
             return None
-        return self._cut(self._at.header_ends, self._at.headers)
+        return self._cut(self.sections.header_ends, self.sections.headers)
 
     def timestamps_us(self) -> list[int] | None:
         """When each message was made, or None when all share the header's base timestamp."""
-        return self._longs(self._at.timestamps) if self.header.flags & _TIMESTAMPS else None
+        return self._longs(self.sections.timestamps) if self.header.flags & _TIMESTAMPS else None
 
     def deliver_at_us(self) -> list[int] | None:
-        return self._longs(self._at.deliver_at) if self.header.flags & _DELIVER_AT else None
+        return self._longs(self.sections.deliver_at) if self.header.flags & _DELIVER_AT else None
 
     def expiry_us(self) -> list[int] | None:
-        return self._longs(self._at.expiry) if self.header.flags & _EXPIRY else None
+        return self._longs(self.sections.expiry) if self.header.flags & _EXPIRY else None
 
     def priorities(self) -> list[int] | None:
         if not self.header.flags & _PRIORITY:
             return None
-        return list(memoryview(self._block)[self._at.priority : self._at.priority + self.count])
+        return list(memoryview(self.block)[self.sections.priority : self.sections.priority + self.count])
 
     def _cut(self, ends_at: int, heap_at: int) -> list[bytes | None]:
         count = self.count
-        ends = array("I", bytes(memoryview(self._block)[ends_at : ends_at + 4 * count + 4])).tolist()
+        ends = array("I", bytes(memoryview(self.block)[ends_at : ends_at + 4 * count + 4])).tolist()
         # One copy of the heap, then slices of bytes: slicing a memoryview per message costs three times as much.
-        heap = bytes(memoryview(self._block)[heap_at : heap_at + ends[count]])
+        heap = bytes(memoryview(self.block)[heap_at : heap_at + ends[count]])
         return list(map(heap.__getitem__, map(slice, ends, ends[1:])))
 
     def _with_nulls(self, values: list[bytes | None], validity_at: int) -> list[bytes | None]:
-        bits = int.from_bytes(memoryview(self._block)[validity_at : validity_at + (self.count + 7 >> 3)], "little")
+        bits = int.from_bytes(memoryview(self.block)[validity_at : validity_at + (self.count + 7 >> 3)], "little")
         return [value if bits >> i & 1 else None for i, value in enumerate(values)]
 
     def _longs(self, at: int) -> list[int]:
-        return array("q", bytes(memoryview(self._block)[at : at + 8 * self.count])).tolist()
+        return array("q", bytes(memoryview(self.block)[at : at + 8 * self.count])).tolist()
 
 
 @lru_cache(maxsize=256)

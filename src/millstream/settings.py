@@ -32,5 +32,6 @@ def merge_settings(kind: type[S], values: Mapping[str, Any], base: S | None, *, 
             # Not strict: settings also come from command lines, where every value is text.
             merged[key] = msgspec.convert(value, fields[key].type, strict=False)
         except (msgspec.ValidationError, InvalidArgument) as problem:
-            raise ConfigInvalid(f"{what} setting {key}={given!r} is not allowed: {problem}") from None
+            reason = "true or false is expected" if fields[key].type is bool else problem
+            raise ConfigInvalid(f"{what} setting {key}={given!r} is not allowed: {reason}") from None
     return kind(**merged)

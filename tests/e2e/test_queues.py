@@ -14,8 +14,8 @@ import pytest
 from millstream.config import ServerSettings, Settings
 from millstream.errors import (
     ConfigInvalid,
+    GroupNotEmpty,
     GroupNotFound,
-    InvalidArgument,
     ShuttingDown,
     SubscriptionNotFound,
     TopicNotFound,
@@ -360,7 +360,7 @@ def test_a_deleted_group_begins_anew(client: NativeClient) -> None:
     client.publish("orders", [b"a"])
     consumer = client.open_queue("orders")
     client.ack(*client.lease(consumer))
-    with pytest.raises(InvalidArgument, match="consumer"):
+    with pytest.raises(GroupNotEmpty, match="consumer"):
         client.call("queue.delete", topic="orders")
     client.call("queue.close", consumer=consumer)
     client.call("queue.delete", topic="orders")

@@ -20,6 +20,7 @@ from millstream.errors import (
     ScheduleFired,
     ScheduleNotFound,
 )
+from millstream.headers import encode_headers
 from millstream.ids import SCHEDULES
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire.queue_calls import Explain, Explanation
@@ -374,6 +375,33 @@ def test_limits_are_kept(tmp_path: Path) -> None:
             client.schedules.move(receipts[0], delay="2h")
         client.schedules.cancel(receipts[0])
         client.publish("orders", "there is room again", delay="1m")
+
+
+@pytest.mark.parametrize("limited", ["by number", "by dedup id"])
+def test_a_repetition_of_what_is_scheduled_is_no_matter_of_limits(tmp_path: Path, limited: str) -> None:
+    """A producer whose answer was lost sends again what is stored, also when there is no room for more."""
+    settings = Settings.model_validate({"schedules": {"max_pending": 1}})
+    due_us = [(time.time_ns() // 1000) + 3_600_000_000]
+    with BrokerForTests(tmp_path, settings=settings) as broker, NativeClient(broker.address) as client:
+        client.call("topic.create", name="orders", config={"dedup_window_ms": 60_000})
+        producer = client.call("producer.new")["producer_id"]
+        options = {"partition": SCHEDULES, "deliver_at_us": due_us}
+
+        def publish(number: int) -> bool:
+            mark = [encode_headers({"millstream-dedup-id": f"id-{number}"})]
+            return client.publish(
+                "orders",
+                [b"x"],
+                **options,
+                **({"producer": producer, "sequence": number} if limited == "by number" else {}),
+                **({"headers": mark, "options": True} if limited == "by dedup id" else {}),
+            ).duplicate
+
+        assert not publish(0)
+        for _ in range(2):  # what was refused was not remembered
+            with pytest.raises(QuotaExceeded, match="max_pending"):
+                publish(1)
+        assert publish(0)
 
 
 @pytest.mark.parametrize("overflow", ["reject", "evict"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from random import Random
 
@@ -12,6 +13,7 @@ from millstream import aio
 from millstream.client import Outgoing
 from millstream.config import Settings
 from millstream.errors import StorageFailed
+from millstream.log.storage import File
 from millstream.testing.machine import Machine
 from millstream.testing.network import Network
 from millstream.testing.storage import Fault
@@ -165,5 +167,41 @@ def test_a_damaged_message_is_lost_alone() -> None:
             assert (await client.schedules.show(receipts[2])).state == "lost"
         await asyncio.sleep(150)
         assert [int(value[-1]) for value in await values(machine)] == [0, 1, 3, 4, 5, 6, 7]
+
+    in_a_world(scenario)
+
+
+@pytest.mark.parametrize("part", [".schedules/", ".state/"])
+def test_schedules_that_could_not_be_opened_at_the_start_are_opened_later(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            receipt = await client.publish("orders", "waits", delay=60)
+        await machine.stop()
+        is_broken = True
+        open_file = machine.storage.open
+
+        def refuse(path: str, *, create: bool = False) -> File:
+            if is_broken and part in path:
+                raise OSError(errno.EIO, "the disk does not answer")
+            return open_file(path, create=create)
+
+        monkeypatch.setattr(machine.storage, "open", refuse)
+        await machine.start()
+        await asyncio.sleep(10)
+        async with aio.connect(machine.address) as client:
+            with pytest.raises(StorageFailed, match="does not answer"):
+                await client.schedules.show(receipt)
+            is_broken = False
+            assert (await client.schedules.show(receipt)).state == "pending", "the next one who asks finds it"
+        await machine.stop()
+        is_broken = True
+        await machine.start()
+        await asyncio.sleep(60)
+        assert await values(machine) == []
+        is_broken = False
+        await asyncio.sleep(2)
+        assert await values(machine) == ["waits"], "nobody asked, and it came"
 
     in_a_world(scenario)

@@ -40,7 +40,7 @@ def logs(draw: st.DrawFn) -> list[Batch]:
 
 
 def raw(batch: Batch) -> bytes:
-    return bytes(batch._block)
+    return bytes(batch.block)
 
 
 class FakePartition:

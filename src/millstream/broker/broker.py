@@ -351,9 +351,12 @@ class Broker:
             reply = self.flow.admit(session, topic, number, batch, reply)
         if self.modes.delay_ms and reply is not None:
             reply = self.flow.delayed(reply, self.modes.delay_ms)
+        durability = FSYNC_POLICIES[fsync] or config.fsync or self._fsync
+        if number >= SCHEDULES and durability != "always":
+            durability = "group"  # that it has fired must not outlive it: its successor would be taken for fired
         self.topics.partition_of(topic, number).publish(
             batch,
-            fsync=FSYNC_POLICIES[fsync] or config.fsync or self._fsync,
+            fsync=durability,
             max_message_bytes=config.max_message_bytes,
             reply=reply,
             dedup_window_ms=config.dedup_window_ms,

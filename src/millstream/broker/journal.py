@@ -19,9 +19,10 @@ import msgspec
 import structlog
 
 from millstream.broker.partition import Partition
+from millstream.broker.state import all_batches
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, StorageFailed
-from millstream.records import Batch, encode_batch
+from millstream.records import encode_batch
 
 __all__ = ["EntityFact", "Fact", "Journal", "Snapshot"]
 
@@ -36,12 +37,13 @@ Snapshot: TypeAlias = Callable[[], Iterable[Fact]]
 SEGMENT_BYTES: Final = 16 * 1024 * 1024
 #: A snapshot is due when this much was written since the last one, and at least twice as much as it had.
 _GROWN_BYTES: Final = 4 * 1024 * 1024
-_READ_BYTES: Final = 1024 * 1024
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 _RETRY_S: Final = 1.0
 #: What waits for a disk that refuses; beyond it the oldest facts are lost, which costs repetitions.
 _BUFFER_MAX: Final = 1_000_000
 _SNAPSHOT: Final = b"snapshot"
+#: The entity of a fact that says nothing, and is there to be waited for.
+_NOBODY: Final = ""
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder().decode
 
@@ -80,6 +82,19 @@ class Journal:
         self._claims[entity] = snapshot
         return self._unclaimed.pop(entity, [])
 
+    def unclaimed(self) -> dict[str, list[Fact]]:
+        """The facts of everything that nobody has claimed yet; to look at only."""
+        return self._unclaimed
+
+    def amend(self, facts: Iterable[EntityFact]) -> None:
+        """Add facts to what nobody has claimed yet, on disk when this returns.  Blocks, so it is for rare events."""
+        for entity, fact in facts:
+            self._unclaimed.setdefault(entity, []).append(fact)
+            self.record(entity, fact)
+        self.flush()
+        if self.partition.is_durable:
+            self.partition.log.sync()
+
     def forget(self, entity: str) -> None:
         """The entity is no more."""
         self._claims.pop(entity, None)
@@ -87,32 +102,21 @@ class Journal:
         self.record(entity, None)
 
     def _replay(self) -> dict[str, list[Fact]]:
-        log = self.partition.log
         facts: dict[str, list[Fact]] = {}
-        offset = log.start_offset
-        while offset < log.next_offset:
-            while (cold := log.cold_segment(offset)) is not None:
-                log.accept(cold.verify())
-            chunk = log.read(offset, _READ_BYTES, before=log.next_offset)
-            data = b"".join(chunk.buffers)
-            at = 0
-            while at < len(data):
-                batch = Batch.parse(data, at)
-                at += batch.header.length
-                self._written_bytes += batch.header.length
-                for key, value in zip(batch.keys() or (), batch.values(), strict=True):
-                    assert key is not None
-                    assert value is not None
-                    if key == _SNAPSHOT:
-                        facts = {}
-                        self._snapshot_bytes = self._written_bytes = batch.header.length
-                        continue
-                    fact = _unpack(value)
-                    if fact is None:
-                        facts.pop(key.decode(), None)
-                    else:
-                        facts.setdefault(key.decode(), []).append(fact)
-            offset = chunk.next_offset
+        for batch in all_batches(self.partition.log):
+            self._written_bytes += batch.header.length
+            for key, value in zip(batch.keys() or (), batch.values(), strict=True):
+                assert key is not None
+                assert value is not None
+                if key == _SNAPSHOT:
+                    facts = {}
+                    self._snapshot_bytes = self._written_bytes = batch.header.length
+                    continue
+                fact = _unpack(value)
+                if fact is None:
+                    facts.pop(key.decode(), None)
+                else:
+                    facts.setdefault(key.decode(), []).append(fact)
         return facts
 
     # --- writing -------------------------------------------------------------------------------------------------
@@ -124,11 +128,12 @@ class Journal:
         if self._timer is None:
             self._timer = self._loop.call_later(self._flush_s, self.flush)
 
-    async def record_durably(self, *facts: EntityFact) -> None:
+    async def record_durably(self, *facts: EntityFact, holds: bool = False) -> None:
         """Write facts, with all earlier ones, and wait until they are on disk.
 
         Raises StorageFailed, and then none of these facts counts.  Whoever awaits this acts on the facts at once,
-        before it awaits anything else: a snapshot that is taken afterwards must know of them.
+        before it awaits anything else: a snapshot that is taken afterwards must know of them.  With `holds` the entity
+        has acted on them already; then they are kept and written later.
         """
         while not self._snapped.is_set():
             await self._snapped.wait()
@@ -145,12 +150,17 @@ class Journal:
 
         self._in_flight += 1
         try:
-            self._write(keys, [_pack(fact) for _, fact in facts], "group", confirmed)
+            self._write(keys, [_pack(fact) for _, fact in facts], "group", confirmed, holds=holds)
             await written
         finally:
             self._in_flight -= 1
             if not self._snapped.is_set():
                 self._loop.call_soon(self._snapshot)
+
+    async def sync(self) -> None:
+        """Wait until everything recorded so far is on disk."""
+        if self._facts or not self.partition.is_synced:
+            await self.record_durably((_NOBODY, None))
 
     def flush(self) -> None:
         """Hand everything recorded so far to the operating system."""
@@ -161,7 +171,13 @@ class Journal:
             self._write([], [], "interval", None)
 
     def _write(
-        self, keys: list[bytes], facts: list[bytes], fsync: str, reply: Callable[[MillstreamError | None], None] | None
+        self,
+        keys: list[bytes],
+        facts: list[bytes],
+        fsync: str,
+        reply: Callable[[MillstreamError | None], None] | None,
+        *,
+        holds: bool = False,
     ) -> None:
         earlier_keys, earlier_facts = self._keys, self._facts
         self._keys, self._facts = [], []
@@ -171,7 +187,9 @@ class Journal:
 
         def answered(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
             if error is not None:
-                self._keep(earlier_keys, earlier_facts)
+                self._keep(
+                    earlier_keys + keys if holds else earlier_keys, earlier_facts + facts if holds else earlier_facts
+                )
             if reply is not None:
                 reply(error)
 

@@ -126,8 +126,8 @@ class Partition:
         self.admit: Callable[[list[int]], None] | None = None
         #: Whether any message came with another priority than normal since the partition was opened.
         self.has_lanes = False
-        #: Whether any message came with a time of expiry.
-        self.has_expiry = False
+        #: Whether any message came with a time of expiry.  Of what an earlier process stored nobody knows.
+        self.has_expiry = log.next_offset > log.start_offset
         self._due_column = _DELIVER_AT if schedules else 0
         #: Held by work on the files that runs in a thread (compaction); whoever removes the files waits for it.
         self.maintenance = asyncio.Lock()
@@ -172,6 +172,11 @@ class Partition:
         return self.log.next_offset - self.high_watermark + pending
 
     @property
+    def is_synced(self) -> bool:
+        """Whether everything that was appended is as durable as it will ever be."""
+        return self._committer is None or self._durable_offset >= self.log.next_offset
+
+    @property
     def is_durable(self) -> bool:
         return self._committer is not None
 
@@ -193,10 +198,9 @@ class Partition:
         if self.log.failure is not None:
             raise self._gone or StorageFailed(self.log.failure)
         header = check_batch(batch, 0, len(batch))
+        due_us = None
         if header.flags & _DELIVER_AT != self._due_column or self._due_column:
             due_us = _check_due(batch, self._due_column)
-            if self.admit is not None:
-                self.admit(due_us)
         if header.length > max_message_bytes or header.codec:
             largest = largest_message_bytes(batch, header, max_message_bytes)
             if largest > max_message_bytes:
@@ -213,11 +217,24 @@ class Partition:
                 return
         if dedup_window_ms and header.flags & _OPTIONS and self._came_before(batch, header, dedup_window_ms, reply):
             return
+        if due_us is not None and self.admit is not None:
+            self._admit(due_us)
         if producer:
             self._pending_of[producer] = header
         if not self._pending:
             self._on_flush_needed(self)
         self._pending.append((batch, header, fsync, reply))
+
+    def _admit(self, due_us: list[int]) -> None:
+        """Raise if what is scheduled is beyond the limits.  Not asked of a repetition: that is stored already."""
+        assert self.admit is not None
+        try:
+            self.admit(due_us)
+        except MillstreamError:
+            # Its dedup id is free again, or the next try would be taken for a repetition.
+            waiting = len(self._pending)
+            self._pending_marks = {mark: it for mark, it in self._pending_marks.items() if it[0] < waiting}
+            raise
 
     def _came_before(self, batch: memoryview, header: BatchHeader, window_ms: int, reply: PublishReply | None) -> bool:
         """Whether a message with the same dedup id is stored, which then is the answer."""
@@ -455,11 +472,17 @@ class Partition:
         self._read(offset, max_bytes, reply)
 
     async def warm(self, offset: int) -> None:
-        """Have the segment of an offset checked, away from the loop, so that it can be read without blocking."""
+        """Have the segment of an offset checked, away from the loop, so that it can be read without blocking.
+
+        Raises StorageFailed when it cannot be read at all.
+        """
         while (cold := self.log.cold_segment(offset)) is not None and self._gone is None:
-            found = await self._loop.run_in_executor(None, cold.verify)
-            if cold in self.log.segments:
-                self.log.accept(found)
+            try:
+                found = await self._loop.run_in_executor(None, cold.verify)
+                if cold in self.log.segments:
+                    self.log.accept(found)
+            except OSError as error:
+                raise StorageFailed(f"a stored segment cannot be checked: {error}") from None
 
     def _answer(self, chunk: Chunk, reply: FetchReply) -> None:
         reply(FetchAnswer(chunk.buffers, chunk.next_offset, self.high_watermark, self.log.start_offset, chunk.damaged))

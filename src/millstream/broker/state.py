@@ -8,7 +8,7 @@ nothing: there is no second way of loading state.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -18,9 +18,25 @@ from millstream.errors import MillstreamError
 from millstream.log.partition import PartitionLog
 from millstream.records import Batch, encode_batch
 
-__all__ = ["StateLog"]
+__all__ = ["StateLog", "all_batches"]
 
 _READ_BYTES: Final = 1024 * 1024
+
+
+def all_batches(log: PartitionLog) -> Iterator[Batch]:
+    """Everything in a log, from its beginning; for logs that are read once, at start."""
+    offset = log.start_offset
+    while offset < log.next_offset:
+        while (cold := log.cold_segment(offset)) is not None:
+            log.accept(cold.verify())
+        chunk = log.read(offset, _READ_BYTES, before=log.next_offset)
+        data = b"".join(chunk.buffers)
+        at = 0
+        while at < len(data):
+            batch = Batch.parse(data, at)
+            yield batch
+            at += batch.header.length
+        offset = chunk.next_offset
 
 
 class StateLog:
@@ -34,23 +50,13 @@ class StateLog:
     def replay(log: PartitionLog) -> dict[str, Any]:
         """The newest document of every key, in the order the keys were last written."""
         documents: dict[str, Any] = {}
-        offset = log.start_offset
-        while offset < log.next_offset:
-            while (cold := log.cold_segment(offset)) is not None:
-                log.accept(cold.verify())
-            chunk = log.read(offset, _READ_BYTES, before=log.next_offset)
-            data = b"".join(chunk.buffers)
-            at = 0
-            while at < len(data):
-                batch = Batch.parse(data, at)
-                for key, value in zip(batch.keys() or (), batch.values(), strict=True):
-                    assert key is not None
-                    name = key.decode()
-                    documents.pop(name, None)
-                    if value is not None:
-                        documents[name] = msgspec.json.decode(value)
-                at += batch.header.length
-            offset = chunk.next_offset
+        for batch in all_batches(log):
+            for key, value in zip(batch.keys() or (), batch.values(), strict=True):
+                assert key is not None
+                name = key.decode()
+                documents.pop(name, None)
+                if value is not None:
+                    documents[name] = msgspec.json.decode(value)
         return documents
 
     async def record(self, facts: Mapping[str, Any], *, now_us: int) -> None:

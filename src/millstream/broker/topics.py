@@ -13,6 +13,7 @@ import structlog
 
 from millstream.broker.committer import Committer
 from millstream.broker.journal import SEGMENT_BYTES, Journal
+from millstream.broker.lost_ends import forget_lost
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Registry, Topic
@@ -193,7 +194,13 @@ class Topics:
             size = topic.config.segment_bytes
             partition = self._open_beside(topic, name, uid, segment_bytes=size, schedules=True)
             topic.beside[name] = partition
-            self.on_schedule_log(topic, number, partition)
+            try:
+                self.on_schedule_log(topic, number, partition)
+            except BaseException:
+                # Nobody would deliver what it takes in; the next one who asks tries again.
+                del topic.beside[name]
+                partition.log.close()
+                raise
         return partition
 
     def _open_beside(
@@ -303,6 +310,8 @@ class Topics:
             ephemeral=self._ephemeral if topic.config.mode == "ephemeral" else None,
         )
         topic.partitions[number] = partition
+        if partition.is_durable and self._opener.storage.names(f"{_directory(topic)}/{number}.state"):
+            forget_lost(self.journal(topic, number), partition.log.next_offset)
         self.on_opened(topic, number, partition)
         return partition
 

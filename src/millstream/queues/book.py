@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Final
 
+from millstream.queues.endings import ACKED, Endings
 from millstream.queues.facts import (
+    CUT,
     RETURNED,
     SETTLED,
     START,
@@ -23,13 +23,11 @@ from millstream.queues.returned import Returned
 
 __all__ = ["Book"]
 
-_BURIED_KEPT: Final = 1_000
-
 
 class Book:
     """Sets of offsets and parcels, changed by facts alone: `apply` is the only way in, live and in replay."""
 
-    __slots__ = ("_acked", "_buried", "_facts", "_past", "freed", "origin", "returned", "settled", "taken", "totals")
+    __slots__ = ("_acked", "_facts", "_past", "endings", "freed", "origin", "returned", "settled", "taken", "totals")
 
     def __init__(self) -> None:
         #: The first offset that concerns the group.
@@ -44,8 +42,8 @@ class Book:
         self.freed: Callable[[int, int], None] | None = None
         self._facts: list[Fact] = []
         self._acked: list[tuple[int, int]] = []
-        #: The last messages that became dead letters: who acks one of them is too late.
-        self._buried: deque[tuple[int, int]] = deque(maxlen=_BURIED_KEPT)
+        #: What became of those that were not acked.
+        self.endings = Endings()
         self._past: list[Parcel] | None = []
 
     def apply(self, fact: Fact) -> None:
@@ -66,15 +64,31 @@ class Book:
             self.settled = RangeSet(floor)
             self.taken = RangeSet(floor)
             self.returned.clear()
-            self._buried.clear()
+            self.endings.clear()
             if self._past is not None:
                 self._past.clear()
+        elif kind == CUT:
+            self._cut(fact[1])
         else:
             assert kind == TOTALS, f"a ledger knows no fact {kind!r}"
             self.totals = {"acked": 0, **fact[1]}
+            self.endings.complete = len(fact) > 2 and bool(fact[2])
 
-    def open(self) -> None:
-        """The past is over: of all that was said about a message the last holds, unless it was settled."""
+    def _cut(self, end: int) -> None:
+        assert self._past is not None, "a log loses its end only while nobody is there"
+        self.origin = min(self.origin, end)
+        self.settled.cut(end)
+        self.endings.cut(end)
+        self.taken.cut(end)
+        for parcel in self._past:
+            parcel.bits &= (1 << max(end - parcel.base, 0)) - 1
+
+    def open(self, now_us: int | None) -> None:
+        """The past is over: of all that was said about a message the last holds, unless it was settled.
+
+        Nobody knows how long it took.  But however the clock was set meanwhile, no wait that goes on from now is longer
+        than it was when it began.
+        """
         past, self._past = self._past or [], None
         known = RangeSet()
         for parcel in reversed(past):
@@ -83,13 +97,15 @@ class Book:
             if bits:
                 known.add_bits(parcel.base, bits)
                 parcel.base, parcel.bits = normal(parcel.base, bits)
+                if now_us is not None and parcel.history.attempts:
+                    parcel.due_us = min(parcel.due_us, now_us + parcel.due_us - parcel.history.attempts[-1].ended_us)
                 self.returned.wait(parcel)
 
     def record(self, fact: Fact) -> None:
         """Apply a new fact and keep it for `drain`."""
         assert self._past is None, "what comes now must not be taken for the past"
-        if fact[0] == START:
-            self._write_acked()  # they were about what is over now
+        if fact[0] != RETURNED:
+            self._write_acked()  # what it settles, or makes void, was settled otherwise before
         self.apply(fact)
         self._facts.append(fact)
 
@@ -108,18 +124,14 @@ class Book:
         """Settle messages that become dead letters; the fact is the caller's to record."""
         base, bits = normal(base, bits)
         fact = settled_fact("dead", [(base, bits)])
-        self.apply(fact)
-        self._buried.append((base, bits))
+        self.taken.add_bits(base, bits)
+        self._settle("dead", base, bits, reason)
         return Dead(base, bits, reason, error, history, fact)
 
     def acked(self, base: int, bits: int) -> bool:
-        """Whether these messages are settled, and not because they became dead letters a while ago."""
+        """Whether these messages are settled, and not because they became dead letters: then an ack is too late."""
         size = bits.bit_length()
-        if self.settled.bits(base, size) & bits != bits:
-            return False
-        return not any(
-            (dead << place - base if place >= base else dead >> base - place) & bits for place, dead in self._buried
-        )
+        return self.settled.bits(base, size) & bits == bits and not self.endings.died(base, bits)
 
     def drain(self) -> list[Fact]:
         self._write_acked()
@@ -131,18 +143,21 @@ class Book:
         facts: list[Fact] = [start_fact(self.origin, self.settled.floor)]
         if self.settled.above:
             facts.append(settled_fact("", self.settled.spans()))
+        facts += self.endings.facts(self.origin)
         # After the others, because it counts what they settle.
-        facts.append([TOTALS, dict(self.totals)])
+        facts.append([TOTALS, dict(self.totals), self.endings.complete])
         facts += [returned_fact(parcel) for parcel in (*self.returned, *leased) if parcel.history != FRESH]
         return facts
 
-    def _settle(self, how: str, base: int, bits: int) -> None:
+    def _settle(self, how: str, base: int, bits: int, reason: str = "") -> None:
         settled = self.settled
         before = settled.floor + settled.above
         settled.add_bits(base, bits)
         count = settled.floor + settled.above - before
         if count:
             self.totals[how] = self.totals.get(how, 0) + count
+        if how != ACKED:
+            self.endings.note(how, base, bits, reason)
         if self.freed is not None:
             self.freed(base, bits)
 

@@ -15,9 +15,11 @@ from millstream.queues.leases import SPAN_MAX, Handout
 from millstream.queues.lookahead import picks_within
 from millstream.queues.ranges import lowest, normal
 from millstream.queues.records import FRESH, Dead, History, LogSource, Parcel, Rules, Terms
+from millstream.records import Columns
 
 __all__ = ["Dispenser"]
 
+_EXPIRY: Final = int(Columns.EXPIRY)
 #: How many batches a sweep looks at.
 _SWEEP_BATCHES: Final = 1_000
 
@@ -34,6 +36,8 @@ class Dispenser:
         self.lanes: Lanes | None = None
         #: The last look ahead ended before it had seen everything.
         self.more = False
+        #: The front of the backlog, if what is there never expires: a sweep need not read it again and again.
+        self._lasting = -1
         self.intake: Intake
         self._run: Callable[[LogSource, int, int], int] | None = None
         if rules.ordering == "key":
@@ -60,6 +64,12 @@ class Dispenser:
         if self.lanes is not None:
             self.lanes.forget()
 
+    def rewritten(self) -> None:
+        """Compaction has replaced batches of the log."""
+        self.front.rewritten()
+        if self.lanes is not None:
+            self.lanes.rewritten()
+
     def hand_out_again(self, source: LogSource, request: Request, handout: Handout) -> list[Dead]:
         """What came back and is ready, as far as this consumer may have it."""
         dead: list[Dead] = []
@@ -80,6 +90,9 @@ class Dispenser:
         intake = self.intake
         if self._by_lanes and source.lanes.used:
             intake = self.lanes = self.lanes or Lanes(self._book.taken, self.front, self._rules, request.now_us)
+            # Up to a round the order is that of the turns, so that any hundred in a row have the shares they should.
+            if request.messages > self.lanes.round:
+                handout.sort_by_lane()
         self.more = False
         while request.messages > 0:
             picks = intake.pick(source, request)
@@ -97,6 +110,8 @@ class Dispenser:
         dead: list[Dead] = []
         taken = self._book.taken
         position = taken.floor
+        if position == self._lasting:
+            return dead
         for _ in range(_SWEEP_BATCHES):
             view = source.batch_at(position) if position < source.end else None
             if view is None:
@@ -107,6 +122,8 @@ class Dispenser:
             if expired:
                 dead += self._expire(start, expired, FRESH)
             elif free:
+                if not self._rules.message_ttl_ms and not view.flags & _EXPIRY:
+                    self._lasting = taken.floor
                 break
             position = view.next_offset
         self.forget()

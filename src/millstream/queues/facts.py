@@ -5,7 +5,9 @@
     ["settled", how, spans]              done with; how = acked, dead, expired, evicted, purged, gone
     ["returned", spans, due_us, deliveries, failures, first_us, attempts, terms]
                                          failed or given back: what is known of these messages from now on
-    ["totals", {how: count}]             in snapshots: how messages came to be settled so far
+    ["cut", end]                         the log lost everything from there on; what was said about it does not hold
+    ["totals", {how: count}, complete]   in snapshots: how messages came to be settled so far, and whether all that
+                                         were not acked stand before it by name
 
 Spans are a flat list: an offset, then how many messages from there on, or a little-endian bitmap of them.
 """
@@ -19,10 +21,13 @@ from millstream.queues.ranges import normal
 from millstream.queues.records import PLAIN, Attempt, Fact, History, Parcel, Terms
 
 __all__ = [
+    "CUT",
     "RETURNED",
     "SETTLED",
     "START",
     "TOTALS",
+    "cut_fact",
+    "end_of",
     "parcels_of",
     "returned_fact",
     "settled_below",
@@ -35,6 +40,7 @@ START: Final = "start"
 SETTLED: Final = "settled"
 RETURNED: Final = "returned"
 TOTALS: Final = "totals"
+CUT: Final = "cut"
 
 #: A run of offsets may be as long as the log; it is read in pieces of this size.
 _PIECE: Final = 65_536
@@ -66,6 +72,18 @@ def returned_fact(parcel: Parcel) -> Fact:
     ]
 
 
+def cut_fact(end: int) -> Fact:
+    return [CUT, end]
+
+
+def end_of(fact: Fact) -> int:
+    """A fact says something about offsets below this, and about none from there on."""
+    if fact[0] in (START, CUT):
+        return int(fact[-1])
+    spans = fact[2] if fact[0] == SETTLED else fact[1] if fact[0] == RETURNED else ()
+    return max((base + bits.bit_length() for base, bits in _last_of(spans)), default=0)
+
+
 def spans_of(fact: Fact) -> Iterator[tuple[int, int]]:
     """What a `settled` fact is about, as (base, bits)."""
     return _read_spans(fact[2])
@@ -94,6 +112,15 @@ def _write_spans(spans: Iterable[tuple[int, int]]) -> list[Any]:
         else:
             written += (base, bits.bit_length())
     return written
+
+
+def _last_of(written: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """As much of spans as it takes to know where they end."""
+    for base, size in zip(written[::2], written[1::2], strict=True):
+        if isinstance(size, int):
+            yield base + size - 1, 1
+        else:
+            yield base, int.from_bytes(size, "little")
 
 
 def _read_spans(written: Sequence[Any]) -> Iterator[tuple[int, int]]:

@@ -25,7 +25,8 @@ def look(book: Book, leases: Leases, offset: int, end: int) -> Whereabouts:
     if not book.origin <= offset < end:
         return Whereabouts("gone")
     if offset in book.settled:
-        return Whereabouts("settled")
+        ending, reason = book.endings.of(offset)
+        return Whereabouts("settled", ending=ending, reason=reason)
     for lease in leases:
         if _has(lease, offset):
             return Whereabouts("leased", lease.history, lease)

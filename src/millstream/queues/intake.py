@@ -103,6 +103,10 @@ class Front:
         self.put_back = put_back
         self._looked = -1  # the floor at which there was nothing to step over
 
+    def rewritten(self) -> None:
+        """Where there was nothing to step over there may be something now."""
+        self._looked = -1
+
     def clear(self, source: LogSource) -> BatchView | None:
         """The batch of the first message that is not taken; None when there is none, or nothing to be done."""
         taken = self._taken
@@ -196,7 +200,7 @@ def rows(view: BatchView, base: int, bits: int) -> Iterator[tuple[int, int]]:
     """The places of messages in the columns of their batch, with their offsets."""
     if not view.flags & _OFFSETS:
         first = view.base_offset
-        return ((offset - first, offset) for offset in offsets_of(base, bits))
+        return zip(offsets_of(base - first, bits), offsets_of(base, bits), strict=True)
     wanted = set(offsets_of(base, bits))
     return ((row, offset) for row, offset in enumerate(view.offsets()) if offset in wanted)
 

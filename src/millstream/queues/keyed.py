@@ -6,6 +6,7 @@ waits.  Messages of held keys are passed over and remembered; when the key is fr
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -14,11 +15,26 @@ from millstream.queues.intake import LOOKS_PER_BATCH, Front, Pick, Request, rows
 from millstream.queues.lookahead import SEEN_MAX, OffsetQueue, free_offsets, picks_of
 from millstream.queues.ranges import RangeSet, lowest, offsets_of, pack
 from millstream.queues.records import BatchView, LogSource
+from millstream.records import Columns
 
 __all__ = ["OnePerKey"]
 
 #: How many offsets are looked at in one go, at least.
 _WINDOW: Final = 128
+#: What is out is kept in pieces of so many offsets.
+_SHIFT: Final = 5
+_INSIDE: Final = (1 << _SHIFT) - 1
+_NONE: Final = array("q", bytes(8 << _SHIFT))
+
+_OFFSETS: Final = int(Columns.OFFSETS)
+
+
+def _names_of(keys: Sequence[bytes | None]) -> list[int]:
+    """A number for each key, 0 where there is none: eight bytes to remember instead of an object.
+
+    Keys that share a number, of which there may be two among billions, wait for each other and come to no other harm.
+    """
+    return [0 if key is None else hash(key) or 1 for key in keys]
 
 
 class OnePerKey:
@@ -27,14 +43,16 @@ class OnePerKey:
         self._taken = taken
         self._front = front
         self._cursor = taken.floor
-        self._keys: dict[int, bytes] = {}  # the key of every message that is out
-        self._held: dict[bytes, int] = {}  # how many messages of a key are out (more than one only after `out`)
-        self._passed: dict[bytes, OffsetQueue] = {}  # messages of held keys
-        self._free: deque[bytes] = deque()  # keys with such messages that are held no longer
+        # The keys by number.  Of every message that is out, in pieces by offset:
+        self._names: dict[int, array[int]] = {}
+        self._held: set[int] = set()
+        self._more: dict[int, int] = {}  # how many more messages than one of a key are out (only after `out`)
+        self._passed: dict[int, OffsetQueue] = {}  # messages of held keys
+        self._free: deque[int] = deque()  # keys with such messages that are held no longer
         self._seen = 0  # messages in all queues
         self._view: BatchView | None = None  # the batch at which we look, its end, and its keys
         self._view_end = 0
-        self._view_keys: Sequence[bytes | None] | None = None
+        self._view_names: list[int] | None = None
         self._out = {offset for base, bits in out for offset in offsets_of(base, bits)}
 
     def pick(self, source: LogSource, request: Request) -> Sequence[Pick] | None:
@@ -52,19 +70,47 @@ class OnePerKey:
     def freed(self, base: int, bits: int) -> None:
         if self._out:
             self._out.difference_update(offsets_of(base, bits))
-        if not self._keys:
+        names, held, more = self._names, self._held, self._more
+        if not names:
             return
+        if not bits & bits + 1 and not more:
+            self._free_run(base, base + bits.bit_length())
+            return
+        number, piece = -1, None
         for offset in offsets_of(base, bits):
-            key = self._keys.pop(offset, None)
-            if key is None:
+            if offset >> _SHIFT != number:
+                if piece == _NONE:
+                    del names[number]
+                number = offset >> _SHIFT
+                piece = names.get(number)
+            if piece is None or not (name := piece[offset & _INSIDE]):
                 continue
-            left = self._held[key] - 1
-            if left:
-                self._held[key] = left
+            piece[offset & _INSIDE] = 0
+            if more and name in more:
+                more[name] -= 1
+                if not more[name]:
+                    del more[name]
                 continue
-            del self._held[key]
-            if key in self._passed:
-                self._free.append(key)
+            held.remove(name)
+            if name in self._passed:
+                self._free.append(name)
+        if piece == _NONE:
+            del names[number]
+
+    def _free_run(self, start: int, end: int) -> None:
+        """The same for consecutive messages, which most are, a piece at a time."""
+        gone: list[int] = []
+        for number in range(start >> _SHIFT, (end - 1 >> _SHIFT) + 1):
+            piece = self._names.get(number)
+            if piece is not None:
+                low, high = max(start - (number << _SHIFT), 0), end - (number << _SHIFT)
+                gone += piece[low:high]
+                piece[low:high] = _NONE[low:high]
+                if piece == _NONE:
+                    del self._names[number]
+        self._held.difference_update(gone)
+        if self._passed:
+            self._free.extend(name for name in gone if name in self._passed)
 
     def holder_of(self, source: LogSource, offset: int) -> int | None:
         """The message that is out and holds the key of this one."""
@@ -72,8 +118,10 @@ class OnePerKey:
         keys = view.keys() if view is not None else None
         if view is None or keys is None:
             return None
-        key = next((keys[row] for row, _ in rows(view, offset, 1)), None)
-        return min((out for out, held in self._keys.items() if held == key), default=None)
+        name = next((name for row, _ in rows(view, offset, 1) for name in _names_of(keys[row : row + 1])), 0)
+        if name not in self._held:
+            return None
+        return min((number << _SHIFT) + piece.index(name) for number, piece in self._names.items() if name in piece)
 
     # --- finding
 
@@ -81,20 +129,19 @@ class OnePerKey:
         """After a restart or a change of rules: what was out before holds its keys too.  Returns the unread."""
         picks, unread = picks_of(source, out, self._taken, self._front.gone)
         for pick in picks:
-            keys = pick.view.keys()
-            for row, offset in rows(pick.view, pick.base, pick.bits) if keys is not None else ():
-                key = keys[row] if keys is not None else None
-                if key is not None:
-                    self._hold(key, offset)
+            names = _names_of(pick.view.keys() or ())
+            for row, offset in rows(pick.view, pick.base, pick.bits) if names else ():
+                if names[row]:
+                    self._hold(names[row], offset)
         return unread
 
     def _next_of_free_keys(self, source: LogSource, request: Request) -> list[int]:
         offsets: list[int] = []
         while self._free and len(offsets) < request.messages:
-            key = self._free.popleft()
-            if key in self._held:
+            name = self._free.popleft()
+            if name in self._held:
                 continue
-            queue = self._passed[key]
+            queue = self._passed[name]
             found = None
             while found is None and queue:
                 offset = queue.pop()
@@ -102,9 +149,9 @@ class OnePerKey:
                 if offset not in self._taken:
                     found = offset
             if not queue:
-                del self._passed[key]
+                del self._passed[name]
             if found is not None:
-                self._hold(key, found)
+                self._hold(name, found)
                 offsets.append(found)
                 if len(offsets) == 1 and (view := source.batch_at(found)) is not None and request.fit(view) < 2:
                     break  # large messages: one at a time, so that their bytes are counted
@@ -119,46 +166,81 @@ class OnePerKey:
             return None
         cursor = max(cursor, view.base_offset)
         if view is not self._view or view.next_offset != self._view_end:
-            self._view, self._view_end, self._view_keys = view, view.next_offset, view.keys()
+            keys = view.keys()
+            self._view, self._view_end = view, view.next_offset
+            self._view_names = None if keys is None else _names_of(keys)
         count = request.fit(view)
         end = min(view.next_offset, cursor + max(_WINDOW, 2 * count))
         free = free_offsets(view, cursor, end, self._taken)
-        if self._view_keys is None:
+        names = self._view_names
+        in_a_row = bool(free) and not free & free + 1
+        if names is None or (in_a_row and self._hold_all(view, cursor, min(free.bit_length(), count))):
             bits = lowest(free, count)
             self._cursor = cursor + bits.bit_length() if bits != free else end
         else:
-            bits = self._pass(rows(view, cursor, free), self._view_keys, count, cursor, end)
+            bits = self._pass(rows(view, cursor, free), names, count, cursor, end)
         request.looks -= LOOKS_PER_BATCH + self._cursor - cursor
         self._taken.add_bits(cursor, bits)
         return (Pick(view, cursor, bits),) if bits else ()
 
-    def _pass(
-        self, offsets: Iterable[tuple[int, int]], keys: Sequence[bytes | None], count: int, cursor: int, end: int
-    ) -> int:
+    def _hold_all(self, view: BatchView, start: int, count: int) -> bool:
+        """Take consecutive messages at once, if their keys are all different and free."""
+        if self._view_names is None or view.flags & _OFFSETS:
+            return False
+        row = start - view.base_offset
+        names = self._view_names[row : row + count]
+        different = set(names)
+        if len(different) != count or 0 in different or not self._held.isdisjoint(different):
+            return False
+        self._held |= different
+        at = 0
+        while at < count:
+            low = start + at & _INSIDE
+            some = array("q", names[at : at + len(_NONE) - low])
+            self._piece(start + at >> _SHIFT)[low : low + len(some)] = some
+            at += len(some)
+        return True
+
+    def _pass(self, offsets: Iterable[tuple[int, int]], names: Sequence[int], count: int, cursor: int, end: int) -> int:
         """Take what is free to go and pass over the rest, up to `count` messages or the end of the window."""
         chosen: list[int] = []
         held, passed = self._held, self._passed
+        number, piece = -1, _NONE
         for row, offset in offsets:
             if len(chosen) == count:
                 self._cursor = offset
                 break
-            key = keys[row]
-            if key is None:
+            name = names[row]
+            if not name:
                 chosen.append(offset)
-            elif key not in held:  # nor are older ones waiting: they are dealt with before we look ahead
-                held[key] = 1
-                self._keys[offset] = key
+            elif name not in held:  # nor are older ones waiting: they are dealt with before we look ahead
+                held.add(name)
+                if offset >> _SHIFT != number:
+                    number = offset >> _SHIFT
+                    piece = self._piece(number)
+                piece[offset & _INSIDE] = name
                 chosen.append(offset)
             else:
-                queue = passed.get(key)
+                queue = passed.get(name)
                 if queue is None:
-                    queue = passed[key] = OffsetQueue()
+                    queue = passed[name] = OffsetQueue()
                 queue.push(offset)
                 self._seen += 1
         else:
             self._cursor = end
+        if chosen and chosen[-1] - chosen[0] + 1 == len(chosen):
+            return (1 << len(chosen)) - 1 << chosen[0] - cursor
         return pack(cursor, chosen)
 
-    def _hold(self, key: bytes, offset: int) -> None:
-        self._keys[offset] = key
-        self._held[key] = self._held.get(key, 0) + 1
+    def _hold(self, name: int, offset: int) -> None:
+        self._piece(offset >> _SHIFT)[offset & _INSIDE] = name
+        if name in self._held:
+            self._more[name] = self._more.get(name, 0) + 1
+        else:
+            self._held.add(name)
+
+    def _piece(self, number: int) -> array[int]:
+        piece = self._names.get(number)
+        if piece is None:
+            piece = self._names[number] = array("q", _NONE)
+        return piece

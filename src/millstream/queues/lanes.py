@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from millstream.queues.intake import LOOKS_PER_BATCH, Front, Pick, Request, present
-from millstream.queues.ranges import RangeSet, lowest
+from millstream.queues.ranges import RangeSet, lowest, normal
 from millstream.queues.records import BatchView, LaneStatistics, LogSource, Rules
 from millstream.topics import LANES
 
@@ -47,6 +47,8 @@ class Lanes:
         self._starvation_us = rules.starvation_ms * 1000
         # A backlog that is old when we begin is not starving: nobody was served at all.
         self._lanes = [_Lane(number, now_us + self._starvation_us) for number in range(LANES)]
+        #: How many messages a round has when no lane is empty.
+        self.round = sum(rules.lanes)
         self._turn = 0
         self._deficit = rules.lanes[0] if rules.lanes else 0
         self._late = 0
@@ -59,6 +61,8 @@ class Lanes:
                 lane.cursor = lane.bits = 0
         pick = self._starved(source, request) if self._starvation_us else None
         if pick is None:
+            if self._weights and (picks := self._whole_rounds(source, request)):
+                return picks
             pick = self._next_in_turn(source, request) if self._weights else self._highest(source, request)
         return None if pick is None else (pick,)
 
@@ -67,6 +71,12 @@ class Lanes:
         for lane in self._lanes:
             if lane.bits:
                 lane.cursor, lane.bits = lane.base, 0
+
+    def rewritten(self) -> None:
+        """Batches were replaced: those that were looked at may not be in the log any more."""
+        self.forget()
+        for lane in self._lanes:
+            lane.view = None
 
     def statistics(self, source: LogSource, leased: Sequence[int]) -> list[LaneStatistics]:
         ready = [0] * LANES
@@ -96,22 +106,59 @@ class Lanes:
             lane.starving_us = waits_since_us + self._starvation_us
         return None
 
+    def _whole_rounds(self, source: LogSource, request: Request) -> list[Pick]:
+        """As many rounds as fit the request, from the lane on whose turn it is; none in the middle of a turn.
+
+        Turn by turn each lane would get the same messages: so often its weight, or as many as it has.
+        """
+        for _ in range(LANES):
+            if self._deficit > 0 and self._look(source, self._lanes[self._turn], request):
+                break
+            self._next_turn()
+        size = room = 0
+        lanes: list[_Lane] = []
+        for lane in self._lanes[self._turn :] + self._lanes[: self._turn]:
+            weight = self._weights[lane.number]
+            if weight and self._look(source, lane, request) and lane.view is not None:
+                lanes.append(lane)
+                size += weight
+                room += weight * lane.view.length // lane.view.count
+        if len(lanes) == 1:
+            return [self._take(lanes[0], request.messages, request)]  # turn after turn is its own
+        if not lanes or self._deficit != self._weights[self._turn]:
+            return []
+        rounds = request.messages // size
+        if request.limited:
+            rounds = min(rounds, request.bytes // max(room, 1))
+        picks: list[Pick] = []
+        room = request.bytes
+        for lane in lanes:
+            left = rounds * self._weights[lane.number]
+            while left > 0 and self._look(source, lane, request):
+                pick = self._take(lane, left, request)
+                picks.append(pick)
+                count = pick.bits.bit_count()
+                left -= count
+                if request.limited:
+                    room -= pick.view.length * count // pick.view.count
+                    if room <= 0:
+                        return picks  # what is further on is larger than what we saw of it
+        return picks
+
+    def _next_turn(self) -> None:
+        # What an empty lane did not use is lost, as in every round robin.
+        self._turn = (self._turn + 1) % LANES
+        self._deficit = self._weights[self._turn]
+
     def _next_in_turn(self, source: LogSource, request: Request) -> Pick | None:
-        empty = 0
         # Once round and back to where we stopped, which may have been left with less than its whole turn.
         for _ in range(LANES + 1):
             lane = self._lanes[self._turn]
-            if self._deficit > 0:
-                if self._look(source, lane, request):
-                    if empty >= LANES - 1:
-                        return self._take(lane, request.messages, request)  # turn after turn is its own
-                    pick = self._take(lane, self._deficit, request)
-                    self._deficit -= pick.bits.bit_count()
-                    return pick
-                empty += 1
-            # What an empty lane did not use is lost, as in every round robin.
-            self._turn = (self._turn + 1) % LANES
-            self._deficit = self._weights[self._turn]
+            if self._deficit > 0 and self._look(source, lane, request):
+                pick = self._take(lane, self._deficit, request)
+                self._deficit -= pick.bits.bit_count()
+                return pick
+            self._next_turn()
         return None
 
     def _highest(self, source: LogSource, request: Request) -> Pick | None:
@@ -145,8 +192,16 @@ class Lanes:
                 cursor = end
                 break
             cursor = self._taken.next_out(candidate)
-            if cursor != candidate:
+            if cursor >= end:
+                break
+            # The maps first: a lane that has nothing must not read the backlog of the others to find that out.
+            size = min(_WINDOW, end - cursor)
+            bits = self._free(source, lane, cursor, size)
+            if not bits:
+                cursor += size
                 continue
+            seen_to = cursor + size
+            cursor, bits = normal(cursor, bits)
             view = lane.view
             if view is None or not view.base_offset <= cursor < view.next_offset:
                 view = source.batch_at(cursor)
@@ -154,11 +209,13 @@ class Lanes:
                 if view is None:
                     break
                 lane.view = view
-            # A gap before the batch is stepped over by whoever comes to the front.
-            cursor = max(cursor, view.base_offset)
-            size = min(_WINDOW, view.next_offset - cursor)
-            bits = source.lanes.bits(lane.number, cursor, size) & ~self._taken.bits(cursor, size)
-            bits &= present(view, cursor)
+            if view.base_offset > cursor:
+                # A gap before the batch is stepped over by whoever comes to the front.
+                cursor = view.base_offset
+                bits = self._free(source, lane, cursor, _WINDOW)
+                seen_to = cursor + _WINDOW
+            size = min(seen_to, view.next_offset) - cursor
+            bits &= present(view, cursor) & (1 << size) - 1
             lane.base = cursor
             cursor += size
             if bits:
@@ -166,3 +223,6 @@ class Lanes:
                 break
         lane.cursor = cursor
         return bool(lane.bits)
+
+    def _free(self, source: LogSource, lane: _Lane, start: int, size: int) -> int:
+        return source.lanes.bits(lane.number, start, size) & ~self._taken.bits(start, size)

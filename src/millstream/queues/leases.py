@@ -103,7 +103,7 @@ class Leases:
 class Handout:
     """Makes leases for one consumer out of what is found for it, as few as possible."""
 
-    __slots__ = ("_base", "_bits", "_draw_nonce", "_history", "_request", "_terms", "leases")
+    __slots__ = ("_base", "_bits", "_by_lane", "_draw_nonce", "_history", "_request", "_terms", "leases")
 
     def __init__(self, request: Request, draw_nonce: Callable[[], int]) -> None:
         self._request = request
@@ -113,9 +113,19 @@ class Handout:
         self._bits = 0
         self._history = FRESH
         self._terms = PLAIN
+        self._by_lane: list[tuple[int, int, History, Terms]] | None = None
         self.leases: list[Lease] = []
 
+    def sort_by_lane(self) -> None:
+        """From here on, what is found in turns becomes one lease per lane, the highest lane first."""
+        self._by_lane = []
+
     def add(self, base: int, bits: int, history: History, terms: Terms) -> None:
+        if self._by_lane is not None:
+            self._by_lane.append((base, bits, history, terms))
+            return
+        if not bits & 1:
+            base, bits = normal(base, bits)
         if self._bits:
             if (
                 history is self._history
@@ -125,15 +135,19 @@ class Handout:
                 self._bits |= bits << base - self._base
                 return
             self.finish()
-        self._base, self._bits = (base, bits) if bits & 1 else normal(base, bits)
+        self._base, self._bits = base, bits
         self._history = history
         self._terms = terms
 
     @property
     def found(self) -> bool:
-        return bool(self._bits or self.leases)
+        return bool(self._bits or self._by_lane or self.leases)
 
     def finish(self) -> list[Lease]:
+        if self._by_lane is not None:
+            found, self._by_lane = self._by_lane, None
+            for some in sorted(found, key=_lane_of):
+                self.add(*some)
         if self._bits:
             request, terms = self._request, self._terms
             now_us = request.now_us
@@ -152,6 +166,10 @@ class Handout:
             )
             self._bits = 0
         return self.leases
+
+
+def _lane_of(found: tuple[int, int, History, Terms]) -> int:
+    return found[3].lane
 
 
 def _alike(one: Terms, other: Terms) -> bool:

@@ -2,7 +2,7 @@
 
     ledger = Ledger(rules, draw=random.random, draw_nonce=...)
     for fact in journal: ledger.apply(fact)     # nothing for a new group
-    ledger.open()                               # from here on live
+    ledger.open(now_us)                         # from here on live
     ledger.start_at(offset)                     # a new group only
 
 Every method below `open` decides and applies at once.  The caller collects facts with `drain` and records them; a
@@ -85,9 +85,12 @@ class Ledger:
         self._book.apply(fact)
         self._drop_settled()
 
-    def open(self) -> None:
-        """The last fact of the past was applied.  Leases are gone; what they held is ready."""
-        self._book.open()
+    def open(self, now_us: int | None = None) -> None:
+        """The last fact of the past was applied.  Leases are gone; what they held is ready.
+
+        With the time, waits that go on are no longer than they were when they began, whatever the clock says.
+        """
+        self._book.open(now_us)
         self._make_dispenser()
 
     def drain(self) -> list[Fact]:
@@ -344,6 +347,10 @@ class Ledger:
         self._settle_below(offset, "gone")
         self._book.origin = max(self._book.origin, offset)
 
+    def rewritten(self) -> None:
+        """Compaction took messages out of the log; what was read of it before may not be there any more."""
+        self._dispenser.rewritten()
+
     def purge(self, end: int) -> int:
         """Settle everything below `end`, leased messages too; returns how many."""
         return self._settle_below(end, "purged")
@@ -424,6 +431,10 @@ class Ledger:
         for lease in self._leases:
             leased[lease.terms.lane] += lease.bits.bit_count()
         return self._dispenser.lanes.statistics(source, leased)
+
+    @property
+    def lease_count(self) -> int:
+        return len(self._leases)
 
     def leases(self) -> Iterable[Lease]:
         return self._leases

@@ -14,10 +14,11 @@ from typing import Final, NamedTuple
 import msgspec
 
 from millstream.dead_letters import DEAD_LETTER_SUFFIX, DeadAttempt, DeadLetter, LetterEdit
+from millstream.headers import encode_headers, readable_headers
 from millstream.ids import message_id
 from millstream.options import BROKER_OPTIONS, DEDUP_ID
 from millstream.queues.records import Dead
-from millstream.records import PRIORITY_DEFAULT, Batch, decode_headers, encode_batch, encode_headers
+from millstream.records import PRIORITY_DEFAULT, Batch, encode_batch
 
 __all__ = [
     "REPLAYED_FROM",
@@ -110,7 +111,7 @@ def dead_letter_batch(
     headers = []
     for message in messages:
         items: list[tuple[str, str | bytes]] = [
-            item for item in decode_headers(message.raw_headers) if not item[0].startswith(_PREFIX)
+            item for item in readable_headers(message.raw_headers) if not item[0].startswith(_PREFIX)
         ]
         items += shared
         items += [(_OFFSET, str(message.offset)), (_ID, message_id(message.append_us, place.uid, message.offset))]
@@ -177,7 +178,7 @@ def read_letter(message: StoredMessage, place: Place) -> DeadLetter:
     """
     own: list[tuple[str, bytes]] = []
     dead: dict[str, str] = {}
-    for name, content in decode_headers(message.raw_headers):
+    for name, content in readable_headers(message.raw_headers):
         if name.startswith(_PREFIX):
             dead[name] = content.decode("utf-8", "replace")
         else:

@@ -341,6 +341,9 @@ class Whereabouts(NamedTuple):
     history: History = FRESH
     lease: Lease | None = None
     due_us: int = 0
+    #: Of what is settled: acked, dead, expired, evicted or purged, and for which reason; empty = not known any more.
+    ending: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,13 @@ from millstream.queues.records import Reason, Situation, Whereabouts
 
 __all__ = ["Surroundings", "explain"]
 
+_ENDINGS = {
+    "acked": "it was acked",
+    "dead": "this group gave up on it, and it is a dead letter",
+    "expired": "its time was over before anybody had it",
+    "evicted": "it had to go because the topic was full",
+    "purged": "the group was purged",
+}
 _LANES = ("critical", "high", "normal", "low", "background")
 
 
@@ -41,7 +48,11 @@ def explain(offset: int, where: Whereabouts, around: Surroundings, situation: Si
     if where.state == "gone":
         return Reason(where.state, f"Offset {offset} is not in the log: it was removed, or not written yet.", facts)
     if where.state == "settled":
-        return Reason(where.state, f"Offset {offset} is settled: this group is done with it.", facts)
+        facts |= {"settled_as": where.ending} if where.ending else {}
+        facts |= {"reason": where.reason} if where.reason else {}
+        how = _ENDINGS.get(where.ending, "this group is done with it")
+        reason = f" ({where.reason})" if where.reason else ""
+        return Reason(where.state, f"Offset {offset} is settled: {how}{reason}.", facts)
     if where.state == "leased":
         return _leased(where, facts, now_us)
     if where.state == "waiting":

@@ -36,14 +36,16 @@ def topic_of(client: Client, name: str = "orders") -> Topic:
     return client.broker.topics.registry.get("default", name)
 
 
-async def publish(client: Client, values: list[bytes], *, topic: str = "orders", **columns: object) -> None:
+async def publish(
+    client: Client, values: list[bytes], *, topic: str = "orders", partition: int = 0, **columns: object
+) -> None:
     stored: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     def confirmed(error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool) -> None:
         stored.set_exception(error) if error else stored.set_result(base)
 
     batch = encode_batch(values, base_timestamp_us=1, **columns)  # type: ignore[arg-type]
-    client.broker.publish(client.session, PublishRequest(topic, 0, 1, 0, memoryview(batch)), confirmed)
+    client.broker.publish(client.session, PublishRequest(topic, partition, 1, 0, memoryview(batch)), confirmed)
     client.broker.flush()
     await stored
 

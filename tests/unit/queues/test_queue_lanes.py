@@ -40,6 +40,24 @@ def test_a_hundred_messages_have_exactly_the_shares_of_the_lanes(want: int) -> N
         }
 
 
+def test_a_large_answer_is_one_lease_per_lane_with_the_same_shares_as_small_ones() -> None:
+    log, priorities = mixed(20_000)
+    large, small = make_ledger(), make_ledger()
+    for want in (150, 1000, 730, 3000, 1000, 1000):
+        leases = large.lease(log, consumer="ann", want=want, now_us=0).leases
+        assert [priorities[lease.base] for lease in leases] == [0, 1, 2, 3, 4], "the most urgent ones first"
+        one_by_one = [granted(small.lease(log, consumer="ann", want=1, now_us=0))[0] for _ in range(want)]
+        assert sorted(granted(leases)) == sorted(one_by_one)
+
+
+def test_lanes_that_run_empty_in_a_large_answer_leave_the_same_to_the_others() -> None:
+    log, _ = mixed(3000)
+    large, small = make_ledger(), make_ledger()
+    for want in (1000, 1000, 700, 290, 10):
+        one_by_one = [granted(small.lease(log, consumer="ann", want=1, now_us=0))[0] for _ in range(want)]
+        assert sorted(granted(large.lease(log, consumer="ann", want=want, now_us=0))) == sorted(one_by_one)
+
+
 def test_within_a_lane_the_oldest_goes_first() -> None:
     log, priorities = mixed(1000)
     ledger = make_ledger()

@@ -44,7 +44,7 @@ def test_settled_and_not_there() -> None:
     log, ledger = plain(), make_ledger()
     (lease,) = ledger.lease(log, consumer="ann", want=1, now_us=0).leases
     ledger.ack(lease.nonce)
-    assert why(ledger, log, 0).sentence == "Offset 0 is settled: this group is done with it."
+    assert why(ledger, log, 0).sentence == "Offset 0 is settled: it was acked."
     assert why(ledger, log, 77).state == "gone"
 
 

@@ -16,7 +16,7 @@ import structlog
 from millstream.broker.journal import EntityFact, Fact
 from millstream.broker.transfer import Target
 from millstream.errors import MillstreamError
-from millstream.queues.facts import settled_fact
+from millstream.queues.facts import CUT, settled_fact
 from millstream.queues.letters import Place, dead_letter_batch, dead_letter_topic
 from millstream.queues.ranges import lowest, normal
 from millstream.queues.records import Attempt, Dead, History
@@ -51,6 +51,11 @@ class Burials:
         for fact in part.keeper.journal.claim(self.entity, self._snapshot):
             self._apply(fact)
 
+    @property
+    def first(self) -> int | None:
+        """The first message whose letter must still be written, which must not be removed before."""
+        return min((dead.base for dead in self._owed.values()), default=None)
+
     def resume(self) -> None:
         """Write the letters that the last process owed."""
         if self._owed:
@@ -79,12 +84,24 @@ class Burials:
         return [_owed_fact(number, dead) for number, dead in self._owed.items()]
 
     def _apply(self, fact: Fact) -> None:
+        if fact[0] == CUT:
+            self._cut(fact[1])
+            return
         kind, number, base, bits, *details = fact
         self._number = max(self._number, number)
         if kind == "written":
             self._written(number, base, int.from_bytes(bits, "little"))
         else:
             self._owed[number] = _dead(base, int.from_bytes(bits, "little"), *details)
+
+    def _cut(self, end: int) -> None:
+        """The log lost everything from there on."""
+        for number, dead in list(self._owed.items()):
+            left = dead.bits & (1 << max(end - dead.base, 0)) - 1
+            if left:
+                self._owed[number] = _narrowed(dead, left)
+            else:
+                del self._owed[number]
 
     def _written(self, number: int, base: int, bits: int) -> None:
         """The letters of some of the dead are certain."""
@@ -154,7 +171,7 @@ class Burials:
         offset, end = dead.base, dead.base + dead.bits.bit_length()
         while offset < end:
             await keeper.partition.warm(offset)
-            run = keeper.source.batch_at(offset)
+            run = keeper.source.read_at(offset)
             if run is None or run.base_offset >= end:
                 break
             batches += run.batches()

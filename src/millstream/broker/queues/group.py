@@ -66,6 +66,25 @@ class QueueGroup:
     def open_parts(self) -> list[QueuePart]:
         return [part for part in self._parts if part is not None]
 
+    def depth(self) -> int:
+        """Messages that are not settled."""
+        return sum(part.depth() for part in self.parts())
+
+    def evict(self, number: int, count: int) -> int:
+        """Give up messages that are ready, the oldest first, on whichever partition they are; returns how many.
+
+        Of partitions that cannot be read right now nobody knows how old they are; then `number` has to do.
+        """
+        evicted = 0
+        parts = list(self.parts())
+        while evicted < count:
+            ages = [(since_us, part.number) for part in parts if (since_us := part.ready_since_us()) is not None]
+            some = self.part(min(ages)[1] if ages else number).evict(count - evicted)
+            if not some:
+                break
+            evicted += some
+        return evicted
+
     def configure(self, policy: QueuePolicy) -> None:
         self.policy = policy
         for part in self.open_parts():

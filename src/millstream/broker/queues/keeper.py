@@ -31,6 +31,8 @@ _ENTITY: Final = "lanes"
 _NORMAL: Final = 1 << PRIORITY_DEFAULT
 _BRIEF: Final = Struct("<4xI54xB")  # length and priorities of a batch header
 _SURVEY_BYTES: Final = 512 * 1024
+#: When to try again what the disk could not read.
+_RETRY_S: Final = 1.0
 
 
 class PartitionKeeper:
@@ -83,16 +85,36 @@ class PartitionKeeper:
     # --- cold segments -------------------------------------------------------------------------------------------
 
     def warm(self) -> None:
-        """Have the segment checked that somebody asked for, away from the loop; then go on."""
-        if not self._warming:
+        """If somebody asked for what could not be read, make it readable, away from the loop; then go on."""
+        if not self._warming and (self.source.cold is not None or self.source.trouble is not None):
             self._warming = True
             self._host.own(self._warm())
 
-    async def _warm(self) -> None:
-        try:
-            while (offset := self.source.cold) is not None and not self._closed:
+    async def warmed(self, offset: int) -> None:
+        """Have a segment checked, however often it takes."""
+        while not self._closed:
+            try:
                 await self.partition.warm(offset)
-                self.source.cold = None
+                return
+            except MillstreamError as error:
+                _log.warning("a queue cannot be read", directory=self.partition.log.directory, reason=str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    async def _warm(self) -> None:
+        source = self.source
+        try:
+            while (offset := source.cold) is not None and not self._closed:
+                try:
+                    await self.partition.warm(offset)
+                except MillstreamError as error:
+                    source.trouble = error
+                source.cold = None
+            if source.trouble is not None:
+                _log.warning(
+                    "a queue cannot be read", directory=self.partition.log.directory, reason=str(source.trouble)
+                )
+                source.trouble = None
+                await asyncio.sleep(_RETRY_S)
         finally:
             self._warming = False
         for part in list(self.parts):
@@ -136,28 +158,38 @@ class PartitionKeeper:
     async def _survey(self, offset: int, end: int) -> None:
         """Look at everything between two offsets, a piece at a time; messages are delivered meanwhile."""
         log = self.partition.log
-        try:
-            while offset < end and not self._closed:
-                await self.partition.warm(offset)
-                await asyncio.sleep(0)
-                offset = max(offset, log.start_offset)
-                chunk = log.read(offset, _SURVEY_BYTES, before=end)
-                if self._closed or chunk.next_offset <= offset:
-                    break
-                for buffer in chunk.buffers:
-                    at = 0
-                    while at < len(buffer):
-                        length, priorities = _BRIEF.unpack_from(buffer, at)
-                        if priorities != _NORMAL:
-                            self._note(Batch.parse(buffer, at, verify=False))
-                            self.source.lanes.late += 1
-                        at += length
-                offset = chunk.next_offset
-        except MillstreamError as error:
-            _log.warning("priorities of a backlog could not be read", directory=log.directory, reason=str(error))
+        while offset < end and not self._closed:
+            try:
+                following = await self._survey_some(max(offset, log.start_offset), end)
+            except MillstreamError as error:
+                # Until it can be read nobody says that it has been looked at.
+                _log.warning("priorities of a backlog cannot be read", directory=log.directory, reason=str(error))
+                await asyncio.sleep(_RETRY_S)
+                continue
+            if following <= offset:
+                break
+            offset = following
         self._surveys -= 1
         if not self._surveys:
             self._surveyed = self.partition.high_watermark
         if self.source.lanes.used:
             for part in list(self.parts):
                 part.wake()
+
+    async def _survey_some(self, offset: int, end: int) -> int:
+        """Returns where to go on."""
+        await self.partition.warm(offset)
+        await asyncio.sleep(0)
+        if self._closed:
+            return offset
+        log = self.partition.log
+        chunk = log.read(max(offset, log.start_offset), _SURVEY_BYTES, before=end)
+        for buffer in chunk.buffers:
+            at = 0
+            while at < len(buffer):
+                length, priorities = _BRIEF.unpack_from(buffer, at)
+                if priorities != _NORMAL:
+                    self._note(Batch.parse(buffer, at, verify=False))
+                    self.source.lanes.late += 1
+                at += length
+        return chunk.next_offset

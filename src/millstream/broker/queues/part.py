@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from millstream.broker.journal import EntityFact
 from millstream.broker.queues.burials import Burials
 from millstream.queues.ledger import Ledger
-from millstream.queues.ranges import lowest
+from millstream.queues.ranges import lowest, normal
 from millstream.queues.records import Lease, Outcome, Result, Rules
 from millstream.wire.leases import PART_BYTES_MAX, LeasePart, Scope, Settle, SettleEntry
 
@@ -55,7 +55,7 @@ class QueuePart:
         self._expired_before = 0
         self._expired_before = self.expired()
         self.burials = Burials(host, self)
-        self.ledger.open()
+        self.ledger.open(host.now_us())
         #: What came back before the last stop must be readable at once: to the ledger, what is not there is gone.
         self._is_warm = False
         self._follow_log()
@@ -82,7 +82,7 @@ class QueuePart:
 
     async def _check(self, cold: Sequence[int]) -> None:
         for offset in cold:
-            await self.keeper.partition.warm(offset)
+            await self.keeper.warmed(offset)
         self._is_warm = True
         self.wake()
 
@@ -131,8 +131,7 @@ class QueuePart:
                 parts.append(part)
         if delivery.dead:
             self.burials.bury(delivery.dead)
-        if self._source.cold is not None:
-            self.keeper.warm()
+        self.keeper.warm()
         self._host.touched(self)
         self.changed(now_us)
         return parts, is_full
@@ -161,6 +160,8 @@ class QueuePart:
             used += size
             batches += pieces
             offset = min(run.next_offset, end)
+            if offset < end:
+                offset, _ = normal(offset, bits >> offset - base)  # there may be runs between that have nothing of it
         kept = lease.granted & (1 << offset - base) - 1
         if kept != lease.granted:
             self.ledger.release(lease.nonce, offset, lease.granted >> offset - base)
@@ -234,9 +235,9 @@ class QueuePart:
     def _due(self) -> None:
         self._timer = None
         now_us = self._host.now_us()
-        metrics = self._host.metrics
-        metrics.leases_expired += sum(lease.deadline_us <= now_us for lease in self.ledger.leases())
+        before = self.ledger.lease_count
         dead = self.ledger.expire(now_us)
+        self._host.metrics.leases_expired += before - self.ledger.lease_count
         if dead:
             self.burials.bury(dead)
         self._host.touched(self)
@@ -254,7 +255,18 @@ class QueuePart:
         dead = self.ledger.sweep(self._source, now_us)
         if dead:
             self.burials.bury(dead)
+        self.keeper.warm()
         self._host.touched(self)
+
+    def evict(self, count: int) -> int:
+        """Give up the oldest messages that are ready, as many as are about as old as the first; returns how many."""
+        offset = next(self.ledger.offsets("ready", self.end), None)
+        run = self._source.batch_at(offset) if offset is not None else None
+        if run is not None and offset is not None:
+            count = min(count, run.next_offset - offset)
+        evicted = self.ledger.evict(self._source, count)
+        self._host.touched(self)
+        return evicted
 
     def wake(self) -> None:
         """There may be something for somebody."""
@@ -266,6 +278,8 @@ class QueuePart:
         if start != self._start:
             self._start = start
             self.ledger.trim(start)
+            if self.group.is_ordered:
+                self._host.loop.call_soon(self.wake)  # what is gone held its key; not in the middle of a lease
 
     # --- remembering ---------------------------------------------------------------------------------------------
 
@@ -281,7 +295,10 @@ class QueuePart:
 
     async def _write(self, facts: list[EntityFact]) -> None:
         if facts:
-            await self.keeper.journal.record_durably(*facts)
+            # The ledger goes by them already, so they are written as soon as possible if they cannot be now.
+            await self.keeper.journal.record_durably(*facts, holds=True)
+        else:
+            await self.keeper.journal.sync()  # what is repeated may have been decided a moment ago
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -292,6 +309,12 @@ class QueuePart:
     def expired(self) -> int:
         """Messages that were dropped because their time was over, since the part was opened."""
         return self.ledger.counts(self.end).totals.get("expired", 0) - self._expired_before
+
+    @property
+    def settled_below(self) -> int:
+        """Everything below is done with, and nobody needs to read it again."""
+        owed = self.burials.first
+        return self.ledger.committed if owed is None else min(self.ledger.committed, owed)
 
     def depth(self) -> int:
         """Messages that are not settled."""

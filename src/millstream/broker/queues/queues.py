@@ -44,6 +44,8 @@ _log = structlog.get_logger("millstream.queues")
 _WANT_MAX: Final = 50_000
 #: Consumers of one connection; who needs more has lost some.
 _CONSUMERS_MAX: Final = 1_000
+#: What changes something that a restart remembers.
+_LASTING: Final = frozenset((Settle.ACK, Settle.NACK, Settle.REJECT))
 #: Each part is swept about every so many rounds, and not too many of them in one.
 _SWEEP_ROUNDS: Final = 5
 _SWEEP_PARTS_MAX: Final = 500
@@ -180,6 +182,8 @@ class Queues:
         keeper = self._keepers.get(partition.uid)
         if keeper is not None:
             keeper.source.forget()
+            for part in keeper.parts:
+                part.ledger.rewritten()
 
     # --- what others ask -----------------------------------------------------------------------------------------
 
@@ -190,7 +194,7 @@ class Queues:
         """
         groups = self.registry.on_topic(topic)
         if groups:
-            return max(sum(part.depth() for part in group.parts()) for group in groups)
+            return max(group.depth() for group in groups)
         waiting = 0
         for number in range(len(topic.partitions)):
             if not self.topics.is_untouched(topic, number):
@@ -204,18 +208,23 @@ class Queues:
         return min((time_us for time_us in times if time_us is not None), default=None)
 
     def evict(self, topic: Topic, number: int, count: int) -> int:
-        """Give up the oldest messages of a partition that are ready, in every group; how many, where it was most."""
+        """Give up the oldest messages that are ready, as the group with the most of them has `count` too many.
+
+        Somebody publishes to partition `number`.  Returns how many, where it was most.
+        """
+        deepest = self.depth(topic)
         evicted = 0
         for group in self.registry.on_topic(topic):
-            part = group.part(number)
-            evicted = max(evicted, part.ledger.evict(part.keeper.source, count))
-            self.touched(part)
+            # A group with less of a backlog is further from the limit, or has nothing to do with it.
+            surplus = count - (deepest - group.depth())
+            if surplus > 0:
+                evicted = max(evicted, group.evict(number, surplus))
         return evicted
 
     def settled_below(self, topic: Topic, number: int) -> int | None:
         """The offset below which every group has settled everything; None when there is no group."""
         groups = self.registry.on_topic(topic)
-        return min(group.part(number).ledger.committed for group in groups) if groups else None
+        return min(group.part(number).settled_below for group in groups) if groups else None
 
     # --- consumers -----------------------------------------------------------------------------------------------
 
@@ -338,7 +347,8 @@ class Queues:
             if part is not None:
                 if outcome.dead:
                     awaited.append(part.burials.bury(outcome.dead))
-                if part.group.policy.ack_durability == "sync" and outcome.result is not Result.INVALID:
+                lasts = entry.kind in _LASTING and outcome.result is not Result.INVALID
+                if lasts and part.group.policy.ack_durability == "sync":
                     synced[part] = None
         awaited += [part.record_durably() for part in synced]
         if awaited:

@@ -20,7 +20,14 @@ from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
 from millstream.dead_letters import DEAD_LETTER_GROUP, DEAD_LETTER_SUFFIX
-from millstream.errors import ConfigInvalid, GroupNotFound, InvalidArgument, QuotaExceeded, TopicNotFound
+from millstream.errors import (
+    ConfigInvalid,
+    GroupNotEmpty,
+    GroupNotFound,
+    InvalidArgument,
+    QuotaExceeded,
+    TopicNotFound,
+)
 from millstream.names import check_group, check_pattern, compile_pattern, is_pattern
 from millstream.policies import QueuePolicy
 from millstream.wire import queue_calls
@@ -297,7 +304,7 @@ class QueueRegistry:
                     if some.group == call.group and some.covers(groups[0].topic):
                         raise InvalidArgument(f"queue group {call.group!r} belongs to pattern {some.pattern!r}")
             if any(group.consumers for group in groups) and not call.force:
-                raise InvalidArgument(f"queue group {call.group!r} has consumers; stop them first or use force")
+                raise GroupNotEmpty(f"queue group {call.group!r} has consumers; stop them first or use force")
             if pattern is not None:
                 await self._record({pattern.key: None})
                 del self._patterns[namespace, call.topic, call.group]

@@ -9,14 +9,15 @@ memory they take: a queue that is drained reads each byte about once, however fe
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final, TypeVar
 
 from millstream.broker.partition import Partition
-from millstream.errors import OffsetOutOfRange
+from millstream.errors import MillstreamError, OffsetOutOfRange
+from millstream.queues.ranges import offsets_of
 from millstream.queues.records import LaneMap
 from millstream.records import Batch, BatchHeader, Columns, batch_next_offset
 from millstream.slicing import select_messages, slice_batch
@@ -167,21 +168,29 @@ class StoredRun:
         return pieces
 
     def _selected(self, start: int, bits: int) -> list[Piece]:
+        # The bits of this run only, once: a lease may cover many runs.
+        base = self.base_offset
+        bits = (bits >> base - start if base >= start else bits << start - base) & (1 << self.next_offset - base) - 1
+        if not bits:
+            return []
+        if self.has_gaps:
+            places = [place for place, offset in enumerate(self.offsets()) if bits >> offset - base & 1]
+            return [select_messages(self.batches()[0], places)] if places else []
+        bounds = self._bounds
+        if len(bounds) == 1 and 2 * bits.bit_count() <= self.count:
+            return [select_messages(self.batches()[0], list(offsets_of(0, bits)))]
+        chosen = list(offsets_of(base, bits))
         pieces: list[Piece] = []
-        for number, base in enumerate(self._bounds):
-            size = self._after(number) - base
-            mine = (bits >> base - start if base >= start else bits << start - base) & (1 << size) - 1
-            if not mine:
-                continue
-            if self.has_gaps:
-                places = [place for place, offset in enumerate(self.offsets()) if mine >> offset - base & 1]
-            elif 2 * mine.bit_count() > size:
+        at = 0
+        while at < len(chosen):
+            number = bisect_right(bounds, chosen[at]) - 1
+            first, after = bounds[number], self._after(number)
+            end = bisect_left(chosen, after, at) if chosen[-1] >= after else len(chosen)
+            if 2 * (end - at) > after - first:
                 pieces.append(self._bytes(number, number + 1))  # copying the half would cost more than sending the rest
-                continue
             else:
-                places = [place for place in range(size) if mine >> place & 1]
-            if places:
-                pieces.append(select_messages(self._bytes(number, number + 1), places))
+                pieces.append(select_messages(self.batches()[number], [offset - first for offset in chosen[at:end]]))
+            at = end
         return pieces
 
     def _after(self, number: int) -> int:
@@ -205,10 +214,11 @@ class _Window:
 
     def __init__(self, source: PartitionSource, start: int, end: int, buffers: Sequence[bytes]) -> None:
         self.source = source
-        self.start = start
         self.end = end
         self._runs = list(_runs(buffers))
         self._bounds = [run.base_offset for run in self._runs]
+        # Whoever asks for the middle of a batch reads its beginning, too.
+        self.start = min([start, *self._bounds[:1]])
         self.size = sum(map(len, buffers))
 
     def find(self, offset: int) -> StoredRun | None:
@@ -263,6 +273,8 @@ class PartitionSource:
         self._shared = windows
         #: An offset that was asked for and lies in a segment that must be checked first, away from the loop.
         self.cold: int | None = None
+        #: Why the disk could not be read when somebody asked last.
+        self.trouble: MillstreamError | None = None
 
     @property
     def start(self) -> int:
@@ -275,8 +287,17 @@ class PartitionSource:
     def batch_at(self, offset: int) -> StoredRun | None:
         """The run with an offset or, if there is none, the next one.
 
-        None at the end of the log, and when the log must be warmed first: then `cold` says where.
+        None at the end of the log, and when it cannot be read just now: then `cold` or `trouble` says why.  Whoever
+        asks is in the middle of a decision, so this does not raise.
         """
+        try:
+            return self.read_at(offset)
+        except MillstreamError as error:
+            self.trouble = error
+            return None
+
+    def read_at(self, offset: int) -> StoredRun | None:
+        """The same, but raises StorageFailed when the disk cannot be read."""
         end = self.partition.high_watermark
         while offset < end:
             window = self._window(offset)

@@ -14,7 +14,7 @@ from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.part import QueuePart
 from millstream.broker.registry import Topic
 from millstream.errors import InvalidArgument, MessageNotFound
-from millstream.headers import decode_headers
+from millstream.headers import readable_headers
 from millstream.ids import message_id, parse_message_id
 from millstream.queues.records import Attempt, Result
 from millstream.receipts import ReceiptHandle
@@ -85,6 +85,8 @@ class QueueViews:
 
     async def _list(self, session: Session, call: queue_calls.ListQueues) -> list[queue_calls.QueueSummary]:
         groups = self._queues.registry.all_groups(session.namespace)
+        if call.topic is not None:
+            self._queues.topics.registry.get(session.namespace, call.topic)  # or say that there is none
         summaries = []
         for group in [group for group in groups if call.topic in (None, group.topic.name)]:
             await asyncio.sleep(0)
@@ -181,6 +183,7 @@ class QueueViews:
                 offset for state in states for offset in islice(part.ledger.offsets(state, part.end), call.limit)
             }
             for offset in sorted(offsets)[: call.limit]:
+                await asyncio.sleep(0)
                 message = await self._look(part, offset)
                 if message is not None:
                     found.append(message)
@@ -331,7 +334,7 @@ def _contents(batch: Batch, uid: int) -> Iterator[tuple[int, dict[str, Any]]]:
                 "priority": priority,
                 "key": key,
                 "value": value,
-                "headers": decode_headers(raw_headers),
+                "headers": readable_headers(raw_headers),
             },
         )
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.broker.letters.letters import Letters
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.part import QueuePart
 from millstream.broker.queues.queues import Queues
 from millstream.broker.queues.views import place_of
+from millstream.broker.registry import Topic
 from millstream.broker.schedules.schedules import Schedules
+from millstream.broker.traffic.flow import Flow
+from millstream.broker.traffic.modes import ModeKeeper
 from millstream.dead_letters import DeadLetter
 from millstream.errors import InvalidArgument, MessageNotFound
+from millstream.ids import parse_message_id
+from millstream.queues.letters import dead_letter_topic
 from millstream.queues.records import Reason, Situation
 from millstream.wire.queue_calls import Explain, Explanation
 
@@ -21,10 +27,16 @@ if TYPE_CHECKING:
 __all__ = ["Why"]
 
 
+#: How long to look for the letter of a dead message.
+_SEARCH_S: Final = 1.0
+
+
 class _Host(Protocol):
     queues: Queues
     schedules: Schedules
     letters: Letters
+    flow: Flow
+    modes: ModeKeeper
 
 
 class Why:
@@ -49,7 +61,7 @@ class Why:
         topic, number, offset = place_of(queues, namespace, text)
         if group_name:
             group = queues.registry.get(namespace, topic.name, group_name)
-            return _told(group, await self._reason(group.part(number), offset))
+            return await self._with_letter(_told(group, await self._reason(group.part(number), offset)), group, text)
         groups = queues.registry.on_topic(topic)
         if not groups:
             try:
@@ -62,7 +74,51 @@ class Why:
         group, reason = min(reasons, key=lambda found: found[1].state in ("settled", "gone"))
         told = _told(group, reason)
         told.facts["groups"] = {other.name: its.state for other, its in reasons}
+        return await self._with_letter(told, group, text)
+
+    async def _with_letter(self, told: Explanation, group: QueueGroup, text: str) -> Explanation:
+        """If a settled message became a dead letter, what that says: the ledger may have forgotten it."""
+        if told.state != "settled" or told.facts.get("settled_as", "dead") != "dead":
+            return told
+        name = dead_letter_topic(group.topic.name, group.topic.config.dead_letter_topic)
+        topics = self._host.queues.topics
+        topic = topics.registry.find(group.topic.namespace, name)
+        number = self._number_of(group, text) % len(topic.partitions) if topic is not None else 0
+        if topic is None or topics.is_untouched(topic, number):
+            return told
+        letter, searched_all = await self._letter_of(topic, number, group, text)
+        if letter is not None:
+            error = f" ({letter.error})" if letter.error else ""
+            told.sentence = (
+                f"Offset {letter.original_offset} is settled: this group gave up on it, {letter.reason}{error}; "
+                f"it is dead letter {letter.id} on {name}."
+            )
+            told.facts |= {"settled_as": "dead", "reason": letter.reason, "error": letter.error}
+            told.facts |= {"dead_letter": letter.id, "dead_ms": letter.dead_ms, "dead_letter_topic": name}
+        elif told.facts.get("settled_as") == "dead":
+            where = f"its letter on {name} was replayed or purged since" if searched_all else f"its letter is on {name}"
+            told.sentence = f"{told.sentence.removesuffix('.')}; {where}."
+            told.facts["dead_letter_topic"] = name
         return told
+
+    def _number_of(self, group: QueueGroup, text: str) -> int:
+        return group.topic.partition_uids.index(parse_message_id(text).partition_uid)
+
+    async def _letter_of(
+        self, topic: Topic, number: int, group: QueueGroup, text: str
+    ) -> tuple[DeadLetter | None, bool]:
+        """The letter of a message, unless it is gone; and whether all of them were looked at."""
+        loop = self._host.queues.loop
+        until_s = loop.time() + _SEARCH_S
+        since_us = parse_message_id(text).append_time_ms * 1000
+        async for letters, _ in self._host.letters.box(topic, number).scan(0, since_us=since_us):
+            for letter in letters:
+                if letter.original_id == text.upper() and letter.group == group.name:
+                    return letter, False
+            if loop.time() > until_s:
+                return None, False
+            await asyncio.sleep(0)
+        return None, True
 
     async def _explain_group(self, group: QueueGroup) -> Explanation:
         """The oldest message that is not settled speaks for the queue."""
@@ -79,26 +135,50 @@ class Why:
                 run = part.keeper.source.batch_at(offset)
                 if run is not None and (oldest is None or run.append_time_us < oldest[0]):
                     oldest = run.append_time_us, part, max(offset, run.base_offset)
+        facts: dict[str, Any] = {"topic": group.topic.name, "group": group.name}
         if group.policy.paused:
-            sentence = f"The group is paused; {_messages(depth)} not settled."
-            told = Explanation(
-                sentence=sentence, state="paused", facts={"topic": group.topic.name, "group": group.name}
-            )
+            nobody = "" if group.consumers else f"; {_consumers(group)}"
+            sentence = f"The group is paused; {_messages(depth)} not settled{nobody}."
+            told = Explanation(sentence=sentence, state="paused", facts=facts)
         elif oldest is None:
             sentence = f"Everything is settled; {_consumers(group)}."
-            told = Explanation(sentence=sentence, state="empty", facts={"topic": group.topic.name, "group": group.name})
+            told = Explanation(sentence=sentence, state="empty", facts=facts)
+        elif not group.consumers:
+            sentence = f"Nobody consumes the group: no consumer is connected, and {_messages(depth)} not settled."
+            told = Explanation(sentence=sentence, state="no-consumer", facts=facts | {"oldest_offset": oldest[2]})
         else:
             reason = await self._reason(oldest[1], oldest[2])
             sentence = f"{_messages(depth).capitalize()} not settled. The oldest, offset {oldest[2]}: {reason.sentence}"
             told = _told(group, reason._replace(sentence=sentence))
         told.facts |= {"depth": depth, "consumers": len(group.consumers), "requests": len(group.waiting)}
+        self._add_limits(told, group.topic)
         return told
+
+    def _add_limits(self, told: Explanation, topic: Topic) -> None:
+        """What keeps new messages from coming."""
+        refusal = self._host.modes.publish_refusal
+        if refusal is not None:
+            told.sentence += f" Nothing can be published: {refusal}."
+            told.facts["mode"] = str(refusal)
+        limit = topic.config.max_depth
+        if limit and self._host.queues.depth(topic) >= limit:
+            then = "gives up its oldest messages" if topic.config.overflow == "evict" else "refuses new messages"
+            told.sentence += f" The topic is full, {limit} messages, and {then}."
+            told.facts["max_depth"] = limit
+        level, delay_ms = self._host.flow.level_of(topic)
+        if level != "normal":
+            slowed = f"publishers are slowed down by {delay_ms} ms" if delay_ms else "publishers are told"
+            told.sentence += f" Its consumers are behind ({level}), and {slowed}."
+            told.facts |= {"flow": level, "flow_delay_ms": delay_ms}
 
     async def _reason(self, part: QueuePart, offset: int) -> Reason:
         group, source = part.group, part.keeper.source
         await part.keeper.partition.warm(max(offset, source.start))
         situation = Situation(
-            consumers=len(group.consumers), requests=len(group.waiting), paused=group.policy.paused, quota=""
+            consumers=len(group.consumers),
+            requests=len(group.waiting),
+            paused=group.policy.paused,
+            quota=str(self._host.modes.serve_refusal or ""),
         )
         return part.ledger.explain(offset, source, situation, self._host.queues.now_us())
 

@@ -26,8 +26,8 @@ from millstream.broker.transfer import Target
 from millstream.clock import Clock
 from millstream.config import Settings
 from millstream.durations import format_ms
-from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, ScheduleNotFound
-from millstream.headers import decode_headers
+from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, ScheduleNotFound, StorageFailed
+from millstream.headers import readable_headers
 from millstream.ids import SCHEDULES, parse_message_id, schedule_uid
 from millstream.wire import schedule_calls as calls
 from millstream.wire.queue_calls import Explanation
@@ -69,6 +69,10 @@ class Schedules:
         self._clock_offset_ms = self._measure_clock()
         self._finding: asyncio.Task[None]
         self._found = asyncio.Event()
+        #: Schedule logs that could not be opened, by topic and partition, and why.
+        self._missing: dict[tuple[str, int], str] = {}
+        #: Whether the directories could be looked through at all.
+        self._looked = False
         self._stopping = False
         host.topics.on_schedule_log = self._opened
 
@@ -80,14 +84,29 @@ class Schedules:
         self._finding = self._loop.create_task(self._find())
 
     async def _find(self) -> None:
-        for topic, number in self._host.topics.stored_beside("schedules"):
-            await asyncio.sleep(0)
-            try:
+        missing: dict[tuple[str, int], str] = {}
+        try:
+            for topic, number in self._host.topics.stored_beside("schedules"):
+                await asyncio.sleep(0)
                 if not topic.deleting and not self._stopping:
-                    self._host.topics.partition_of(topic, number | SCHEDULES)
-            except MillstreamError as error:
-                _log.error("schedules cannot be opened", topic=topic.name, partition=number, reason=str(error))
+                    try:
+                        self._open(topic, number)
+                    except StorageFailed as error:
+                        missing[topic.key, number] = str(error)
+                        if self._missing.get((topic.key, number)) != str(error):
+                            _log.error("schedules wait", topic=topic.name, partition=number, reason=str(error))
+            self._looked = True
+        except OSError as error:
+            _log.error("schedules cannot be found", reason=str(error))
+        self._missing = missing
         self._found.set()
+
+    def _open(self, topic: Topic, number: int) -> None:
+        """Have the schedule log of a partition open.  Raises StorageFailed."""
+        try:
+            self._host.topics.partition_of(topic, number | SCHEDULES)
+        except (OSError, MillstreamError) as error:
+            raise StorageFailed(f"the schedules of {topic.name}/{number} cannot be opened: {error}") from None
 
     async def stop(self) -> None:
         """Finish what is under way and start nothing new."""
@@ -137,7 +156,12 @@ class Schedules:
         return self._clock.now_us() // 1000 - self._clock.monotonic_ms()
 
     async def watch(self) -> None:
-        """Once a second: alarms run on a clock that nobody can set, and due times are of the one that people set."""
+        """Once a second: alarms run on a clock that nobody can set, and due times are of the one that people set.
+
+        What could not be opened is tried again: a disk may have recovered, or have room again.
+        """
+        if self._found.is_set() and (self._missing or not self._looked) and not self._stopping:
+            await self._find()
         registry = self._host.topics.registry
         for key, logs in list(self._logs.items()):
             target = next(iter(logs.values())).target
@@ -192,6 +216,9 @@ class Schedules:
         """The schedule logs of a topic, ready to be asked."""
         topic = self._host.topics.registry.get(namespace, name)
         await self._found.wait()
+        for key, number in list(self._missing):
+            if key == topic.key and number < len(topic.partitions):
+                self._open(topic, number)  # or say why not: what is there must not be denied
         logs = list(self._logs_of(topic).values())
         for log in logs:
             await log.loaded()
@@ -249,7 +276,7 @@ class Schedules:
         info.timestamp_ms = message.timestamp_us // 1000
         info.expiry_ms = message.expiry_us // 1000
         info.priority, info.key, info.value = message.priority, message.key, message.value
-        info.headers = decode_headers(message.headers)
+        info.headers = readable_headers(message.headers)
         return info
 
     async def _cancel(self, session: _Session, call: calls.CancelSchedules) -> calls.Cancelled:

@@ -187,6 +187,11 @@ class Flow:
                 throttle.told = (controller.level, controller.delay_ms)
                 self._tell(throttle, self._notice(throttle))
 
+    def level_of(self, topic: Topic) -> tuple[str, int]:
+        """How far the consumers of a topic are behind, and by how much that delays its publishers, in ms."""
+        throttle = self._throttles.get(topic.key)
+        return ("normal", 0) if throttle is None else (throttle.controller.level.word, throttle.controller.delay_ms)
+
     def _is_news(self, throttle: _Throttle) -> bool:
         level, delay_ms = throttle.told
         now = throttle.controller
