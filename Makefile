@@ -32,7 +32,7 @@ run: $(READY)
 	$(BIN)/millstream serve
 
 test: $(DEV)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 3  # one more than two processors: many tests wait for clocks and disks
 
 test-slow: $(DEV)
 	$(BIN)/pytest -m slow --timeout 3600
