@@ -125,18 +125,16 @@ class Transfer:
 
     async def _finish(self, number: int) -> int:
         intent = self._intents[number]
+        batch = bytearray(intent.batch)
         wait_s = _RETRY_S_FIRST
         while True:
             try:
-                base = await self._append(intent.target, bytearray(intent.batch))
+                base = await self._append(intent.target, batch)
                 break
             except (OutOfSequence, ProducerFenced) as error:
                 # The target lost what it had of ours, to damage on its disk.  Rather twice than never.
                 _log.warning("a move goes without its identity", target=str(intent.target), reason=str(error))
-                batch = bytearray(intent.batch)
                 assign_producer(batch, 0, 0)
-                base = await self._append(intent.target, batch)
-                break
             except RequestError as error:
                 # The topic was deleted, or became smaller: there is nowhere to go any more.
                 _log.error("a move was given up", target=str(intent.target), reason=str(error))

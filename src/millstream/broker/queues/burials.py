@@ -15,7 +15,7 @@ import structlog
 
 from millstream.broker.journal import EntityFact, Fact
 from millstream.broker.transfer import Target
-from millstream.errors import MillstreamError
+from millstream.errors import InternalError, MillstreamError
 from millstream.queues.facts import CUT, settled_fact
 from millstream.queues.letters import Place, dead_letter_batch, dead_letter_topic
 from millstream.queues.ranges import lowest, normal
@@ -119,11 +119,18 @@ class Burials:
             try:
                 await self._write_some(number)
                 wait_s = _RETRY_S_FIRST
-            except MillstreamError as error:
+            except Exception as error:  # also what nobody foresaw: a letter that is owed is never given up
                 group = self._part.group
-                _log.error("dead letters wait", topic=group.topic.name, group=group.name, reason=str(error))
+                foreseen = isinstance(error, MillstreamError)
+                _log.error(
+                    "dead letters wait",
+                    topic=group.topic.name,
+                    group=group.name,
+                    reason=str(error),
+                    exc_info=None if foreseen else error,
+                )
                 if not certain.done():
-                    certain.set_exception(error)
+                    certain.set_exception(error if foreseen else InternalError(f"a dead letter waits: {error!r}"))
                 await asyncio.sleep(wait_s)
                 wait_s = min(_RETRY_S_MAX, wait_s * 2)
         if not certain.done():

@@ -8,7 +8,6 @@ journal remembers how far there was nothing to find, so that a restart does not 
 from __future__ import annotations
 
 import asyncio
-from struct import Struct
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -17,7 +16,7 @@ from millstream.broker.journal import Fact, Journal
 from millstream.broker.partition import Partition
 from millstream.broker.queues.source import LogWindows, PartitionSource
 from millstream.errors import MillstreamError
-from millstream.records import PRIORITY_DEFAULT, Batch
+from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader
 
 if TYPE_CHECKING:
     from millstream.broker.queues.part import QueuePart
@@ -29,7 +28,6 @@ _log = structlog.get_logger("millstream.queues")
 
 _ENTITY: Final = "lanes"
 _NORMAL: Final = 1 << PRIORITY_DEFAULT
-_BRIEF: Final = Struct("<4xI54xB")  # length and priorities of a batch header
 _SURVEY_BYTES: Final = 512 * 1024
 #: When to try again what the disk could not read.
 _RETRY_S: Final = 1.0
@@ -187,9 +185,9 @@ class PartitionKeeper:
         for buffer in chunk.buffers:
             at = 0
             while at < len(buffer):
-                length, priorities = _BRIEF.unpack_from(buffer, at)
-                if priorities != _NORMAL:
+                header = BatchHeader(buffer, at)
+                if header.priorities != _NORMAL:
                     self._note(Batch.parse(buffer, at, verify=False))
                     self.source.lanes.late += 1
-                at += length
+                at += header.length
         return chunk.next_offset
