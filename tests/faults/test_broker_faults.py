@@ -10,6 +10,7 @@ from contextlib import suppress
 import pytest
 
 from millstream.broker.broker import Broker
+from millstream.broker.groups import Groups
 from millstream.config import Settings
 from millstream.errors import MillstreamError, ReadOnly, StorageFailed
 from millstream.log.compaction import Compaction
@@ -133,7 +134,8 @@ def test_offsets_and_groups_survive_a_power_cut(seed: int) -> None:
         await client.call(calls.CreateTopic(name="orders", partitions=2))
         joined = await client.call(calls.JoinGroup(group="audit", topics=["orders"]))
         assert isinstance(joined, calls.Assignment)
-        entries = [calls.OffsetEntry(topic="orders", partition=p, offset=10 + p) for p in range(2)]
+        await client.send([b"read"] * 10)
+        entries = [calls.OffsetEntry(topic="orders", partition=p, offset=10 * (1 - p)) for p in range(2)]
         await client.call(
             calls.CommitOffsets(
                 group="audit", offsets=entries, member_id=joined.member_id, generation=joined.generation
@@ -145,6 +147,44 @@ def test_offsets_and_groups_survive_a_power_cut(seed: int) -> None:
         assert isinstance(info, calls.GroupInfo)
         assert info.generation == joined.generation
         assert [member.member_id for member in info.members] == [joined.member_id], "a restart is not a rebalance"
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_positions_beyond_a_log_that_lost_its_end_are_taken_back() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=6)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"kept"] * 3)
+        # As if five more had been read and committed before a power cut took them: only `group` syncs them first.
+        beyond = [calls.OffsetEntry(topic="orders", partition=0, offset=8, metadata="job 7")]
+        await client.call(calls.CommitOffsets(group="audit", offsets=beyond))
+        client = await after_power_cut(client, storage)
+        kept = [calls.OffsetEntry(topic="orders", partition=0, offset=3, metadata="job 7")]
+        assert await client.call(calls.CommittedOffsets(group="audit")) == kept, "or new messages would be skipped"
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_topic_that_came_in_the_moment_of_a_crash_is_read_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unseen(self: Groups, namespace: str) -> None:
+        """The crash comes before the groups hear of the topic."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=7)
+        client = await started(storage)
+        joined = await client.call(calls.JoinGroup(group="audit", topics=["orders.*"]))
+        assert isinstance(joined, calls.Assignment)
+        with monkeypatch.context() as crash:
+            crash.setattr(Groups, "refresh", unseen)
+            await client.call(calls.CreateTopic(name="orders.eu"))
+        client = await after_power_cut(client, storage)
+        info = await client.call(calls.DescribeGroup(name="audit"))
+        assert isinstance(info, calls.GroupInfo)
+        assert info.generation > joined.generation
         await client.broker.stop()
 
     run(scenario)

@@ -10,8 +10,9 @@ import pytest
 from millstream.broker import journal as journal_module
 from millstream.broker.broker import Broker
 from millstream.broker.journal import Journal
+from millstream.broker.partition import Partition
 from millstream.broker.transfer import Target
-from millstream.errors import MillstreamError, StorageFailed, TopicNotFound
+from millstream.errors import MillstreamError, OutOfSequence, StorageFailed, TopicNotFound
 from millstream.records import encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
 from millstream.wire import calls
@@ -178,6 +179,31 @@ def test_a_move_to_a_topic_that_is_gone_says_so_and_is_not_tried_for_ever() -> N
         client = await with_topics(SimulatedStorage(seed=6), "orders")
         with pytest.raises(TopicNotFound):
             await move(client.broker, b"lost", to="nowhere")
+        assert client.broker.topics.moves_undone == 0
+
+    run(scenario)
+
+
+def test_a_move_that_its_target_does_not_follow_goes_without_identity_as_often_as_it_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    troubles: list[MillstreamError] = [
+        OutOfSequence("it lost what it had"),
+        StorageFailed("full"),
+        StorageFailed("full"),
+    ]
+    honest = Partition.publish
+
+    def publish(self: Partition, batch: memoryview, **options: Any) -> None:
+        if troubles and "archive" in self.log.directory:
+            raise troubles.pop(0)
+        honest(self, batch, **options)
+
+    async def scenario() -> None:
+        client = await with_topics(SimulatedStorage(seed=7), "orders", "archive")
+        monkeypatch.setattr(Partition, "publish", publish)
+        assert await move(client.broker, b"kept") == 0
+        assert await client.read_all("archive") == [b"kept"]
         assert client.broker.topics.moves_undone == 0
 
     run(scenario)

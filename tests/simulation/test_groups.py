@@ -108,7 +108,7 @@ class World:
             self.recorded = json.dumps(to_document(transition.state))
             self.state = transition.state
             self.sessions.follow(self.state, now_ms=self.now_ms)
-        for member_id in transition.nudged:
+        for member_id in sorted(transition.nudged):  # a set has another order in each process
             assert member_id in self.state.members
             for consumer in self.consumers:
                 if consumer.member_id == member_id:
@@ -123,6 +123,11 @@ class World:
         self.sessions = Sessions()
         self.sessions.follow(self.state, now_ms=self.now_ms)
         assert not self.sessions.late(self.state, now_ms=self.now_ms)
+        # Topics may have changed in the moment of the crash, so the broker looks at them before it serves anybody.
+        followed = decide_refresh(self.state, topics=self.topics, now_ms=self.now_ms)
+        self.recorded = json.dumps(to_document(followed.state))
+        self.state = followed.state
+        self.sessions.follow(self.state, now_ms=self.now_ms)
 
     def tick(self) -> None:
         late = self.sessions.late(self.state, now_ms=self.now_ms)

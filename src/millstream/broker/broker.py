@@ -177,6 +177,8 @@ class Broker:
             self._recover()
         await self.topics.finish_deletions()
         await self.queues.registry.forget_stale()
+        if not clean:
+            await self.groups.mend()
         self.flow = Flow(registry, self.queues, clock=self._clock, loop=loop, metrics=self.metrics)
         self.modes = ModeKeeper(
             self.settings,

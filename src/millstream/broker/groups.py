@@ -128,6 +128,23 @@ class Groups:
                 partition = TopicPartition(rest[0], int(rest[1]))
                 group.offsets.replay(partition, committed_from_document(document))
 
+    async def mend(self) -> None:
+        """After a crash: follow the topics that changed unseen, and take back positions beyond a log that lost its
+        end, or the next messages to get those offsets would count as read."""
+        for namespace in sorted({group.namespace for group in self._groups.values()}):
+            await self.refresh(namespace)
+        for group in self._groups.values():
+            counts = self._host.partition_counts(group.namespace)
+            moved: dict[TopicPartition, Committed | None] = {}
+            for at, committed in group.offsets:
+                if at.partition < counts.get(at.topic, 0):
+                    end = self._host.bounds(group.namespace, at).end
+                    if committed.offset > end:
+                        moved[at] = decide_commit(end, metadata=committed.metadata, now_ms=self._now_ms())
+            if moved:
+                _log.warning("the log lost its end; positions beyond it are taken back", group=group.name)
+                await self._record_offsets(group, moved)
+
     # --- members -------------------------------------------------------------------------------------------------
 
     async def join(
@@ -222,7 +239,7 @@ class Groups:
             group.sessions.follow(group.state, now_ms=self._clock.monotonic_ms())
             for member_id in group.push.keys() - group.state.members.keys():
                 del group.push[member_id]
-        for member_id in transition.nudged:
+        for member_id in sorted(transition.nudged):  # in the same order on every run
             push = group.push.get(member_id)
             if push is not None:
                 push({"group": group.name, "generation": group.state.generation})

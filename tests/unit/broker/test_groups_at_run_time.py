@@ -36,7 +36,8 @@ def test_commits_to_a_new_group_at_the_same_time_all_count() -> None:
         storage = SimulatedStorage(seed=1)
         client = await started(storage)
         await client.call(calls.CreateTopic(name="orders", partitions=2))
-        entries = [calls.OffsetEntry(topic="orders", partition=p, offset=7 + p) for p in range(2)]
+        await client.send([b"read"] * 7)
+        entries = [calls.OffsetEntry(topic="orders", partition=p, offset=7 * (1 - p)) for p in range(2)]
         await asyncio.gather(*[client.call(calls.CommitOffsets(group="g", offsets=[entry])) for entry in entries])
         assert await client.call(calls.CommittedOffsets(group="g")) == entries
         client = await after_power_cut(client, storage)
