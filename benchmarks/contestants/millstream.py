@@ -54,7 +54,7 @@ class Millstream:
 
     def start(self, directory: Path, _level: Level) -> Server:
         server = Server(free_port())
-        command = [str(_binary()), "serve", "--data", str(directory), "--port", str(server.port)]
+        command = [str(_binary()), "serve", "--data", str(directory), "--port", str(server.port), "--http-port", "0"]
         launch(server, command, directory.with_suffix(".log"))
         return server
 

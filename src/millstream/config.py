@@ -22,6 +22,7 @@ from millstream.errors import ConfigInvalid
 __all__ = [
     "FLAGS",
     "GroupSettings",
+    "HttpSettings",
     "LogSettings",
     "ScheduleSettings",
     "ServerSettings",
@@ -59,6 +60,7 @@ ENVIRONMENT_PREFIX: Final = "MILLSTREAM_"
 FLAGS: Final[Mapping[str, str]] = {
     "server.host": "--host",
     "server.port": "--port",
+    "http.port": "--http-port",
     "storage.data": "--data",
     "storage.fsync": "--fsync",
     "log.level": "--log-level",
@@ -138,6 +140,16 @@ class ServerSettings(_Section):
         default=10_000, ge=0, le=_HOUR_MS, description="Time that running requests get to finish when the broker stops."
     )
     backlog: int = Field(default=512, ge=1, le=65_535, description="Connections that may wait to be accepted.")
+
+
+class HttpSettings(_Section):
+    """The HTTP door: API, WebSocket, dashboard and metrics."""
+
+    enabled: bool = Field(default=True, description="Whether the broker answers HTTP at all.")
+    port: int = Field(default=8080, ge=0, le=65_535, description="Port of HTTP; 0 takes any free one.")
+    keep_alive_ms: _Millis = Field(
+        default=75_000, ge=1000, le=_HOUR_MS, description="An idle HTTP connection is closed after this time."
+    )
 
 
 class StorageSettings(_Section):
@@ -233,6 +245,7 @@ class Settings(_Section):
     """Everything that can be set about a broker."""
 
     server: ServerSettings = ServerSettings()
+    http: HttpSettings = HttpSettings()
     storage: StorageSettings = StorageSettings()
     topics: TopicSettings = TopicSettings()
     groups: GroupSettings = GroupSettings()
@@ -401,7 +414,9 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[_Given]:
 
 def _suggestion(key: str) -> str:
     """`; did you mean ...?`, for a misspelt key as well as for a right one in the wrong section."""
-    places = {known.partition(".")[2]: known for known in _FIELDS}
+    places: dict[str, str] = {}
+    for known in _FIELDS:
+        places.setdefault(known.partition(".")[2], known)
     *_, name = key.split(".")
     if key != name and name in places:
         return f"; did you mean {places[name]!r}?"

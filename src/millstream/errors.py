@@ -21,6 +21,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidName",
     "MessageNotFound",
+    "MethodNotAllowed",
     "MillstreamError",
     "NamespaceNotEmpty",
     "NamespaceNotFound",
@@ -29,6 +30,7 @@ __all__ = [
     "OffsetOutOfRange",
     "OutOfSequence",
     "PartitionNotFound",
+    "PathNotFound",
     "PayloadTooLarge",
     "ProducerFenced",
     "ProtocolViolation",
@@ -351,6 +353,21 @@ class RequestTimeout(UnavailableError):
 
     code, number = "TIMEOUT", 61
     remedy = "Allow more time, or look at the broker's load."
+
+
+class PathNotFound(RequestError):
+    """A path of the HTTP API names nothing."""
+
+    code, number = "PATH_NOT_FOUND", 70
+    remedy = "See /api/v1/docs for everything that exists."
+
+
+class MethodNotAllowed(RequestError):
+    """A path of the HTTP API exists, but not with this method."""
+
+    code, number = "METHOD_NOT_ALLOWED", 71
+    remedy = "Use one of the methods that the header Allow names."
+    allowed: tuple[str, ...] = ()
 
 
 class DataDirLocked(MillstreamError):

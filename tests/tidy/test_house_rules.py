@@ -75,6 +75,7 @@ def test_error_numbers_have_not_moved() -> None:
         35: "GROUP_NOT_EMPTY", 40: "RECEIPT_INVALID", 41: "QUEUE_FULL", 42: "MESSAGE_NOT_FOUND",
         43: "SCHEDULE_NOT_FOUND", 44: "SCHEDULE_FIRED", 45: "REPLAY_NOT_FOUND", 46: "NO_REPLY_ADDRESS",
         47: "SUBSCRIPTION_NOT_FOUND", 60: "CONNECTION_LOST", 61: "TIMEOUT", 62: "DATA_DIR_LOCKED", 63: "START_FAILED",
+        70: "PATH_NOT_FOUND", 71: "METHOD_NOT_ALLOWED",
         255: "INTERNAL",
     }  # fmt: skip
     assert {number: error.code for number, error in catalogue().items()} == frozen

@@ -15,6 +15,7 @@ from millstream.cli.settings import (
     DataOption,
     FsyncOption,
     HostOption,
+    HttpPortOption,
     LogFormatOption,
     LogLevelOption,
     PortOption,
@@ -49,6 +50,7 @@ def serve(
     data: DataOption = None,
     host: HostOption = None,
     port: PortOption = None,
+    http_port: HttpPortOption = None,
     fsync: FsyncOption = None,
     config: ConfigFileOption = None,
     overrides: SetOption = None,
@@ -57,7 +59,8 @@ def serve(
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
 
-    Once it accepts connections it prints `listening on HOST:PORT` to standard output; its log goes to standard error.
+    Once it accepts connections it prints `listening on HOST:PORT` to standard output, then where the dashboard is;
+    its log goes to standard error.
     Settings come from the file, then from variables such as MILLSTREAM_SERVER__PORT, then from these options; see
     `millstream config show`.
     """
@@ -67,6 +70,7 @@ def serve(
             "storage.data": data,
             "server.host": host,
             "server.port": port,
+            "http.port": http_port,
             "storage.fsync": fsync,
             "log.level": log_level,
             "log.format": log_format,
@@ -78,11 +82,11 @@ def serve(
 
     set_up_logs(settings.log, sys.stderr)
 
-    def announce(address: str) -> None:
+    def announce(address: str, url: str) -> None:
         if stderr.is_terminal:
             _print_banner(settings)
         # The line that scripts and supervisors wait for: plain, whole, and out before anything else happens.
-        sys.stdout.write(f"listening on {address}\n")
+        sys.stdout.write(f"listening on {address}\n" + (f"dashboard and HTTP on {url}\n" if url else ""))
         sys.stdout.flush()
 
     raise typer.Exit(lifecycle.serve(settings, announce))

@@ -21,6 +21,7 @@ __all__ = [
     "DataOption",
     "FsyncOption",
     "HostOption",
+    "HttpPortOption",
     "LogFormatOption",
     "LogLevelOption",
     "PortOption",
@@ -35,6 +36,10 @@ ConfigFileOption = Annotated[
 DataOption = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where messages are kept (./data).")]
 HostOption = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1).")]
 PortOption = Annotated[str | None, typer.Option("--port", metavar="N", help="On which port (9092); 0 is any free one.")]
+HttpPortOption = Annotated[
+    str | None,
+    typer.Option("--http-port", metavar="N", help="Port of HTTP and dashboard (8080); 0 is any free one."),
+]
 FsyncOption = Annotated[
     str | None,
     typer.Option("--fsync", metavar="POLICY", help="When to confirm: group (default), interval, always or never."),

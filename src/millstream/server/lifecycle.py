@@ -7,7 +7,7 @@ import errno
 import gc
 import resource
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from millstream.config import Settings
 from millstream.errors import StartFailed, StorageFailed
 from millstream.log.lock import DirectoryLock
 from millstream.log.storage import DiskStorage
+from millstream.server.http.listener import HttpListener
 from millstream.server.tcp import NativeListener
 
 __all__ = ["run", "serve"]
@@ -29,8 +30,8 @@ _log = structlog.get_logger("millstream.server")
 _SPARE_DESCRIPTORS: Final = 64
 
 
-async def run(settings: Settings, announce: Callable[[str], None], stop: asyncio.Event | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or `stop`; `announce` gets the address once the broker listens."""
+async def run(settings: Settings, announce: Callable[[str, str], None], stop: asyncio.Event | None = None) -> int:
+    """Serve until SIGTERM, SIGINT or `stop`; `announce` gets the address and the URL once the broker listens."""
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -43,16 +44,19 @@ async def run(settings: Settings, announce: Callable[[str], None], stop: asyncio
         broker = Broker(settings, DiskStorage(data), clock=clock)
         await broker.start()
         listener = NativeListener(broker, settings, clock.monotonic_ms)
+        http = HttpListener(broker, settings) if settings.http.enabled else None
         try:
-            await _open(listener, settings)
+            await _open(listener.open, settings.server.host, settings.server.port, "--port")
+            if http is not None:
+                await _open(http.open, settings.server.host, settings.http.port, "--http-port")
             # What exists now lives as long as the process: the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 100)
-            announce(listener.address)
+            announce(listener.address, http.url if http is not None else "")
             await stop.wait()
             _log.info("stopping", drain_ms=settings.server.drain_ms)
-            await listener.close()
+            await asyncio.gather(listener.close(), *([http.close()] if http is not None else []))
         finally:
             await broker.stop()
     finally:
@@ -61,7 +65,7 @@ async def run(settings: Settings, announce: Callable[[str], None], stop: asyncio
     return 0
 
 
-def serve(settings: Settings, announce: Callable[[str], None]) -> int:
+def serve(settings: Settings, announce: Callable[[str, str], None]) -> int:
     """Run the broker on uvloop where there is one."""
     try:
         import uvloop
@@ -81,16 +85,15 @@ def _lock(data: Path) -> DirectoryLock:
     return lock
 
 
-async def _open(listener: NativeListener, settings: Settings) -> None:
-    server = settings.server
-    where = f"{server.host}:{server.port}"
+async def _open(opening: Callable[[], Awaitable[None]], host: str, port: int, flag: str) -> None:
+    where = f"{host}:{port}"
     try:
-        await listener.open()
+        await opening()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            reason = "another process listens there; stop it or choose another --port"
+            reason = f"another process listens there; stop it or choose another {flag}"
         elif error.errno == errno.EACCES:
-            reason = "ports below 1024 need more rights; choose a higher --port"
+            reason = f"ports below 1024 need more rights; choose a higher {flag}"
         elif error.errno == errno.EADDRNOTAVAIL:
             reason = "this machine does not have that address; choose another --host"
         else:

@@ -17,6 +17,7 @@ from millstream.broker.broker import Broker
 from millstream.client import Client, connect
 from millstream.config import Settings
 from millstream.log.storage import DiskStorage, Storage
+from millstream.server.http.listener import HttpListener
 from millstream.server.tcp import NativeListener
 from millstream.testing.skipping import SkippingClock, SkippingLoop
 
@@ -27,7 +28,7 @@ class BrokerForTests:
     """A whole broker with a real socket, on a thread of this process.  Starts in milliseconds.
 
     Give it a data directory, or a storage of your own to inject faults; otherwise it keeps its data in a temporary
-    directory.  `clock.advance("30s")` skips time for the broker.
+    directory.  `clock.advance("30s")` skips time for the broker.  With `http` it answers HTTP too, at `url`.
     """
 
     def __init__(
@@ -37,11 +38,18 @@ class BrokerForTests:
         storage: Storage | None = None,
         settings: Settings | None = None,
         port: int = 0,
+        http: bool = False,
     ) -> None:
         assert data is None or storage is None, "a broker for tests has a directory or a storage"
         # Where time can be skipped, silence on a connection says nothing: clients live in real time.
         base = settings or Settings.model_validate({"server": {"heartbeat_ms": 3_600_000, "heartbeat_misses": 100}})
-        self.settings = base.model_copy(update={"server": base.server.model_copy(update={"port": port})})
+        self.settings = base.model_copy(
+            update={
+                "server": base.server.model_copy(update={"port": port}),
+                "http": base.http.model_copy(update={"port": 0}),
+            }
+        )
+        self._http = http
         self.clock = SkippingClock()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if storage is None:
@@ -56,6 +64,7 @@ class BrokerForTests:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="broker-for-tests", daemon=True)
         self.address = ""
+        self.url = ""
         self.broker: Broker
 
     def start(self) -> Self:
@@ -110,8 +119,14 @@ class BrokerForTests:
         listener = NativeListener(self.broker, self.settings, self.clock.monotonic_ms)
         await listener.open()
         self.address = listener.address
+        web = HttpListener(self.broker, self.settings) if self._http else None
+        if web is not None:
+            await web.open()
+            self.url = web.url
         self._ready.set()
         await self._stop.wait()
+        if web is not None:
+            await web.close()
         await listener.close()
         await self.broker.stop()
 
@@ -122,7 +137,7 @@ class BrokerProcess:
     def __init__(self, data: Path, *, port: int = 0, arguments: Sequence[str] = ()) -> None:
         self._command = [
             *(sys.executable, "-m", "millstream", "serve"),
-            *("--data", str(data), "--port", str(port), "--log-level", "warning", *arguments),
+            *("--data", str(data), "--port", str(port), "--http-port", "0", "--log-level", "warning", *arguments),
         ]
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
