@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from operator import sub
 from struct import Struct
 from typing import Final, TypeVar
 
@@ -80,15 +79,16 @@ def select_messages(batch: Buffer | Batch, places: Sequence[int]) -> bytes:
     whole = batch if isinstance(batch, Batch) else Batch.parse(batch, verify=False)
     header = whole.header
     first = places[0]
+    deltas: Sequence[int] = ()
     if header.flags & _OFFSETS:
         all_offsets = whole.offsets()
         base = all_offsets[first]
-        deltas = [all_offsets[place] - base for place in places]
+        if all_offsets[places[-1]] - base >= len(places):
+            deltas = [all_offsets[place] - base for place in places]
     else:
         base = whole.base_offset + first
-        deltas = [place - first for place in places]
-    if deltas[-1] == len(places) - 1:
-        deltas = []  # no gaps
+        if places[-1] - first >= len(places):
+            deltas = [place - first for place in places]
     if header.flags & _UNUSUAL:
         return _finish(_encoded_anew(whole, places, deltas or None), header, base)
     at, block = whole.sections, memoryview(whole.block)
@@ -99,7 +99,7 @@ def select_messages(batch: Buffer | Batch, places: Sequence[int]) -> bytes:
         flags |= _OFFSETS
         sections += (array("I", deltas).tobytes(), _PADDING[4 * (count & 1)])
     if flags & _PRIORITY:
-        column = block[at.priority : at.priority + whole.count]
+        column = bytes(block[at.priority : at.priority + whole.count])
         chosen = bytes([column[place] for place in places])
         lanes = sum(1 << lane for lane in set(chosen))
         sections += (chosen, _PADDING[-count & 7])
@@ -144,29 +144,35 @@ def _cut(
     heaps: list[Buffer],
     size: int = 0,
 ) -> None:
-    """The ends and bytes of some items of a column; of those that are not wanted next to nothing is looked at."""
+    """The ends and bytes of some items of a column, each of `size` bytes unless that is 0.
+
+    Of those that are not wanted next to nothing is looked at.
+    """
     ends = block[ends_at : ends_at + 4 * count + 4].cast("I")
     first, last = places[0], places[-1]
-    start = ends[first]
-    if last - first + 1 == len(places):
-        new_ends = [end - start for end in ends[first : last + 2]]
-        heaps.append(block[heap_at + start : heap_at + ends[last + 1]])
+    start, stop = ends[first], ends[last + 1]
+    chosen = len(places)
+    # Where all have one size, or the first ones are wanted, the ends are those of the first ones.
+    new_ends: Buffer = block[ends_at : ends_at + 4 * chosen + 4]
+    if last - first + 1 == chosen:
+        heaps.append(block[heap_at + start : heap_at + stop])
+        if first and not size:
+            new_ends = array("I", [end - start for end in ends[first : last + 2].tolist()]).tobytes()
     else:
-        if size:
-            starts = [(place - first) * size for place in places]
-            stops = [stop + size for stop in starts]
-        else:
-            known = ends.tolist() if 4 * len(places) > count else ends
-            starts = [known[place] - start for place in places]
-            stops = [known[place + 1] - start for place in places]
         # Slices of bytes, as those of a memoryview cost three times as much.
-        heap = bytes(block[heap_at + start : heap_at + start + stops[-1]])
-        heaps += map(heap.__getitem__, map(slice, starts, stops))
-        new_ends = list(accumulate(map(sub, stops, starts), initial=0))
-    sections.append(array("I", new_ends).tobytes())
-    if len(new_ends) & 1:
+        heap = bytes(block[heap_at + start : heap_at + stop])
+        if size:
+            items = [heap[at : at + size] for at in [(place - first) * size for place in places]]
+        else:
+            known = ends.tolist() if 4 * chosen > count else ends
+            items = [heap[known[place] - start : known[place + 1] - start] for place in places]
+            new_ends = array("I", accumulate(map(len, items), initial=0)).tobytes()
+        heaps += items
+        stop = start + sum(map(len, items))
+    sections.append(new_ends)
+    if not chosen & 1:
         sections.append(_PADDING[4])
-    heaps.append(_PADDING[-new_ends[-1] & 7])
+    heaps.append(_PADDING[start - stop & 7])
 
 
 def _encoded_anew(whole: Batch, places: Sequence[int], deltas: Sequence[int] | None) -> bytearray:

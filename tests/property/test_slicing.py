@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.headers import encode_headers
 from millstream.records import Batch, encode_batch, stamp
 from millstream.slicing import select_messages, slice_batch
 from tests.property.test_records import batches
@@ -33,6 +35,10 @@ def stored(draw: st.DrawFn) -> bytes:
     made: dict[str, Any] = draw(batches())
     if draw(st.booleans()):  # plain values take another path
         made = {"values": made["values"], "base_timestamp_us": made["base_timestamp_us"], "producer": made["producer"]}
+    elif draw(st.booleans()):  # and so do batches without nulls, of which some messages may be empty
+        made["values"] = [value or b"" for value in made["values"]]
+        made["keys"] = made["keys"] and [key or b"" for key in made["keys"]]
+        made["deliver_at_us"] = None
     count = len(made["values"])
     if draw(st.booleans()):
         gaps = draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
@@ -68,6 +74,20 @@ def test_a_selection_is_a_batch_of_the_same_messages(data: bytes, draw: st.DataO
     part = Batch.parse(select_messages(data, places))
     assert rows(part, list(range(part.count))) == rows(whole, places)
     assert_same_origin(part, whole)
+
+
+@pytest.mark.parametrize("column", ["values", "keys", "headers"])
+@pytest.mark.parametrize("places", [[1], [1, 2], [2], [2, 3], [1, 2, 3], [1, 3]])
+def test_a_selection_behind_empty_messages_is_of_the_same_messages(column: str, places: list[int]) -> None:
+    """Where those before them are empty the selected begin at byte 0, as the first ones do."""
+    made: dict[str, Any] = {"values": [b"1", b"22", b"333", b"4444"], column: [b"", b"", b"abc", b"de"]}
+    if column == "headers":
+        made[column] = [encode_headers({}), encode_headers({}), encode_headers({"a": "b"}), encode_headers({"c": "d"})]
+    data = encode_batch(**made, base_timestamp_us=1)
+    stamp(memoryview(data), 0, base_offset=7, append_time_us=2, leader_epoch=3)
+    whole = Batch.parse(bytes(data))
+    part = Batch.parse(select_messages(bytes(data), places))
+    assert rows(part, list(range(part.count))) == rows(whole, places)
 
 
 def assert_same_origin(part: Batch, whole: Batch) -> None:

@@ -23,6 +23,7 @@ from millstream.records import HEADER_BYTES, BatchHeader, Buffer, Columns, batch
 __all__ = ["DamagedRange", "Segment", "Survey", "Verified", "offsets_named", "segment_name", "survey"]
 
 _STEP_BYTES: Final = 8192  # how much a search reads at once: a little more than lies between two index entries
+_STEPS: Final = 64  # from batch to batch cost less than one search in an index that is stored
 _OFFSETS: Final = int(Columns.OFFSETS)
 
 
@@ -275,8 +276,8 @@ class Segment:
         return self.size
 
     def _cut_from(self, data: bytes, position: int, before: int) -> int:
-        """Where to start looking for the last whole batch in what was read: the index spares us most of the way."""
-        if len(data) <= self.interval_bytes:
+        """Where to start looking for the last whole batch in what was read: the index spares us most of a long way."""
+        if len(data) <= max(self.interval_bytes, HEADER_BYTES) or len(data) <= _STEPS * BatchHeader(data).length:
             return 0
         entry = self.index.last_at_position(position + len(data) - HEADER_BYTES)
         if entry is not None and entry[0] > before:

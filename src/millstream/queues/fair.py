@@ -6,7 +6,7 @@ key); then each in turn gives one.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 from millstream.errors import BatchDamaged
@@ -18,7 +18,8 @@ from millstream.queues.records import BatchView, LogSource
 
 __all__ = ["Turns"]
 
-_Names = Callable[[BatchView], Callable[[int], bytes]]
+#: Whom each message of a batch belongs to, in the order of its columns.
+_Names = Callable[[BatchView], Sequence[bytes]]
 
 
 class Turns:
@@ -35,31 +36,34 @@ class Turns:
         self._front.clear(source)
         while request.looks > 0 and self._look_ahead(source, request):
             pass
-        offsets: list[int] = []
-        while self._turns and len(offsets) < request.messages:
-            offset = self._next()
-            if offset is None:
-                continue
-            offsets.append(offset)
-            if len(offsets) == 1 and (view := source.batch_at(offset)) is not None and request.fit(view) < 2:
-                break  # large messages: one at a time, so that their bytes are counted
-        if not offsets:
+        if not self._turns:
             return None
-        picks, unread = picks_of(source, offsets, self._taken, self._front.gone)
+        offsets = self._next(1)
+        view = source.batch_at(offsets[0])
+        if view is not None:
+            offsets += self._next(request.fit(view) - 1)  # what is larger than these goes over the limit, but once
+        picks, unread = picks_of(source, offsets, self._taken, self._front.gone, only_free=True)
         self._front.put_back(unread)
         return picks
 
-    def _next(self) -> int | None:
-        """The next message of whoever's turn it is; None if it was taken otherwise."""
-        name = self._turns.popleft()
-        queue = self._queues[name]
-        offset = queue.pop()
-        self._seen -= 1
-        if queue:
-            self._turns.append(name)
-        else:
-            del self._queues[name]
-        return None if offset in self._taken else offset
+    def _next(self, count: int) -> list[int]:
+        """The next messages in turn: so many, or all that were seen."""
+        turns = self._turns
+        found: list[int] = []
+        while turns and count > len(found):
+            left = count - len(found)
+            # As many rounds at once as all can have: one after the other would give each the same.
+            rounds = max(left // len(turns), 1)
+            for _ in range(min(left, len(turns))):
+                name = turns.popleft()
+                queue = self._queues[name]
+                found += queue.take(rounds)
+                if queue:
+                    turns.append(name)
+                else:
+                    del self._queues[name]
+        self._seen -= len(found)
+        return found
 
     def _look_ahead(self, source: LogSource, request: Request) -> bool:
         cursor = max(self._cursor, self._taken.floor)
@@ -67,15 +71,17 @@ class Turns:
         if view is None:
             return False
         cursor = max(cursor, view.base_offset)
-        name_of = self._names(view)
+        names = self._names(view)
+        found: dict[bytes, list[int]] = defaultdict(list)
         for row, offset in rows(view, cursor, free_offsets(view, cursor, view.next_offset, self._taken)):
-            name = name_of(row)
+            found[names[row]].append(offset)
+        for name, offsets in found.items():
             queue = self._queues.get(name)
             if queue is None:
                 queue = self._queues[name] = OffsetQueue()
                 self._turns.append(name)
-            queue.push(offset)
-            self._seen += 1
+            queue.extend(offsets)
+            self._seen += len(offsets)
         request.looks -= LOOKS_PER_BATCH + view.next_offset - cursor
         self._cursor = view.next_offset
         return True
@@ -87,9 +93,9 @@ def _names_by(fair_by: str) -> _Names:
 
 
 def _by_key(mark: bytes) -> _Names:
-    def names(view: BatchView) -> Callable[[int], bytes]:
-        keys = view.keys()
-        return lambda row: (keys[row] or b"").partition(mark)[0] if keys is not None else b""
+    def names(view: BatchView) -> Sequence[bytes]:
+        keys = view.keys() or [None] * view.count
+        return [key.partition(mark)[0] if key else b"" for key in keys]
 
     return names
 
@@ -101,8 +107,4 @@ def _by_header(wanted: str) -> _Names:
         except BatchDamaged:
             return b""
 
-    def names(view: BatchView) -> Callable[[int], bytes]:
-        raw_headers = view.raw_headers()
-        return lambda row: name_of(raw_headers[row]) if raw_headers is not None else b""
-
-    return names
+    return lambda view: [name_of(raw) for raw in view.raw_headers() or [None] * view.count]

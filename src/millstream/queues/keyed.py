@@ -9,9 +9,11 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Final
 
 from millstream.queues.intake import LOOKS_PER_BATCH, Front, Pick, Request, rows
+from millstream.queues.key_names import NameSet, names_of
 from millstream.queues.lookahead import SEEN_MAX, OffsetQueue, free_offsets, picks_of
 from millstream.queues.ranges import RangeSet, lowest, offsets_of, pack
 from millstream.queues.records import BatchView, LogSource
@@ -22,19 +24,11 @@ __all__ = ["OnePerKey"]
 #: How many offsets are looked at in one go, at least.
 _WINDOW: Final = 128
 #: What is out is kept in pieces of so many offsets.
-_SHIFT: Final = 5
+_SHIFT: Final = 6
 _INSIDE: Final = (1 << _SHIFT) - 1
 _NONE: Final = array("q", bytes(8 << _SHIFT))
 
 _OFFSETS: Final = int(Columns.OFFSETS)
-
-
-def _names_of(keys: Sequence[bytes | None]) -> list[int]:
-    """A number for each key, 0 where there is none: eight bytes to remember instead of an object.
-
-    Keys that share a number, of which there may be two among billions, wait for each other and come to no other harm.
-    """
-    return [0 if key is None else hash(key) or 1 for key in keys]
 
 
 class OnePerKey:
@@ -45,7 +39,7 @@ class OnePerKey:
         self._cursor = taken.floor
         # The keys by number.  Of every message that is out, in pieces by offset:
         self._names: dict[int, array[int]] = {}
-        self._held: set[int] = set()
+        self._held = NameSet()
         self._more: dict[int, int] = {}  # how many more messages than one of a key are out (only after `out`)
         self._passed: dict[int, OffsetQueue] = {}  # messages of held keys
         self._free: deque[int] = deque()  # keys with such messages that are held no longer
@@ -70,47 +64,57 @@ class OnePerKey:
     def freed(self, base: int, bits: int) -> None:
         if self._out:
             self._out.difference_update(offsets_of(base, bits))
-        names, held, more = self._names, self._held, self._more
-        if not names:
+        if not self._names:
             return
-        if not bits & bits + 1 and not more:
-            self._free_run(base, base + bits.bit_length())
-            return
-        number, piece = -1, None
-        for offset in offsets_of(base, bits):
-            if offset >> _SHIFT != number:
-                if piece == _NONE:
-                    del names[number]
-                number = offset >> _SHIFT
-                piece = names.get(number)
-            if piece is None or not (name := piece[offset & _INSIDE]):
-                continue
-            piece[offset & _INSIDE] = 0
-            if more and name in more:
-                more[name] -= 1
-                if not more[name]:
-                    del more[name]
-                continue
-            held.remove(name)
-            if name in self._passed:
-                self._free.append(name)
-        if piece == _NONE:
-            del names[number]
+        if not bits & bits + 1:
+            gone = self._names_in_run(base, base + bits.bit_length())
+        else:
+            gone = self._names_at(offsets_of(base, bits))
+        if self._more:
+            gone = [name for name in gone if not self._has_more(name)]
+        self._held.remove(gone)
+        if self._passed:
+            self._free.extend([name for name in gone if name in self._passed])
 
-    def _free_run(self, start: int, end: int) -> None:
+    def _names_at(self, offsets: Iterable[int]) -> list[int]:
+        """The keys of messages that are out no longer."""
+        gone: list[int] = []
+        number, piece = -1, None
+        for offset in offsets:
+            if offset >> _SHIFT != number:
+                self._drop_if_empty(number, piece)
+                number = offset >> _SHIFT
+                piece = self._names.get(number)
+            if piece is not None and (name := piece[offset & _INSIDE]):
+                piece[offset & _INSIDE] = 0
+                gone.append(name)
+        self._drop_if_empty(number, piece)
+        return gone
+
+    def _names_in_run(self, start: int, end: int) -> list[int]:
         """The same for consecutive messages, which most are, a piece at a time."""
         gone: list[int] = []
         for number in range(start >> _SHIFT, (end - 1 >> _SHIFT) + 1):
             piece = self._names.get(number)
             if piece is not None:
                 low, high = max(start - (number << _SHIFT), 0), end - (number << _SHIFT)
-                gone += piece[low:high]
+                gone += filter(None, piece[low:high])
                 piece[low:high] = _NONE[low:high]
-                if piece == _NONE:
-                    del self._names[number]
-        self._held.difference_update(gone)
-        if self._passed:
-            self._free.extend(name for name in gone if name in self._passed)
+                self._drop_if_empty(number, piece)
+        return gone
+
+    def _drop_if_empty(self, number: int, piece: array[int] | None) -> None:
+        if piece == _NONE:
+            del self._names[number]
+
+    def _has_more(self, name: int) -> bool:
+        """Whether another message of the key is out; then there is one less of them now."""
+        more = self._more.get(name, 0)
+        if more > 1:
+            self._more[name] = more - 1
+        elif more:
+            del self._more[name]
+        return more > 0
 
     def holder_of(self, source: LogSource, offset: int) -> int | None:
         """The message that is out and holds the key of this one."""
@@ -118,8 +122,8 @@ class OnePerKey:
         keys = view.keys() if view is not None else None
         if view is None or keys is None:
             return None
-        name = next((name for row, _ in rows(view, offset, 1) for name in _names_of(keys[row : row + 1])), 0)
-        if name not in self._held:
+        name = next((name for row, _ in rows(view, offset, 1) for name in names_of(keys[row : row + 1])), 0)
+        if not name or name not in self._held:
             return None
         return min((number << _SHIFT) + piece.index(name) for number, piece in self._names.items() if name in piece)
 
@@ -129,7 +133,7 @@ class OnePerKey:
         """After a restart or a change of rules: what was out before holds its keys too.  Returns the unread."""
         picks, unread = picks_of(source, out, self._taken, self._front.gone)
         for pick in picks:
-            names = _names_of(pick.view.keys() or ())
+            names = names_of(pick.view.keys() or ())
             for row, offset in rows(pick.view, pick.base, pick.bits) if names else ():
                 if names[row]:
                     self._hold(names[row], offset)
@@ -137,9 +141,11 @@ class OnePerKey:
 
     def _next_of_free_keys(self, source: LogSource, request: Request) -> list[int]:
         offsets: list[int] = []
-        while self._free and len(offsets) < request.messages:
-            name = self._free.popleft()
-            if name in self._held:
+        names: list[int] = []
+        held = self._held.around(waiting := list(islice(self._free, request.messages)))
+        for name in waiting:
+            self._free.popleft()
+            if name in held:
                 continue
             queue = self._passed[name]
             found = None
@@ -151,10 +157,13 @@ class OnePerKey:
             if not queue:
                 del self._passed[name]
             if found is not None:
-                self._hold(name, found)
+                held.add(name)
+                names.append(name)
+                self._piece(found >> _SHIFT)[found & _INSIDE] = name
                 offsets.append(found)
                 if len(offsets) == 1 and (view := source.batch_at(found)) is not None and request.fit(view) < 2:
                     break  # large messages: one at a time, so that their bytes are counted
+        self._held.add(names)
         return offsets
 
     def _look_ahead(self, source: LogSource, request: Request) -> Sequence[Pick] | None:
@@ -168,7 +177,7 @@ class OnePerKey:
         if view is not self._view or view.next_offset != self._view_end:
             keys = view.keys()
             self._view, self._view_end = view, view.next_offset
-            self._view_names = None if keys is None else _names_of(keys)
+            self._view_names = None if keys is None else names_of(keys)
         count = request.fit(view)
         end = min(view.next_offset, cursor + max(_WINDOW, 2 * count))
         free = free_offsets(view, cursor, end, self._taken)
@@ -178,7 +187,7 @@ class OnePerKey:
             bits = lowest(free, count)
             self._cursor = cursor + bits.bit_length() if bits != free else end
         else:
-            bits = self._pass(rows(view, cursor, free), names, count, cursor, end)
+            bits = self._pass(view, names, free, count, cursor, end)
         request.looks -= LOOKS_PER_BATCH + self._cursor - cursor
         self._taken.add_bits(cursor, bits)
         return (Pick(view, cursor, bits),) if bits else ()
@@ -190,9 +199,9 @@ class OnePerKey:
         row = start - view.base_offset
         names = self._view_names[row : row + count]
         different = set(names)
-        if len(different) != count or 0 in different or not self._held.isdisjoint(different):
+        if len(different) != count or 0 in different or self._held.among(names):
             return False
-        self._held |= different
+        self._held.add(different)
         at = 0
         while at < count:
             low = start + at & _INSIDE
@@ -201,12 +210,14 @@ class OnePerKey:
             at += len(some)
         return True
 
-    def _pass(self, offsets: Iterable[tuple[int, int]], names: Sequence[int], count: int, cursor: int, end: int) -> int:
+    def _pass(self, view: BatchView, names: list[int], free: int, count: int, cursor: int, end: int) -> int:
         """Take what is free to go and pass over the rest, up to `count` messages or the end of the window."""
         chosen: list[int] = []
-        held, passed = self._held, self._passed
+        found: list[int] = []  # their keys
+        near = names if view.flags & _OFFSETS else names[cursor - view.base_offset : end - view.base_offset]
+        held, passed = self._held.around(near), self._passed
         number, piece = -1, _NONE
-        for row, offset in offsets:
+        for row, offset in rows(view, cursor, free):
             if len(chosen) == count:
                 self._cursor = offset
                 break
@@ -215,6 +226,7 @@ class OnePerKey:
                 chosen.append(offset)
             elif name not in held:  # nor are older ones waiting: they are dealt with before we look ahead
                 held.add(name)
+                found.append(name)
                 if offset >> _SHIFT != number:
                     number = offset >> _SHIFT
                     piece = self._piece(number)
@@ -228,6 +240,7 @@ class OnePerKey:
                 self._seen += 1
         else:
             self._cursor = end
+        self._held.add(found)
         if chosen and chosen[-1] - chosen[0] + 1 == len(chosen):
             return (1 << len(chosen)) - 1 << chosen[0] - cursor
         return pack(cursor, chosen)
@@ -237,7 +250,7 @@ class OnePerKey:
         if name in self._held:
             self._more[name] = self._more.get(name, 0) + 1
         else:
-            self._held.add(name)
+            self._held.add((name,))
 
     def _piece(self, number: int) -> array[int]:
         piece = self._names.get(number)

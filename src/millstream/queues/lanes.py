@@ -107,9 +107,10 @@ class Lanes:
         return None
 
     def _whole_rounds(self, source: LogSource, request: Request) -> list[Pick]:
-        """As many rounds as fit the request, from the lane on whose turn it is; none in the middle of a turn.
+        """As many rounds as fit the request, from the lane on whose turn it is.
 
-        Turn by turn each lane would get the same messages: so often its weight, or as many as it has.
+        Turn by turn each lane would get the same messages: so often its weight, or as many as it has.  In the middle of
+        a turn they would come in another order, which only matters for requests of up to a round.
         """
         for _ in range(LANES):
             if self._deficit > 0 and self._look(source, self._lanes[self._turn], request):
@@ -125,7 +126,7 @@ class Lanes:
                 room += weight * lane.view.length // lane.view.count
         if len(lanes) == 1:
             return [self._take(lanes[0], request.messages, request)]  # turn after turn is its own
-        if not lanes or self._deficit != self._weights[self._turn]:
+        if not lanes or (request.messages <= self.round and self._deficit != self._weights[self._turn]):
             return []
         rounds = request.messages // size
         if request.limited:

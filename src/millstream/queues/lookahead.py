@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from millstream.queues.intake import Pick, present
@@ -13,8 +13,8 @@ from millstream.queues.records import BatchView, LogSource
 
 __all__ = ["SEEN_MAX", "OffsetQueue", "free_offsets", "picks_of", "picks_within"]
 
-#: How many messages a queue group remembers beyond what it has taken, per partition: 16 bytes each at most, and next
-#: to nothing if they lie side by side.  Beyond that it looks no further until some of them are taken.
+#: How many messages a queue group remembers beyond what it has taken, per partition, in 8 bytes each.  Beyond that it
+#: looks no further until some of them are taken.
 SEEN_MAX: Final = 1_000_000
 
 #: Taken entries are cut off when there are this many of them, and more than half of all.
@@ -22,37 +22,36 @@ _CUT_MIN: Final = 1024
 
 
 class OffsetQueue:
-    """Rising offsets, first in, first out; consecutive ones are one entry."""
+    """Rising offsets, first in, first out."""
 
-    __slots__ = ("_first", "_runs")
+    __slots__ = ("_first", "_offsets")
 
     def __init__(self) -> None:
-        self._runs = array("Q")  # start, end, start, end...
+        self._offsets = array("Q")
         self._first = 0
 
     def __bool__(self) -> bool:
-        return len(self._runs) > self._first
+        return len(self._offsets) > self._first
 
     def push(self, offset: int) -> None:
-        runs = self._runs
-        if len(runs) > self._first and runs[-1] == offset:
-            runs[-1] += 1
-        else:
-            runs.append(offset)
-            runs.append(offset + 1)
+        self._offsets.append(offset)
+
+    def extend(self, offsets: Iterable[int]) -> None:
+        self._offsets.extend(offsets)
 
     def pop(self) -> int:
-        runs, first = self._runs, self._first
-        offset = runs[first]
-        if offset + 1 < runs[first + 1]:
-            runs[first] = offset + 1
-            return offset
-        first += 2
-        if first >= _CUT_MIN and 2 * first > len(runs):
-            del runs[:first]
+        return self.take(1)[0]
+
+    def take(self, count: int) -> Sequence[int]:
+        """The next ones: so many, or all there are."""
+        offsets, first = self._offsets, self._first
+        taken = offsets[first : first + count]
+        first += len(taken)
+        if first >= _CUT_MIN and 2 * first > len(offsets):
+            del offsets[:first]
             first = 0
         self._first = first
-        return offset
+        return taken
 
 
 def free_offsets(view: BatchView, start: int, end: int, taken: RangeSet) -> int:
@@ -62,11 +61,16 @@ def free_offsets(view: BatchView, start: int, end: int, taken: RangeSet) -> int:
 
 
 def picks_of(
-    source: LogSource, offsets: list[int], taken: RangeSet, gone: Callable[[int, int], None]
+    source: LogSource,
+    offsets: list[int],
+    taken: RangeSet,
+    gone: Callable[[int, int], None],
+    *,
+    only_free: bool = False,
 ) -> tuple[list[Pick], list[int]]:
     """Take messages from anywhere in the log: picks within batches, and those that cannot be read just now.
 
-    `gone` is told of those that the log has lost.
+    `gone` is told of those that the log has lost.  `only_free` leaves out those that were taken since they were seen.
     """
     picks: list[Pick] = []
     unread: list[int] = []
@@ -76,12 +80,15 @@ def picks_of(
         base = offsets[at]
         view = source.batch_at(base)
         end = bisect_left(offsets, view.next_offset, at + 1) if view is not None else at + 1
-        bits = pack(base, offsets[at:end])
+        size = offsets[end - 1] - base + 1
+        bits = (1 << size) - 1 if size == end - at else pack(base, offsets[at:end])
+        if only_free:
+            bits &= ~taken.bits(base, size)
         taken.add_bits(base, bits)
-        if view is None:
-            unread.append(base)
-        else:
+        if view is not None:
             picks += picks_within(source, base, bits, gone)
+        elif bits:
+            unread.append(base)
         at = end
     return picks, unread
 

@@ -153,6 +153,13 @@ def test_the_lease_time_of_a_message_wins_over_its_consumers(log: FakeLog) -> No
     ]
 
 
+@pytest.mark.parametrize("name", [LEASE_MS, MAX_RETRIES])
+def test_a_number_without_end_in_an_option_keeps_nothing_from_being_leased(name: str) -> None:
+    log = FakeLog()
+    log.add(2, headers=[{name: "9" * 5_000}, {}], options=True)
+    assert granted(make_ledger().lease(log, consumer="ann", want=2, now_us=0)) == [0, 1]
+
+
 def test_what_comes_back_goes_first_and_to_somebody_else(log: FakeLog) -> None:
     ledger = make_ledger()
     take(ledger, log, 3)

@@ -184,6 +184,24 @@ def test_who_comes_later_gets_a_turn_at_once() -> None:
     assert 100 in lease(ledger, log, 2)
 
 
+def test_many_at_once_are_those_that_would_come_one_by_one() -> None:
+    chance = random.Random(5)
+    log = FakeLog()
+    for _ in range(20):
+        log.add(100, keys=[b"%d.x" % min(int(chance.expovariate(0.5)), 9) for _ in range(100)])
+    many, single = make_ledger(fair_by="key:."), make_ledger(fair_by="key:.")
+    for want in (1, 7, 30, 500, 3, 900, 559):
+        assert lease(many, log, want) == sorted(offset for _ in range(want) for offset in lease(single, log, 1))
+
+
+def test_what_was_evicted_after_it_was_seen_is_not_handed_out() -> None:
+    log = keyed("aaabbb")
+    ledger = make_ledger(fair_by="key:.")
+    assert lease(ledger, log, 1) == [0]
+    assert ledger.evict(log, 3) == 3
+    assert lease(ledger, log, 5) == [4, 5]
+
+
 def test_an_offset_queue_is_a_queue() -> None:
     queue = OffsetQueue()
     chance = random.Random(3)
@@ -194,6 +212,12 @@ def test_an_offset_queue_is_a_queue() -> None:
             offset += chance.choice([1, 1, 1, 5])
             queue.push(offset)
             model.append(offset)
+        elif chance.random() < 0.1:
+            assert list(queue.take(5)) == model[:5]
+            del model[:5]
+            queue.extend([offset + 1, offset + 4])
+            model += [offset + 1, offset + 4]
+            offset += 4
         else:
             assert queue.pop() == model.pop(0)
     while queue:

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError, OffsetOutOfRange
-from millstream.queues.ranges import offsets_of
+from millstream.queues.ranges import normal, offsets_of
 from millstream.queues.records import LaneMap
 from millstream.records import Batch, BatchHeader, Columns, batch_next_offset
 from millstream.slicing import select_messages, slice_batch
@@ -178,7 +178,7 @@ class StoredRun:
             return [select_messages(self.batches()[0], places)] if places else []
         bounds = self._bounds
         if len(bounds) == 1 and 2 * bits.bit_count() <= self.count:
-            return [select_messages(self.batches()[0], list(offsets_of(0, bits)))]
+            return [select_messages(self.batches()[0], list(offsets_of(*normal(0, bits))))]
         chosen = list(offsets_of(base, bits))
         pieces: list[Piece] = []
         at = 0
@@ -228,6 +228,10 @@ class _Window:
         if number >= 0 and runs[number].next_offset > offset:
             return runs[number]
         return runs[number + 1] if number + 1 < len(runs) else None
+
+
+def _end_of(window: _Window) -> int:
+    return window.end
 
 
 def _runs(buffers: Sequence[bytes]) -> Iterator[StoredRun]:
@@ -306,7 +310,7 @@ class PartitionSource:
             run = window.find(offset)
             if run is not None:
                 return run
-            offset = window.end
+            offset = max(offset, window.end)
         return None
 
     def _window(self, offset: int) -> _Window | None:
@@ -323,6 +327,10 @@ class PartitionSource:
     def _read(self, offset: int) -> _Window | None:
         log = self.partition.log
         offset = max(offset, log.start_offset)
+        before = max((window for window in self.windows if window.end <= offset), key=_end_of, default=None)
+        if before is not None and 8 * (offset - before.end) <= before.end - before.start:
+            # A lane passes over little: the log knows where it read on, and searches for any other place.
+            offset = max(before.end, log.start_offset)
         if log.cold_segment(offset) is not None:
             self.cold = offset
             return None
