@@ -1,0 +1,62 @@
+// The HTTP API, for the namespace that is chosen.  Every failure becomes one Error whose message is the broker's own sentence.
+
+const state = { namespace: localStorage.getItem("millstream.namespace") || "default", key: sessionStorage.getItem("millstream.key") || "" };
+
+export function namespace() { return state.namespace; }
+export function choose(name) { state.namespace = name; localStorage.setItem("millstream.namespace", name); }
+export function useKey(key) { state.key = key; sessionStorage.setItem("millstream.key", key); }
+
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body?.message || `the broker answered ${status}`);
+    this.status = status;
+    this.code = body?.code || "";
+    this.suggestions = body?.suggestions || [];
+    this.data = body;
+  }
+}
+
+export async function ask(method, path, { query = {}, body = undefined, signal = undefined, whole = false } = {}) {
+  const parameters = new URLSearchParams();
+  for (const [name, value] of Object.entries(query)) {
+    if (value === "" || value === null || value === undefined) continue;
+    for (const one of Array.isArray(value) ? value : [value]) parameters.append(name, one);
+  }
+  const prefix = whole ? "/api/v1" : `/api/v1/namespaces/${encodeURIComponent(state.namespace)}`;
+  const headers = { "X-Client-Id": "dashboard" };
+  if (state.key) headers.Authorization = `Bearer ${state.key}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(`${prefix}${path}${parameters.size ? `?${parameters}` : ""}`, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, { message: "the broker does not answer", code: "UNREACHABLE" });
+  }
+  const text = await answer.text();
+  const data = text && answer.headers.get("content-type")?.includes("json") ? JSON.parse(text) : text || null;
+  if (!answer.ok) {
+    if (answer.status === 401) window.dispatchEvent(new CustomEvent("millstream-key"));
+    throw new Problem(answer.status, data);
+  }
+  if (Array.isArray(data) && answer.headers.has("x-total-count")) data.total = Number(answer.headers.get("x-total-count"));
+  return data;
+}
+
+export const get = (path, query, options) => ask("GET", path, { query, ...options });
+export const post = (path, body, options) => ask("POST", path, { body, ...options });
+export const put = (path, body, options) => ask("PUT", path, { body, ...options });
+export const patch = (path, body, options) => ask("PATCH", path, { body, ...options });
+export const remove = (path, query, options) => ask("DELETE", path, { query, ...options });
+export const part = encodeURIComponent;
+
+// A whole list, however long, a thousand at a time.
+export async function everything(path, query = {}, options = {}) {
+  const rows = [];
+  for (let total = 1; rows.length < total && rows.length < 20000;) {
+    const found = await get(path, { ...query, limit: 1000, offset: rows.length }, options);
+    rows.push(...found);
+    total = found.length ? found.total ?? 0 : 0;
+  }
+  return rows;
+}

@@ -1,0 +1,173 @@
+// The shell: which page is shown, what is always on screen, and the keys.
+// A page is a module with `title` and `show(place, words, query, again)`; it may return a function that refreshes it.
+
+import { h, heading, replace } from "./dom.js";
+import { choose, get, namespace, useKey } from "./api.js";
+import { doing, open } from "./dialogs.js";
+import { number, plain, short } from "./words.js";
+import * as overview from "./pages/overview.js";
+import * as topics from "./pages/topics.js";
+import * as topic from "./pages/topic.js";
+import * as messages from "./pages/messages.js";
+import * as message from "./pages/message.js";
+import * as traces from "./pages/traces.js";
+import * as letters from "./pages/letters.js";
+import * as letter from "./pages/letter.js";
+import * as schedules from "./pages/schedules.js";
+import * as groups from "./pages/groups.js";
+import * as group from "./pages/group.js";
+import * as queue from "./pages/queue.js";
+import * as publish from "./pages/publish.js";
+import * as webhooks from "./pages/webhooks.js";
+import * as pipelines from "./pages/pipelines.js";
+import * as health from "./pages/health.js";
+
+const pages = { "": overview, topics, topic, messages, message, traces, letters, letter, schedules, groups, group, queue, publish, webhooks, pipelines, health };
+const under = { topic: "topics", message: "messages", traces: "messages", letter: "letters", group: "groups", queue: "groups" };
+const menu = [
+  { name: "", text: "Overview", key: "o" },
+  { name: "topics", text: "Topics", key: "t" },
+  { name: "messages", text: "Messages", key: "m" },
+  { name: "groups", text: "Groups", key: "g" },
+  { name: "letters", text: "Dead letters", key: "d" },
+  { name: "schedules", text: "Schedules", key: "s" },
+  { name: "publish", text: "Publish", key: "p", apart: true },
+  { name: "webhooks", text: "Webhooks", key: "w" },
+  { name: "pipelines", text: "Pipelines", key: "l" },
+  { name: "health", text: "Health", key: "h" },
+];
+const refreshEvery = 5000;
+
+const main = document.getElementById("main");
+let current = { name: "", refresh: null, run: 0 };
+let dead = 0, live = true;
+
+// The page before stays until the next one is ready: nothing flickers, and nothing late is drawn over it.
+async function show({ focus = false } = {}) {
+  const [path, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name = "", ...words] = path.split("/").map(decoded);
+  const run = current.run + 1;
+  current = { name, refresh: null, run };
+  drawMenu();
+  document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  main.setAttribute("aria-busy", "true");
+  const page = pages[name], place = h("div");
+  const slow = setTimeout(() => { if (current.run === run) replace(main, h("p", { class: "soft", role: "status" }, "Loading…")); }, 400);
+  let refresh = null;
+  try {
+    if (!page) replace(place, heading("There is no such page"), h("p", {}, h("a", { href: "#/" }, "Go to the overview")));
+    else refresh = await page.show(place, words, new URLSearchParams(search), () => show());
+  } catch (error) {
+    replace(place, heading(page.title), problem(error));
+  }
+  clearTimeout(slow);
+  if (current.run !== run) return;
+  document.title = `${page ? page.title : "Not found"}${words.length ? ` ${words.join(" / ")}` : ""} · Millstream`;
+  replace(main, place);
+  main.removeAttribute("aria-busy");
+  current.refresh = refresh || null;
+  if (focus) { scrollTo(0, 0); main.querySelector("h1")?.focus({ preventScroll: true }); }
+}
+
+function problem(error) {
+  return h("div", { class: "notice bad", role: "alert" }, h("b", {}, error.message), error.suggestions?.length ? h("div", {}, error.suggestions.join(" ")) : null, h("div", { class: "tools after" }, h("button", { type: "button", onclick: () => show() }, "Try again")));
+}
+
+function decoded(word) { try { return decodeURIComponent(word); } catch { return word; } }
+
+function drawMenu() {
+  const here = under[current.name] ?? current.name;
+  const badge = (entry) => (entry.name === "letters" && dead ? h("span", { class: "pill bad" }, short(dead), h("span", { class: "hidden" }, " dead letters")) : null);
+  replace(document.getElementById("nav"), h("ul", {}, menu.map((entry) => h("li", { class: entry.apart ? "apart" : null }, h("a", { href: `#/${entry.name}`, "aria-current": here === entry.name ? "page" : null, title: `Keys: g ${entry.key}` }, entry.text, badge(entry))))));
+}
+
+async function tick() {
+  const pill = document.getElementById("mode");
+  const say = (kind, text, title = "") => { pill.className = `pill ${kind}`; pill.title = title; if (pill.textContent !== text) pill.textContent = text; };
+  try {
+    const seen = await get("/stats/overview", { limit: 1 });
+    say(seen.mode === "normal" ? "good" : "warn", seen.mode === "normal" ? "● running" : `▲ ${plain(seen.mode)}`, seen.reason);
+    if (dead !== seen.dead_letters) { dead = seen.dead_letters; drawMenu(); }
+  } catch (error) {
+    say("bad", error.status === 401 ? "✕ key needed" : error.status ? "✕ not allowed" : "✕ not reachable", error.message);
+  }
+  // Nothing moves under somebody who marks text or is in a dialog.
+  if (live && !document.hidden && current.refresh && !document.querySelector("dialog[open]") && getSelection().type !== "Range") {
+    try { await current.refresh(); } catch { /* the pill says it; what is on screen stays */ }
+  }
+}
+
+async function fillNamespaces() {
+  const select = document.getElementById("namespace");
+  let names = [namespace()];
+  try { names = await get("/namespaces", {}, { whole: true }); } catch { /* without the right to list them the chosen one works */ }
+  if (!names.includes(namespace())) choose(names.includes("default") ? "default" : names[0] || "default");
+  replace(select, names.map((name) => h("option", { value: name }, name)));
+  select.value = namespace();
+  select.onchange = () => { choose(select.value); dead = 0; tick(); show(); };
+}
+
+function askForKey() {
+  if (document.querySelector("dialog[open]")) return;
+  open("This broker asks for a key", (close) => {
+    const input = h("input", { type: "password", "aria-label": "API key", autocomplete: "off", required: true, style: "width:100%" });
+    const use = h("button", { class: "main", type: "submit" }, "Use this key");
+    return h("form", { onsubmit: doing(use, async () => { useKey(input.value.trim()); close(); await fillNamespaces(); await show(); tick(); }) },
+      h("p", { class: "soft" }, "It is kept in this tab only. Make one with ", h("code", {}, "millstream key create"), "."), input, h("div", { class: "tools end" }, use));
+  });
+}
+
+function showKeys() {
+  const rows = [["/", "go to a topic or a message"], ["r", "refresh"], ["?", "this list"], ...menu.map((entry) => [`g ${entry.key}`, entry.text.toLowerCase()])];
+  open("Keyboard shortcuts", (close) => h("div", {}, h("dl", { class: "facts" }, rows.map(([keys, what]) => [h("dt", {}, keys.split(" ").map((key) => [h("kbd", {}, key), " "])), h("dd", {}, what)])), h("div", { class: "tools end" }, h("button", { type: "button", onclick: close }, "Close"))));
+}
+
+function setTheme(theme) { document.documentElement.dataset.theme = theme; }
+
+let waiting = 0;
+document.addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]") || /^(input|textarea|select)$/i.test(event.target.tagName)) return;
+  const entry = menu.find((one) => one.key === event.key);
+  if (Date.now() - waiting < 1500 && entry) { waiting = 0; location.hash = `#/${entry.name}`; }
+  else if (event.key === "g") waiting = Date.now();
+  else if (event.key === "/") { event.preventDefault(); document.getElementById("jump-text").focus(); }
+  else if (event.key === "?") showKeys();
+  else if (event.key === "r") { tick(); show(); }
+});
+
+document.getElementById("jump").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const text = document.getElementById("jump-text").value.trim();
+  if (text) location.hash = /^[0-9A-HJKMNP-TV-Z]{26}$/i.test(text) ? `#/message/${text.toUpperCase()}` : `#/topic/${encodeURIComponent(text)}`;
+});
+// Names to choose from, for every field that takes a topic; refreshed when somebody is about to choose.
+document.addEventListener("focusin", async (event) => {
+  if (event.target.getAttribute("list") !== "jump-topics") return;
+  try {
+    const found = await get("/topics", { limit: 1000 });
+    replace(document.getElementById("jump-topics"), found.map((one) => h("option", { value: one.name }, one.depth ? `${number(one.depth)} unsettled` : null)));
+  } catch { /* suggestions are a convenience */ }
+});
+document.getElementById("keys").addEventListener("click", showKeys);
+document.getElementById("live").addEventListener("click", (event) => {
+  live = !live;
+  event.target.setAttribute("aria-pressed", String(live));
+  event.target.textContent = live ? "Live" : "Stopped";
+  if (live) tick();
+});
+document.getElementById("theme").addEventListener("click", () => {
+  const theme = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
+  localStorage.setItem("millstream.theme", theme);
+  setTheme(theme);
+});
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
+window.addEventListener("hashchange", () => show({ focus: true }));
+window.addEventListener("millstream-key", askForKey);
+
+// Until somebody chooses, as the system has it.
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const asSystem = () => setTheme(localStorage.getItem("millstream.theme") || (dark.matches ? "dark" : "light"));
+dark.addEventListener("change", asSystem);
+asSystem();
+fillNamespaces().then(() => { tick(); return show(); });
+setInterval(tick, refreshEvery);

@@ -1,0 +1,82 @@
+// Asking before something dangerous, saying what was done, and taking it back where that is possible.
+
+import { h } from "./dom.js";
+
+// `undo` is a function that does the opposite and answers with a sentence.
+export function toast(text, { kind = "", undo = null } = {}) {
+  const shelf = document.getElementById("toasts");
+  const close = h("button", { type: "button", class: "quiet small", "aria-label": "Close this note", onclick: () => note.remove() }, "✕");
+  const back = undo ? h("button", { type: "button", class: "small" }, "Undo") : null;
+  const note = h("div", { class: `toast ${kind}`, role: kind === "bad" ? "alert" : null }, h("span", {}, text), back, close);
+  if (back) back.onclick = doing(back, async () => { const said = await undo(); note.remove(); return said; }, (said) => said);
+  shelf.append(note);
+  if (shelf.showPopover) { if (shelf.matches(":popover-open")) shelf.hidePopover(); shelf.showPopover(); }  // above an open dialog
+  let left = kind === "bad" || undo ? 15 : 7;
+  const timer = setInterval(() => {
+    if (!note.isConnected || (!note.matches(":hover, :focus-within") && (left -= 1) <= 0)) { note.remove(); clearInterval(timer); }
+  }, 1000);
+}
+
+// Resolves to true only when the person confirms.  With `typed`, the name has to be typed first.
+export function confirm({ title, text, action, danger = true, typed = "" }) {
+  return new Promise((resolve) => {
+    const go = h("button", { type: "submit", class: danger ? "danger" : "main", value: "yes", disabled: !!typed }, action);
+    const input = typed ? h("input", { "aria-label": `Type ${typed} to confirm`, autocomplete: "off", spellcheck: "false", style: "width:100%", oninput: () => { go.disabled = input.value !== typed; } }) : null;
+    const stay = h("button", { type: "button", onclick: () => box.close("no") }, "Cancel");
+    const box = dialog(title, "", h("form", { method: "dialog" }, h("p", { id: "dialog-text" }, text), input ? [h("p", { class: "soft" }, "Type ", h("b", {}, typed), " to confirm."), input] : null, h("div", { class: "tools end" }, stay, go)));
+    box.setAttribute("role", "alertdialog");
+    box.setAttribute("aria-describedby", "dialog-text");
+    box.addEventListener("close", () => resolve(box.returnValue === "yes"));
+    box.showModal();
+    (input || (danger ? stay : go)).focus();
+  });
+}
+
+// A dialog around a form; `build(close)` returns its content.
+export function open(title, build, { large = false } = {}) {
+  const box = dialog(title, large ? "large" : "");
+  box.append(build(() => box.close()));
+  box.showModal();
+  box.querySelector("input, select, textarea")?.focus();
+}
+
+function dialog(title, look, ...content) {
+  const box = h("dialog", { class: look, "aria-labelledby": "dialog-title" }, h("h2", { id: "dialog-title" }, title), content);
+  box.addEventListener("close", () => box.remove());
+  document.body.append(box);
+  return box;
+}
+
+// Runs what a button does: once at a time, with its outcome said.  `done` makes a sentence, or {text, undo}, of what
+// the work answers; nothing = it was called off, or there is nothing to say.
+export function doing(button, work, done) {
+  return async (event) => {
+    event?.preventDefault();
+    button.disabled = true;
+    const place = button.closest("dialog");
+    place?.querySelector(".problem")?.remove();
+    try {
+      const outcome = await work();
+      const said = outcome === undefined || outcome === null ? null : typeof done === "function" ? done(outcome) : done;
+      if (said) toast(said.text || said, { undo: said.undo });
+    } catch (error) {
+      const text = [error.message, ...(error.suggestions || [])].join(" ");
+      if (place?.open) (button.closest(".tools") || button).before(h("div", { class: "notice bad problem", role: "alert" }, text));
+      else toast(text, { kind: "bad" });
+    } finally {
+      button.disabled = false;
+      if (document.activeElement === document.body) button.focus();  // a button that was disabled cannot get it back itself
+    }
+  };
+}
+
+// A button that asks, does, and says what it did.
+export function button(label, work, { look = "", ask = null, done = "", title = null } = {}) {
+  const made = h("button", { type: "button", class: look, title }, label);
+  made.onclick = doing(made, async () => {
+    if (ask && !(await confirm(ask))) return null;
+    const outcome = await work();
+    return outcome === undefined ? true : outcome;
+  }, done);
+  return made;
+}

@@ -1,0 +1,89 @@
+// Elements from data.  Text always becomes a text node: nothing a message contains is markup.
+
+const drawn = new Set(["svg", "path", "line", "rect", "circle", "text", "g", "title", "polyline", "polygon"]);
+
+export function h(name, attributes = {}, ...children) {
+  const element = drawn.has(name) ? document.createElementNS("http://www.w3.org/2000/svg", name) : document.createElement(name);
+  add(element, children);
+  for (const [key, value] of Object.entries(attributes || {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+    else if (key === "value" || key === "checked" || key === "disabled") element[key] = value;
+    else if (key === "style") element.style.cssText = value;  // an attribute would need a weaker content security policy
+    else element.setAttribute(key, value === true ? "" : value);
+  }
+  return element;
+}
+
+function add(parent, children) {
+  for (const child of children.flat(Infinity)) {
+    if (child === null || child === undefined || child === false) continue;
+    parent.append(child instanceof Node ? child : document.createTextNode(String(child)));
+  }
+}
+
+// Pages draw themselves anew every few seconds: whoever is reading or tabbing through one must not notice.
+export function replace(parent, ...children) {
+  const focused = pathTo(parent, document.activeElement);
+  const scrolled = [...parent.querySelectorAll(".table")].map((box) => [box.scrollLeft, box.scrollTop]);
+  const open = [...parent.querySelectorAll("details")].map((one) => one.open);
+  const fresh = document.createDocumentFragment();
+  add(fresh, children);
+  parent.replaceChildren(fresh);
+  [...parent.querySelectorAll(".table")].forEach((box, index) => { if (scrolled[index]) [box.scrollLeft, box.scrollTop] = scrolled[index]; });
+  [...parent.querySelectorAll("details")].forEach((one, index) => { if (open[index]) one.open = true; });
+  if (focused) focused.reduce((at, index) => at?.children[index], parent)?.focus({ preventScroll: true });
+}
+
+function pathTo(parent, element) {
+  if (!element || element === parent || !parent.contains(element)) return null;
+  const path = [];
+  for (let at = element; at !== parent; at = at.parentElement) path.unshift([...at.parentElement.children].indexOf(at));
+  return path;
+}
+
+// --- pieces -------------------------------------------------------------------------------------------------------
+
+export function heading(text, { crumbs = [], actions = [], after = null } = {}) {
+  return [
+    crumbs.length ? h("nav", { class: "crumbs", "aria-label": "Where this is" }, crumbs.map(([name, href], index) => [index ? " / " : "", h("a", { href }, name)])) : null,
+    h("div", { class: "heading" }, h("h1", { tabindex: -1 }, text, after ? [" ", after] : null), actions),
+  ];
+}
+
+export function section(title, body, { actions = [], note = "" } = {}) {
+  return h("section", { class: "section" }, h("header", {}, h("h2", {}, title), note ? h("span", { class: "soft" }, note) : null, h("div", { class: "tools" }, actions)), body);
+}
+
+export function pill(text, kind = "") { return h("span", { class: `pill ${kind}` }, text); }
+
+export function card(label, figure, note = "", kind = "") {
+  const words = typeof figure !== "string" || /[a-z]{4}/i.test(figure);
+  return h("div", { class: `card figures ${kind}` }, h("div", { class: "label" }, label), h("div", { class: `figure ${words ? "words" : ""}` }, figure), note ? h("div", { class: "note" }, note) : null);
+}
+
+export function facts(pairs) {
+  const known = pairs.filter((pair) => pair && pair[1] !== undefined && pair[1] !== null && pair[1] !== "");
+  return h("dl", { class: "facts" }, known.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+}
+
+// Many short ones, in columns.
+export function settings(pairs) {
+  return h("dl", { class: "facts many card" }, pairs.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+}
+
+export function field(label, control, { wide = false, hint = "" } = {}) {
+  return h("label", { class: `field ${wide ? "wide" : ""}` }, h("span", {}, label), control, hint ? h("span", {}, hint) : null);
+}
+
+export function empty(title, ...more) { return h("div", { class: "empty" }, h("b", {}, title), more); }
+
+export function meter(part, label) {
+  const percent = Math.max(0, Math.min(100, part * 100));
+  return h("div", { class: "meter", role: "progressbar", "aria-valuenow": Math.round(percent), "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": label }, h("i", { style: `width:${percent}%` }));
+}
+
+// A few things of which one holds: [[value, label], ...].
+export function choices(label, options, chosen, pick) {
+  return h("div", { class: "choices", role: "group", "aria-label": label }, options.map(([value, text]) => h("button", { type: "button", "aria-pressed": String(value === chosen), onclick: () => pick(value) }, text)));
+}

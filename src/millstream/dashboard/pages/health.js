@@ -1,0 +1,58 @@
+// Is the broker well, who is connected, and how is it set?
+
+import { card, h, heading, pill, replace, section, settings } from "../dom.js";
+import { everything, get, put } from "../api.js";
+import { button } from "../dialogs.js";
+import { list, table } from "../tables.js";
+import { ago, bytes, count, duration, number, plain, setting } from "../words.js";
+
+export const title = "Health";
+const kinds = { healthy: "good", degraded: "warn", critical: "bad" };
+
+export async function show(place) {
+  const [cards, parts, switching, config] = [h("div", { class: "cards" }), h("div"), h("span"), h("div")];
+  const people = list([
+    { title: "Client", name: true, cell: (row) => [row.client_id || "–", " ", h("span", { class: "soft" }, row.address)], sort: (row) => row.client_id },
+    { title: "Door", cell: (row) => row.door, sort: (row) => row.door },
+    { title: "Namespace", cell: (row) => row.namespace, sort: (row) => row.namespace },
+    { title: "Connected", cell: (row) => ago(row.opened_ms), sort: (row) => row.opened_ms },
+    { title: "Queues", wrap: true, cell: (row) => row.queues.join(", ") || "–" },
+    { title: "Leased", num: true, cell: (row) => count(row.leased), sort: (row) => row.leased },
+    { title: "Subscriptions", num: true, cell: (row) => count(row.subscriptions), sort: (row) => row.subscriptions },
+  ], { key: "connections", caption: "Connections", text: (row) => `${row.client_id} ${row.address} ${row.namespace} ${row.queues.join(" ")}`, noun: "connections", empty: "Nobody is connected. Requests over HTTP are not counted." });
+  let deep = null;
+
+  const maintain = async (wanted) => { await put("/admin/mode", { mode: wanted ? "maintenance" : "normal" }, { whole: true }); await refresh(); return wanted; };
+  const said = (now) => (now ? "Maintenance has begun." : "Maintenance is over; the broker is in normal mode.");
+  const maintenance = (mode) => button(mode === "maintenance" ? "End maintenance" : "Begin maintenance", () => maintain(mode !== "maintenance"), {
+    look: mode === "maintenance" ? "main" : "danger",
+    ask: mode === "maintenance" ? null : { title: "Begin maintenance?", text: "Publishers and consumers are turned away until maintenance ends. Nothing is lost.", action: "Begin maintenance" },
+    done: (now) => ({ text: said(now), undo: async () => said(await maintain(!now)) }),
+  });
+  const probe = button("Run a deep check", async () => { deep = await get("/health/deep", {}, { whole: true }).catch((error) => { if (error.data?.components) return error.data; throw error; }); await refresh(); }, { done: () => `The deep check found: ${deep.status}.`, title: "Stores a message and reads it back" });
+
+  const refresh = async () => {
+    const [report, now, connections] = await Promise.all([get("/health", {}, { whole: true }).catch((error) => { if (error.data?.components) return error.data; throw error; }), get("/stats/overview", { everywhere: true, limit: 1 }), everything("/admin/connections", {}, { whole: true }).catch(() => null)]);
+    const health = deep && deep.checked_ms > Date.now() - 60000 ? deep : report;
+    replace(switching, maintenance(now.mode));
+    replace(cards,
+      card("Status", pill(health.status, kinds[health.status]), health.deep ? h("span", {}, "deep check, ", ago(health.checked_ms)) : health.ready ? "takes messages" : health.reason, { critical: "bad", degraded: "warn" }[health.status] || ""),
+      card("Mode", plain(now.mode), now.reason, now.mode === "normal" ? "" : "warn"),
+      card("Up for", duration(now.uptime_ms), now.software),
+      card("Memory", bytes(now.memory_bytes)), card("Disk", bytes(now.log_bytes), `${bytes(now.disk_free_bytes)} free`),
+      card("Partitions", number(now.partitions), `${number(now.topics)} topics, ${number(now.namespaces)} namespaces`));
+    replace(parts, table([
+      { title: "Component", cell: (row) => plain(row.name) },
+      { title: "Status", cell: (row) => pill(row.status, kinds[row.status]) },
+      { title: "Found", wrap: true, cell: (row) => [row.message, row.recommendation ? h("div", {}, h("b", {}, row.recommendation)) : null] },
+      { title: "Took", num: true, cell: (row) => (row.latency_ms ? duration(row.latency_ms) : "–") },
+      { title: "Errors", num: true, cell: (row) => count(row.errors) },
+    ], health.components, { caption: "Components" }));
+    if (connections) people.draw(connections);
+  };
+  await refresh();
+  const set = await get("/admin/config", {}, { whole: true }).catch(() => null);
+  replace(config, set ? h("details", {}, h("summary", {}, `${number(set.length)} settings, ${number(set.filter((one) => one.source !== "default").length)} of them changed`), settings([...set].sort((a, b) => (a.source === "default") - (b.source === "default")).map((one) => [[h("code", {}, one.name), " ", one.source === "default" ? null : pill(one.source, "main")], setting(one.name, one.value)]))) : h("p", { class: "soft" }, "Only administrators see the settings."));
+  replace(place, heading("Health", { actions: [probe, switching] }), cards, section("Components", parts), section("Connections", people.box), section("Settings in force", config));
+  return refresh;
+}

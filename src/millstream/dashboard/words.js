@@ -1,0 +1,91 @@
+// Figures, times and values in words.
+
+import { h } from "./dom.js";
+
+export const priorities = ["critical", "high", "normal", "low", "background"];
+
+export function number(value) {
+  if (value === null || value === undefined) return "–";
+  return Math.round(value).toLocaleString("en");
+}
+
+export function short(value, digits = 1) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const units = ["", " k", " M", " G", " T"];
+  let step = 0;
+  while (Math.abs(value) >= 10000 && step < units.length - 1) { value /= 1000; step += 1; }
+  const text = Math.abs(value) >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toFixed(digits);
+  return text + units[step];
+}
+
+// In tables: a zero steps back.
+export function count(value) { return value ? short(value) : h("span", { class: "zero" }, "0"); }
+
+export function many(amount, one, several = `${one}s`) { return `${number(amount)} ${amount === 1 ? one : several}`; }
+
+export function rate(value) { return value === null || value === undefined ? "–" : `${short(value)}/s`; }
+
+export function bytes(value) {
+  if (value === null || value === undefined) return "–";
+  const names = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let step = 0;
+  while (value >= 1024 && step < names.length - 1) { value /= 1024; step += 1; }
+  return `${step === 0 || Number.isInteger(value) ? Math.round(value) : value.toFixed(value < 10 ? 1 : 0)} ${names[step]}`;
+}
+
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 1000) return `${ms < 10 && !Number.isInteger(ms) ? ms.toFixed(1) : Math.round(ms)} ms`;
+  if (ms < 10000 && ms % 1000) return `${(ms / 1000).toFixed(1)} s`;
+  const words = [];
+  let rest = Math.floor(ms / 1000);
+  for (const [size, name] of [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]]) {
+    if (rest >= size) { words.push(`${Math.floor(rest / size)} ${name}`); rest %= size; }
+    else if (words.length) break;
+    if (words.length === 2) break;
+  }
+  return words.join(" ");
+}
+
+// Local time; the tooltip has it in UTC.
+export function when(ms, { milliseconds = false } = {}) {
+  if (!ms) return "–";
+  const moment = new Date(ms);
+  const text = moment.toLocaleString("sv") + (milliseconds ? `.${String(moment.getMilliseconds()).padStart(3, "0")}` : "");
+  return h("time", { datetime: moment.toISOString(), title: utc(moment) }, text);
+}
+
+export function ago(ms) {
+  if (!ms) return "–";
+  const span = Date.now() - ms, moment = new Date(ms);
+  const words = Math.abs(span) < 1000 ? "just now" : span > 0 ? `${duration(Math.floor(span / 1000) * 1000)} ago` : `in ${duration(Math.ceil(-span / 1000) * 1000)}`;
+  return h("time", { datetime: moment.toISOString(), title: utc(moment) }, words);
+}
+
+function utc(moment) { return `${moment.toISOString().replace("T", " ").replace("Z", "")} UTC`; }
+
+// For <input type="datetime-local">, which speaks local time without saying so.
+export function localInput(ms) { return new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 19); }
+
+export function plain(word) { return word.toLowerCase().replaceAll("_", " "); }
+
+// A setting, with what its number means.
+export function setting(name, value) {
+  if (value === "" || value === null) return h("span", { class: "soft" }, "–");
+  const meaning = typeof value !== "number" || value === 0 ? "" : name.endsWith("_ms") ? duration(value) : name.endsWith("_bytes") || name.includes("_bytes_") ? bytes(value) : "";
+  return meaning ? h("code", { title: String(value) }, meaning) : h("code", {}, typeof value === "object" ? JSON.stringify(value) : String(value));
+}
+
+// JSON with line breaks.  Only white space is touched, so that long numbers and the order of keys stay what they are.
+export function pretty(text) {
+  try { JSON.parse(text); } catch { return text; }
+  if (!/^\s*[[{]/.test(text)) return text;
+  let shown = "", depth = 0;
+  const line = () => `\n${"  ".repeat(depth)}`;
+  for (const token of text.match(/"(?:\\.|[^"\\])*"|[{}[\],:]|[^\s{}[\],:"]+/g) || []) {
+    if (token === "{" || token === "[") { depth += 1; shown += token + line(); }
+    else if (token === "}" || token === "]") { depth -= 1; shown = /[{[]\s*$/.test(shown) ? shown.trimEnd() + token : shown + line() + token; }
+    else shown += token === "," ? token + line() : token === ":" ? ": " : token;
+  }
+  return shown;
+}

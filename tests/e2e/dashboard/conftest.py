@@ -1,0 +1,86 @@
+"""A real Chromium that looks at a real broker.  Without a Chromium, or without Playwright, these tests are skipped."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from millstream.testing.broker import BrokerForTests
+from tests.e2e.dashboard.screen import Screen
+from tests.e2e.dashboard.world import fill
+
+#: Nothing is downloaded, nothing is reported, nothing is drawn on a graphics card.
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+def chromium() -> str | None:
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return os.environ.get("MILLSTREAM_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+
+
+# Not for the session: Playwright keeps an event loop running in this thread, and other tests call `asyncio.run`.
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    program = chromium()
+    if program is None:
+        missing = "there is no Chromium: install one (`apt install chromium`), or name it in MILLSTREAM_CHROMIUM"
+        (pytest.fail if os.environ.get("MILLSTREAM_NEEDS_CHROMIUM") else pytest.skip)(missing)
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make test` does that")
+    with playwright.sync_playwright() as running:
+        launched = running.chromium.launch(executable_path=program, args=list(FLAGS))
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="session")
+def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where screenshots are kept."""
+    given = os.environ.get("MILLSTREAM_ARTIFACTS")
+    folder = Path(given) / "dashboard" if given else tmp_path_factory.mktemp("dashboard")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerForTests]:
+    with BrokerForTests(http=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(broker: BrokerForTests) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{broker.url}/api/v1", timeout=10) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shop(broker: BrokerForTests, http: httpx.Client) -> dict[str, str]:
+    """A broker in which something of everything has happened; ids of some of it."""
+    return fill(http, broker.connect(client_id="auditor"))
+
+
+@pytest.fixture
+def screen(browser: Any, broker: BrokerForTests, artefacts: Path, request: pytest.FixtureRequest) -> Iterator[Screen]:
+    """A window onto the dashboard; a picture of how the test ended is kept, and nothing may have gone wrong unseen."""
+    context = browser.new_context(viewport={"width": 1360, "height": 860}, reduced_motion="reduce", locale="en-GB")
+    context.set_default_timeout(8000)
+    shown = Screen(context.new_page(), broker.url)
+    yield shown
+    shown.picture(artefacts / f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.removeprefix('test_').lower())}.png")
+    context.close()
+    assert not shown.troubles, shown.troubles

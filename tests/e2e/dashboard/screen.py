@@ -1,0 +1,109 @@
+"""A window onto the dashboard, for tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PAGES", "Screen"]
+
+#: Every page, by what follows `#/`; names in braces are ids of the world that fill() makes.
+PAGES = {
+    "overview": "",
+    "topics": "topics",
+    "topic": "topic/orders",
+    "messages": "messages?topic=orders",
+    "message": "message/{original}",
+    "traces": "traces?failures_only=true",
+    "dead-letters": "letters",
+    "dead-letter": "letter/{letter}",
+    "schedules": "schedules",
+    "groups": "groups",
+    "stream-group": "group/audit",
+    "queue-group": "queue/orders/billing",
+    "publish": "publish",
+    "webhooks": "webhooks",
+    "pipelines": "pipelines",
+    "health": "health",
+}
+
+
+class Screen:
+    """A page of the browser that remembers everything that went wrong in it."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.troubles: list[str] = []
+        page.on("console", lambda said: said.type == "error" and self.troubles.append(said.text))
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("request", lambda asked: self._must_stay(asked.url))
+
+    def _must_stay(self, url: str) -> None:
+        if not url.startswith((self.url, "data:", "about:")):
+            self.troubles.append(f"a request left the host: {url}")
+
+    def open(self, path: str = "") -> Screen:
+        """Show a page, in full: it has a heading and nothing is loading."""
+        wanted = f"{self.url}/#/{path}"
+        if self.page.url == wanted:
+            self.page.reload()
+        elif self.page.url.startswith(self.url):
+            self.page.evaluate(_NAVIGATE, f"#/{path}")
+        else:
+            self.page.goto(wanted)
+        self.page.locator("main:not([aria-busy]) h1").wait_for()
+        return self
+
+    def see(self, text: str) -> None:
+        """Fails if the text does not appear."""
+        self.page.locator("main").get_by_text(text).first.wait_for()
+
+    def told(self, text: str) -> Any:
+        """The note that says what was done."""
+        note = self.page.locator(".toast").filter(has_text=text)
+        note.wait_for()
+        return note
+
+    def press(self, name: str, *, within: Any = None) -> None:
+        (within or self.page).get_by_role("button", name=name, exact=True).first.click()
+
+    def dialog(self) -> Any:
+        shown = self.page.locator("dialog[open]")
+        shown.wait_for()
+        return shown
+
+    def picture(self, path: Path, *, whole: bool = False) -> None:
+        self.page.screenshot(path=str(path), full_page=whole)
+
+    def flaws(self) -> list[str]:
+        """What somebody with a keyboard, a screen reader or a small screen would stumble over."""
+        found: list[str] = self.page.evaluate(_FLAWS)
+        return found
+
+
+_NAVIGATE = """(hash) => new Promise((done) => {
+  addEventListener("hashchange", done, { once: true });
+  location.hash = hash;
+})"""
+
+_FLAWS = """() => {
+  const flaws = [], all = (what) => [...document.querySelectorAll(what)];
+  const named = (one) => one.labels?.length || one.getAttribute("aria-label") || one.getAttribute("aria-labelledby");
+  for (const one of all("input, select, textarea")) if (!named(one)) flaws.push(`no label: ${one.outerHTML}`);
+  for (const one of all("button, a[href]")) {
+    if (!one.textContent.trim() && !one.getAttribute("aria-label")) flaws.push(`no name: ${one.outerHTML}`);
+  }
+  for (const one of all("table")) if (!one.caption?.textContent) flaws.push("a table without a caption");
+  for (const one of all("th")) if (!one.textContent.trim()) flaws.push("a column without a name");
+  for (const one of all("svg[role=img]")) if (!one.querySelector("title")) flaws.push("a drawing without words");
+  for (const one of all("img")) if (!one.hasAttribute("alt")) flaws.push("an image without alt");
+  if (all("h1").length !== 1) flaws.push(`${all("h1").length} main headings`);
+  for (const name of ["header", "main", "nav"]) if (!all(name).length) flaws.push(`no ${name}`);
+  const names = all("[id]").map((one) => one.id);
+  if (new Set(names).size !== names.length) flaws.push("an id that is there twice");
+  const wide = document.documentElement.scrollWidth - innerWidth;
+  const out = (one) => one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".table");
+  if (wide > 0) flaws.push(`wider than the window by ${wide}: ${all("main *").find(out)?.outerHTML.slice(0, 200)}`);
+  return flaws;
+}"""

@@ -1,0 +1,131 @@
+"""Every page in a real Chromium: what is on it, how it looks, and who can use it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.access_world import guarded, key_for
+from tests.e2e.dashboard.screen import PAGES, Screen
+from tests.e2e.dashboard.world import queue, told
+
+
+@pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
+def test_every_page_is_whole_named_and_fits(
+    screen: Screen, shop: dict[str, str], artefacts: Path, theme: str, width: int
+) -> None:
+    screen.page.emulate_media(color_scheme=theme)
+    screen.page.set_viewport_size({"width": width, "height": 860})
+    for name, path in PAGES.items():
+        screen.open(path.format(**shop))
+        assert not screen.page.locator("[role=alert].bad").count(), f"{name} could not be shown"
+        assert screen.flaws() == [], name
+        screen.picture(artefacts / f"page-{name}-{theme}.png", whole=True)
+
+
+def test_the_theme_follows_the_system_until_somebody_chooses(screen: Screen) -> None:
+    def brightness() -> int:
+        colour = screen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in colour[4:-1].split(","))
+
+    screen.page.emulate_media(color_scheme="dark")
+    screen.open()
+    assert brightness() < 150
+    screen.press("Switch between light and dark")
+    assert brightness() > 600
+    screen.open("topics")
+    assert brightness() > 600
+
+
+def test_a_thousand_topics_are_shown_and_searched_at_once(screen: Screen) -> None:
+    row = {"partition_count": 1, "messages": 5, "size_bytes": 999, "depth": 0, "leased": 0, "waiting": 0, "groups": 1}
+    rows = [
+        {"name": f"shop.{n % 20}.topic-{n:04}", **row, "dead_letters": n if n == 700 else 0, "created_ms": 1}
+        for n in range(1000)
+    ]
+    screen.page.route("**/topics?*", lambda route: route.fulfill(json=rows, headers={"x-total-count": "1000"}))
+    began = time.monotonic()
+    screen.open("topics")
+    screen.see("1,000 topics")
+    assert time.monotonic() - began < 2
+    assert screen.page.locator("tbody tr").count() == 100
+    screen.press("Dead letters")
+    assert "topic-0700" in screen.page.locator("tbody tr").first.inner_text()
+    for wanted, found in (("0042", "1 of 1,000"), ("shop.7.*", "50 of 1,000"), ("shop.#", "1,000 of 1,000")):
+        screen.page.get_by_label("Filter topics").fill(wanted)
+        screen.see(found)
+
+
+def test_everything_can_be_done_with_the_keyboard(screen: Screen, shop: dict[str, str]) -> None:
+    page = screen.open().page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "main"
+    page.keyboard.press("g")
+    page.keyboard.press("t")
+    screen.see("Filter by a part of the name")
+    assert page.evaluate("document.activeElement.tagName") == "H1"
+    page.keyboard.press("/")
+    page.keyboard.type("orders")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="orders", exact=True).wait_for()
+    page.get_by_role("button", name="Delete").focus()
+    page.keyboard.press("Enter")
+    assert screen.dialog().get_by_role("textbox").evaluate("one => one === document.activeElement")
+    for _ in range(6):
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement === document.body || !!document.activeElement.closest('dialog')")
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    assert page.evaluate("document.activeElement.textContent") == "Delete"
+
+
+def test_what_a_message_says_is_never_markup(screen: Screen, http: httpx.Client) -> None:
+    evil = "<img src=/evil.png onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    queue(http, "hostile", "billing")
+    message = {"value": evil, "key": evil, "headers": {"x-evil": evil}}
+    [receipt] = told(http.post("/topics/hostile/messages", json=message))
+    [leased] = told(http.post("/queues/hostile/billing/lease", json={}))
+    told(http.post("/queues/reject", json={"receipts": [leased["receipt"]], "reason": evil}))
+    [letter] = told(http.get("/dead-letters", params={"topic": "hostile"}))["letters"]
+    one, all_of_them = (f"message/{receipt['id']}", f"letter/{letter['id']}"), "topic=hostile"
+    for path in (*one, f"messages?{all_of_them}", f"letters?{all_of_them}"):
+        screen.open(path)
+        assert "onerror" in screen.page.locator("main").inner_text()
+        assert screen.page.locator("main img, main script").count() == 0
+        assert "owned" not in screen.page.title()
+
+
+def test_a_broker_that_is_gone_is_named_and_what_was_seen_stays(screen: Screen, shop: dict[str, str]) -> None:
+    screen.open("topics")
+    screen.page.route("**/api/**", lambda route: route.abort())
+    screen.press("Live")
+    screen.press("Stopped")
+    screen.page.locator("#mode").filter(has_text="not reachable").wait_for()
+    screen.see("orders")
+    screen.page.keyboard.press("r")
+    screen.see("the broker does not answer")
+    screen.page.unroute("**/api/**")
+    screen.press("Try again")
+    screen.see("orders")
+    screen.troubles[:] = [trouble for trouble in screen.troubles if "ERR_FAILED" not in trouble]
+
+
+def test_a_broker_with_keys_asks_for_one(browser: Any) -> None:
+    with guarded(http=True) as broker:
+        key = key_for(broker, "admin")
+        page = browser.new_page()
+        screen = Screen(page, broker.url)
+        page.goto(broker.url)
+        screen.dialog().get_by_label("API key").fill(key)
+        screen.press("Use this key", within=screen.dialog())
+        screen.see("All is well")
+        assert key not in json.dumps(page.evaluate("({...localStorage})"))
+        page.close()
+        assert all("401" in trouble for trouble in screen.troubles), screen.troubles

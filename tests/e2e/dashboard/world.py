@@ -1,0 +1,52 @@
+"""A broker in which something of everything has happened."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from millstream.client import Client
+
+__all__ = ["fill", "queue", "told"]
+
+_ERROR = "ValueError: unknown currency 'XXX'\n  File \"billing.py\", line 41, in charge"
+
+
+def told(answer: httpx.Response) -> Any:
+    """What the broker answered, which must have been a success."""
+    assert answer.is_success, answer.text
+    return answer.json() if answer.content else None
+
+
+def queue(http: httpx.Client, topic: str, group: str) -> None:
+    """A topic and a queue group on it."""
+    told(http.post("/topics", json={"name": topic, "if_missing": True}))
+    told(http.put(f"/queues/{topic}/{group}", json={}))
+
+
+def fill(http: httpx.Client, client: Client) -> dict[str, str]:
+    told(http.post("/topics", json={"name": "orders", "partitions": 3}))
+    told(http.post("/topics", json={"name": "shop.eu-central-1.a-name-that-goes-on.and-on.and-on.until-it-ends"}))
+    told(http.put("/queues/orders/billing", json={}))
+    told(http.put("/queues/orders/printer", json={"paused": True}))
+    orders = [
+        {"value": {"order": n, "total": 12.5 * n}, "key": f"c-{n % 4}", "headers": {"shop": "eu"}, "priority": n % 5}
+        for n in range(20)
+    ]
+    told(http.post("/topics/orders/messages", json=orders))
+    leased = told(http.post("/queues/orders/billing/lease", json={"max": 9}))
+    receipts = [message["receipt"] for message in leased]
+    told(http.post("/queues/reject", json={"receipts": receipts[:2], "reason": _ERROR}))
+    told(http.post("/queues/nack", json={"receipts": receipts[2:4], "reason": "timed out", "delay_ms": 3_600_000}))
+    told(http.post("/queues/ack", json={"receipts": receipts[4:8]}))
+    stream = iter(client.stream("orders", group="audit", start="earliest"))
+    next(stream)
+    later = [{"value": f"reminder {n}", "delay_ms": 60_000 * (n + 5) ** 2} for n in range(12)]
+    told(http.post("/topics/reminders/messages", json=later))
+    recurring = {"topic": "reports", "cron": "0 3 * * *", "timezone": "Europe/Berlin", "value": {"run": "all"}}
+    told(http.put("/recurring/nightly-report", json=recurring))
+    hook = {"topic": "orders", "group": "partner", "url": "http://127.0.0.1:9/hook", "start": "latest"}
+    told(http.post("/webhooks", json=hook))
+    [letter, *_] = told(http.get("/dead-letters"))["letters"]
+    return {"letter": letter["id"], "original": letter["original_id"]}
