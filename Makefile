@@ -5,17 +5,20 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
+SITE   := $(VENV)/.ready-site
 
-.PHONY: help run test test-slow sim check format bench docs clean
+.PHONY: help run test test-slow test-dashboard sim check format bench docs clean
 
 help:
 	@echo "make run        set up and start the broker on ./data"
 	@echo "make test       set up and run the tests (fast suite)"
 	@echo "make test-slow  kill -9 rounds, big logs, long simulations"
+	@echo "make test-dashboard  the dashboard in a real Chromium, pictures in ./test-artefacts"
 	@echo "make sim        simulate deployments until a promise is broken; SEED=123 replays one"
 	@echo "make check      format, lint, types, import rules"
 	@echo "make bench      measure against the peers installed on this machine"
 	@echo "make docs       rewrite the reference pages from the code"
+	@echo "make site       build the documentation as a site into build/site"
 
 $(READY): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Millstream needs Python 3.11 or later; set PYTHON=/path/to/it"; exit 1; }
@@ -28,6 +31,10 @@ $(DEV): $(READY) requirements-dev.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	@touch $@
 
+$(SITE): $(DEV) requirements-docs.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	@touch $@
+
 run: $(READY)
 	$(BIN)/millstream serve
 
@@ -36,6 +43,10 @@ test: $(DEV)
 
 test-slow: $(DEV)
 	$(BIN)/pytest -m slow --timeout 3600
+
+# Part of `make test` where there is a Chromium; here it is an error if there is none.
+test-dashboard: $(DEV)
+	MILLSTREAM_ARTIFACTS=$${MILLSTREAM_ARTIFACTS:-test-artefacts} MILLSTREAM_NEEDS_CHROMIUM=1 $(BIN)/pytest tests/e2e/dashboard
 
 # The order of Python's sets is fixed as well, so that one seed is one run.
 sim: $(DEV)
@@ -56,6 +67,9 @@ bench: $(DEV)
 
 docs: $(DEV)
 	$(BIN)/python -m millstream.cli.reference
+
+site: $(SITE) docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -176,6 +176,12 @@ class Work(threading.Thread):
         except BaseException as error:
             self.failure = error
 
+    def wait_until_begun(self) -> None:
+        deadline_s = time.monotonic() + 60
+        while not self.confirmed and self.is_alive():
+            assert time.monotonic() < deadline_s, f"{self.name} does nothing"
+            time.sleep(0.005)
+
     def end(self) -> None:
         self.stopping.set()
         self.join(90)
@@ -289,6 +295,9 @@ class KillRun:
             self._producers.append(self._work(f"p{number}", self._sender(produce)))
         self._producers.append(self._work("s0", self._sender(schedule)))
         self._replays = self._work("replays", lambda work: replay(self.address, work))
+        # A broker that is killed while they connect for the first time is not what this is about.
+        for producer in self._producers:
+            producer.wait_until_begun()
 
     def _work(self, name: str, work: Callable[[Work], None]) -> Work:
         begun = Work(work, name)

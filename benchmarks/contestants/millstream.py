@@ -32,6 +32,7 @@ class Millstream:
     lanes: bool = False  # messages of all five priorities
     ordering: str = "none"
     fair_by: str = ""
+    settings: tuple[str, ...] = ()  # of the broker, as KEY=VALUE
 
     @property
     def name(self) -> str:
@@ -55,6 +56,8 @@ class Millstream:
     def start(self, directory: Path, _level: Level) -> Server:
         server = Server(free_port())
         command = [str(_binary()), "serve", "--data", str(directory), "--port", str(server.port), "--http-port", "0"]
+        for setting in self.settings:
+            command += ["--set", setting]
         launch(server, command, directory.with_suffix(".log"))
         return server
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from millstream.client import TopicPartition as TopicPartition
     from millstream.client import Worker as Worker
     from millstream.client import connect as connect
+    from millstream.client import trace_headers as trace_headers
     from millstream.errors import MillstreamError as MillstreamError
 
 __version__ = "0.1.0"
@@ -57,6 +58,7 @@ _HOME = {
     "TopicPartition": "millstream.client",
     "Worker": "millstream.client",
     "connect": "millstream.client",
+    "trace_headers": "millstream.client",
 }
 _MODULES = ("aio", "errors")
 
@@ -83,6 +85,7 @@ __all__ = [
     "aio",
     "connect",
     "errors",
+    "trace_headers",
 ]
 
 

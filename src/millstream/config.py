@@ -8,6 +8,7 @@ it is reported.  Nothing here reads files or the environment: texts and mappings
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -21,14 +22,19 @@ from millstream.errors import ConfigInvalid
 
 __all__ = [
     "FLAGS",
+    "AccessSettings",
     "GroupSettings",
     "HttpSettings",
+    "LimitSettings",
     "LogSettings",
     "ScheduleSettings",
     "ServerSettings",
     "Settings",
     "StorageSettings",
+    "TlsSettings",
     "TopicSettings",
+    "TraceSettings",
+    "WebhookSettings",
     "allowed_values",
     "environment_name",
     "load_settings",
@@ -63,6 +69,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "http.port": "--http-port",
     "storage.data": "--data",
     "storage.fsync": "--fsync",
+    "access.insecure": "--insecure",
     "log.level": "--log-level",
     "log.format": "--log-format",
 }
@@ -230,6 +237,100 @@ class ScheduleSettings(_Section):
     )
 
 
+class AccessSettings(_Section):
+    """Who may use the broker."""
+
+    mode: Literal["auto", "off", "keys"] = Field(
+        default="auto",
+        description="`keys` asks everybody for an API key, `off` nobody; `auto` is `off` while only this machine can "
+        "connect (or `insecure` is set), and `keys` otherwise.",
+    )
+    insecure: bool = Field(
+        default=False, description="Lets the broker serve other machines without keys or without TLS."
+    )
+    audit: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Whether what administrators do is written to the topic `_audit`; `auto` does when there are keys.",
+    )
+    audit_retention_ms: _Millis = Field(
+        default=90 * _DAY_MS, ge=0, le=36_500 * _DAY_MS, description="Age at which audit entries are deleted; 0 keeps."
+    )
+
+
+class TlsSettings(_Section):
+    """Encryption of every port; read again on SIGHUP."""
+
+    certificate: str = Field(default="", description="PEM file of the certificate and its chain; empty is no TLS.")
+    key: str = Field(default="", description="PEM file of the private key; empty if it is in the certificate's file.")
+    client_ca: str = Field(
+        default="", description="PEM file of authorities; if set, clients must have a certificate of one of them."
+    )
+
+
+class LimitSettings(_Section):
+    """How fast one client may ask; 0 sets no limit."""
+
+    requests_per_s_per_address: int = Field(
+        default=0, ge=0, le=10_000_000, description="HTTP requests a second from one address."
+    )
+    requests_per_s_per_key: int = Field(
+        default=0, ge=0, le=10_000_000, description="HTTP requests a second with one key."
+    )
+    burst: int = Field(
+        default=0, ge=0, le=10_000_000, description="Requests that may come at once; 0 is what a second allows."
+    )
+    connections_per_s_per_address: int = Field(
+        default=0, ge=0, le=10_000_000, description="Connections a second from one address, of the native protocol."
+    )
+    wrong_keys_per_minute: int = Field(
+        default=30, ge=0, le=10_000_000, description="Wrong keys from one address before it is told to wait."
+    )
+
+
+class WebhookSettings(_Section):
+    """Requests that the broker sends to others: webhooks, and alerts of dead letters."""
+
+    allow_private: bool = Field(
+        default=True,
+        description="Whether they may go to addresses outside the public internet: this machine, private networks, "
+        "link-local and the like.  `false` where those who register webhooks must not reach the broker's own network.",
+    )
+
+
+class TraceSettings(_Section):
+    """What is recorded about what happens to messages, and for how long."""
+
+    enabled: bool = Field(default=True, description="Whether anything is recorded.")
+    sample: float = Field(
+        default=0.001,
+        ge=0,
+        le=1,
+        description="The share of messages of which it is recorded that all went well; failures always are.",
+    )
+    retention_ms: _Millis = Field(
+        default=7 * _DAY_MS, ge=0, le=36_500 * _DAY_MS, description="Age at which records are deleted; 0 keeps them."
+    )
+    max_bytes: _Bytes = Field(
+        default=256 * _MIB, ge=_MIB, le=1024 * _GIB, description="Disk space for records; beyond it the oldest go."
+    )
+    otlp_endpoint: str = Field(
+        default="",
+        description="Where spans of messages with a sampled `traceparent` are sent, by OTLP over HTTP, such as "
+        "`http://localhost:4318/v1/traces`; empty sends none.  Needs `pip install millstream[otel]`.",
+    )
+
+
+class MetricsSettings(_Section):
+    """What the broker shows of its own numbers."""
+
+    series_max: int = Field(
+        default=2_000,
+        ge=1,
+        le=1_000_000,
+        description="Topics with series of their own in `/metrics`, and as many groups; the others are summed up.",
+    )
+
+
 class LogSettings(_Section):
     """What the broker says about itself, on standard error."""
 
@@ -250,7 +351,34 @@ class Settings(_Section):
     topics: TopicSettings = TopicSettings()
     groups: GroupSettings = GroupSettings()
     schedules: ScheduleSettings = ScheduleSettings()
+    webhooks: WebhookSettings = WebhookSettings()
+    access: AccessSettings = AccessSettings()
+    tls: TlsSettings = TlsSettings()
+    limits: LimitSettings = LimitSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    traces: TraceSettings = TraceSettings()
     log: LogSettings = LogSettings()
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can connect."""
+        host = self.server.host
+        if host == "localhost":
+            return False
+        try:
+            return not ipaddress.ip_address(host.partition("%")[0]).is_loopback
+        except ValueError:
+            return True
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether clients need an API key."""
+        mode = self.access.mode
+        return mode == "keys" or (mode == "auto" and self.is_public and not self.access.insecure)
+
+    @property
+    def keeps_audit(self) -> bool:
+        return self.access.audit == "on" or (self.access.audit == "auto" and self.needs_keys)
 
 
 def setting_fields() -> Iterator[tuple[str, FieldInfo]]:
@@ -286,6 +414,8 @@ def allowed_values(key: str) -> str:
         return f"a duration such as 500ms, 30s or 7d, from {low:,} to {high:,} ms"
     if "bytes" in key:
         return f"a size such as 512KiB or 64MiB, from {low:,} to {high:,} bytes"
+    if field.annotation is float:
+        return f"a number from {low:,} to {high:,}, such as 0.5"
     return f"a whole number from {low:,} to {high:,}"
 
 

@@ -15,11 +15,15 @@ __all__ = [
     "ConnectionLost",
     "DataDamaged",
     "DataDirLocked",
+    "FilesHeld",
+    "Forbidden",
     "GroupNotEmpty",
     "GroupNotFound",
+    "HoldLost",
     "InternalError",
     "InvalidArgument",
     "InvalidName",
+    "KeyNotFound",
     "MessageNotFound",
     "MethodNotAllowed",
     "MillstreamError",
@@ -56,6 +60,7 @@ __all__ = [
     "UnavailableError",
     "UnknownMember",
     "UnsupportedVersion",
+    "WebhookNotFound",
     "catalogue",
     "error_from_wire",
 ]
@@ -111,10 +116,10 @@ class ProtocolViolation(RequestError):
 
 
 class Unauthorized(RequestError):
-    """The credentials do not allow this operation."""
+    """A key is needed, and there was none or it is not, or no longer, valid."""
 
     code, number = "UNAUTHORIZED", 4
-    remedy = "Use a key whose role and scope cover the operation."
+    remedy = "Give a key: MILLSTREAM_KEY, --api-key, connect(key=...) or the header Authorization: Bearer KEY."
 
 
 class PayloadTooLarge(RequestError):
@@ -129,6 +134,8 @@ class Throttled(UnavailableError):
 
     code, number = "THROTTLED", 6
     remedy = "Slow down and try again."
+    #: How long to wait, where that is known.
+    retry_after_ms: int = 0
 
 
 class StaleGeneration(RequestError):
@@ -339,6 +346,41 @@ class SubscriptionNotFound(RequestError):
 
     code, number = "SUBSCRIPTION_NOT_FOUND", 47
     remedy = "Nothing: the SDK opens it again."
+
+
+class Forbidden(RequestError):
+    """The key is valid, but its roles and scopes do not allow this."""
+
+    code, number = "FORBIDDEN", 48
+    remedy = "Use a key whose role and scope cover it; `millstream key create` makes one."
+
+
+class KeyNotFound(RequestError):
+    """No key has this id."""
+
+    code, number = "KEY_NOT_FOUND", 49
+    remedy = "List them with `millstream key list`."
+
+
+class WebhookNotFound(RequestError):
+    """No webhook has this id."""
+
+    code, number = "WEBHOOK_NOT_FOUND", 50
+    remedy = "List them with `millstream webhook list`."
+
+
+class HoldLost(RequestError):
+    """The broker's files are not held any more: the time was up, or the connection that held them is gone."""
+
+    code, number = "HOLD_LOST", 51
+    remedy = "Begin the backup again; what was copied so far is not a backup."
+
+
+class FilesHeld(UnavailableError):
+    """Somebody else holds the broker's files already."""
+
+    code, number = "FILES_HELD", 52
+    remedy = "Wait until the other backup is done; a hold whose owner is gone ends by itself."
 
 
 class ConnectionLost(UnavailableError):

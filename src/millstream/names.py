@@ -8,6 +8,7 @@ from typing import Final
 from millstream.errors import InvalidName
 
 __all__ = [
+    "AUDIT_TOPIC",
     "DEFAULT_NAMESPACE",
     "INBOX_PREFIX",
     "NAME_BYTES_MAX",
@@ -17,12 +18,15 @@ __all__ = [
     "check_topic",
     "compile_pattern",
     "is_pattern",
+    "is_system",
 ]
 
 DEFAULT_NAMESPACE: Final = "default"
 NAME_BYTES_MAX: Final = 255
 #: Addresses of inboxes look like topics; no topic is called so.
 INBOX_PREFIX: Final = "_inbox."
+#: What administrators did, in the namespace `default`.
+AUDIT_TOPIC: Final = "_audit"
 
 _NAMESPACE: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _LEVEL: Final = r"[A-Za-z0-9_-]+"
@@ -65,6 +69,11 @@ def is_pattern(name: str) -> bool:
     return "*" in name or "#" in name
 
 
+def is_system(topic: str) -> bool:
+    """Whether a topic is one of the broker's own, which administrators may see: its name begins with `_`."""
+    return topic.startswith("_") and not topic.startswith(INBOX_PREFIX)
+
+
 def check_pattern(pattern: str) -> str:
     if len(pattern) > NAME_BYTES_MAX or not _PATTERN.fullmatch(pattern):
         raise InvalidName(
@@ -74,7 +83,10 @@ def check_pattern(pattern: str) -> str:
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A regular expression for fullmatch.  `orders.#` also matches `orders` itself, as in MQTT."""
+    """A regular expression for fullmatch.  `orders.#` also matches `orders` itself, as in MQTT.
+
+    A wildcard at the beginning leaves out the broker's own topics: who reads everything did not mean those.
+    """
     levels = check_pattern(pattern).split(".")
     deep = levels[-1] == "#"
     if deep:
@@ -82,6 +94,8 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     expression = r"\.".join(r"[^.]+" if level == "*" else re.escape(level) for level in levels)
     if deep:
         expression += r"(\..+)?" if levels else ".+"
+    if not levels or levels[0] == "*":
+        expression = r"(?!_)" + expression
     return re.compile(expression)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,9 +17,15 @@ __all__ = ["merge_settings"]
 S = TypeVar("S", bound=msgspec.Struct)
 
 
+@cache
+def _fields_of(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
+    """Worked out once: a lease over HTTP compares settings as well."""
+    return {field.name: field for field in msgspec.structs.fields(kind)}
+
+
 def merge_settings(kind: type[S], values: Mapping[str, Any], base: S | None, *, what: str) -> S:
     """The settings of `base` (or the defaults) with these changes; raises ConfigInvalid naming the bad key."""
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    fields = _fields_of(kind)
     merged = msgspec.structs.asdict(base) if base is not None else {}
     for key, given in values.items():
         value = given

@@ -391,7 +391,7 @@ def test_a_replay_that_does_not_help_ends(client: Client) -> None:
     refusing = threading.Thread(target=refuse)
     refusing.start()
     try:
-        replay = client.dead_letters.replay(topic="orders", target="target", rate=100)
+        replay = client.dead_letters.replay(topic="orders", target="target", rate=25)
         info = replay.wait(30)
         assert info.status == "failed"
         assert "died again" in info.reason
@@ -496,7 +496,7 @@ def test_kill_nine_in_the_middle_of_a_replay_loses_and_repeats_nothing(tmp_path:
         client.publish_many("orders.dlq", dead)
         before = client.offsets("orders")
         replay = client.dead_letters.replay(everything=True, rate=1500)
-        for _ in range(6):
+        for _ in range(3):
             time.sleep(0.15)
             broker.kill()
             broker.start()

@@ -157,9 +157,9 @@ def test_a_deadline_is_acted_on_within_a_tenth_of_a_second(client: NativeClient,
 
 def test_an_extended_lease_lasts_longer(client: NativeClient, other: NativeClient) -> None:
     client.publish("orders", [b"a"])
-    (leased,) = client.lease(client.open_queue("orders", lease_ms=200))
+    (leased,) = client.lease(client.open_queue("orders", lease_ms=500))
     assert client.settle_one(Settle.EXTEND, leased, 60_000) == DONE
-    assert other.lease(other.open_queue("orders"), wait_ms=400) == []
+    assert other.lease(other.open_queue("orders"), wait_ms=700) == []
     assert client.ack(leased) == [DONE]
 
 
@@ -186,7 +186,7 @@ def test_a_failed_message_waits_is_tried_again_and_ends_on_the_dead_letter_topic
         waited_ms = (time.monotonic() - started) * 1000
         assert (message.part.delivery, message.part.failures) == (attempt + 1, attempt)
         if attempt:
-            assert 50 * 2 ** (attempt - 1) - 10 <= waited_ms <= 50 * 2 ** (attempt - 1) + 400
+            assert 50 * 2 ** (attempt - 1) - 10 <= waited_ms <= 50 * 2 ** (attempt - 1) + 2000
         result = client.settle_one(Settle.NACK, message, reason=f"db down {attempt}")
         assert result == (RETRIED if attempt < 2 else DEAD)
         if attempt < 2:

@@ -89,7 +89,7 @@ def test_progress_survives_the_reader(broker: BrokerForTests) -> None:
             for _ in range(100):
                 assert stream.next(5) is not None
             stream.commit()
-        with client.stream("t", group="g", timeout_s=0.5) as stream:
+        with client.stream("t", group="g", timeout_s=1) as stream:
             assert len(list(stream)) == 100
         assert sum(line.lag for line in client.group("g").lag) == 0
 

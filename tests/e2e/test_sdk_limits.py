@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +77,7 @@ def test_an_overflowing_queue_can_give_up_its_oldest(broker: BrokerForTests, cli
     client.queue("jobs").close()
     for number in range(10):
         client.publish("jobs", str(number))
-    with client.queue("jobs", timeout_s=0.5) as queue:
+    with client.queue("jobs", timeout_s=1) as queue:
         assert [message.text for message in queue] == ["7", "8", "9"]
     assert broker.broker.metrics.messages_evicted == 7
 
@@ -106,19 +108,18 @@ def test_publishers_are_slowed_down_while_consumers_are_behind_and_released_afte
         assert time.monotonic() - started_s >= 3 * delay_s, "each confirmation was delayed"
         assert producer.stats.flow_level == "critical"
         assert producer.stats.throttled_ms > 0
-    started_s = time.monotonic()
+    throttled = broker.broker.metrics.publishes_throttled
+    assert throttled >= 3
     client.publish("other", b"quickly")
-    assert time.monotonic() - started_s < delay_s, "another topic is not slowed down"
-    assert broker.broker.metrics.publishes_throttled >= 3
+    assert broker.broker.metrics.publishes_throttled == throttled, "another topic is not slowed down"
 
-    with client.queue("jobs", timeout_s=0.5) as consumer:
-        for message in consumer:
+    with client.queue("jobs", timeout_s=10) as consumer:
+        for message in islice(consumer, 4):
             message.ack()
     broker.clock.advance(60)
     assert (client.flow("jobs").level, client.flow("jobs").delay_ms) == ("normal", 0)
-    started_s = time.monotonic()
     client.publish("jobs", b"quickly again")
-    assert time.monotonic() - started_s < delay_s
+    assert broker.broker.metrics.publishes_throttled == throttled
 
 
 def test_an_overloaded_topic_refuses_low_priorities_only(broker: BrokerForTests, client: Client) -> None:
@@ -127,12 +128,17 @@ def test_an_overloaded_topic_refuses_low_priorities_only(broker: BrokerForTests,
     client.publish_many("jobs", ["x"] * 100)
     broker.clock.advance(20)
     assert client.flow("jobs").level == "overloaded"
-    with millstream.connect(broker.address, timeout_s=0.5) as hasty:
-        for priority in ("low", "background"):
+    with NativeClient(broker.address) as native:
+        for priority in (3, 4):
             with pytest.raises(Throttled, match="overloaded"):
-                hasty.publish("jobs", "x", priority=priority)
-    client.publish("jobs", "x")
-    client.publish("jobs", "x", priority="critical")
+                native.publish("jobs", [b"x"], priorities=[priority])
+    for priority in ("normal", "critical"):
+        publishing = threading.Thread(target=client.publish, args=("jobs", "x"), kwargs={"priority": priority})
+        publishing.start()
+        while publishing.is_alive():  # it is slowed down, and that time can be skipped
+            broker.clock.advance("1s")
+            publishing.join(0.01)
+    assert client.offsets("jobs") == {0: 102}
 
 
 def test_who_publishes_is_told_and_told_again_when_it_is_over(broker: BrokerForTests, client: Client) -> None:
@@ -142,8 +148,8 @@ def test_who_publishes_is_told_and_told_again_when_it_is_over(broker: BrokerForT
     with NativeClient(broker.address) as native, NativeClient(broker.address) as stranger:
         native.publish("jobs", [b"x"] * 15)
         broker.clock.advance(5)
-        with client.queue("jobs", timeout_s=0.3) as consumer:
-            for message in consumer:
+        with client.queue("jobs", timeout_s=10) as consumer:
+            for message in islice(consumer, 15):
                 message.ack()
         broker.clock.advance(60)
         notices = receive_notices(native)
@@ -197,7 +203,8 @@ def test_maintenance_is_for_administration_only(broker: BrokerForTests, client: 
     assert client.topics("#")[0].name == "orders"
     client.set_mode("normal")
     client.publish("orders", b"after")
-    assert [message.value for message in client.stream("orders", timeout_s=0.3)] == [b"before", b"after"]
+    stored = islice(client.stream("orders", timeout_s=10), 2)
+    assert [message.value for message in stored] == [b"before", b"after"]
 
 
 def test_scarce_memory_slows_publishers_down_then_stops_them(tmp_path: Path) -> None:

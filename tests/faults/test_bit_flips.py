@@ -27,7 +27,7 @@ def sealed(batches: int) -> tuple[MemoryStorage, list[tuple[int, list[Message]]]
 
 
 def test_every_flipped_bit_is_detected_and_costs_no_more_than_its_batch() -> None:
-    storage, ends = sealed(9)
+    storage, ends = sealed(5)
     whole = storage.read_all(FIRST_LOG)
     index = storage.read_all(FIRST_INDEX)
     data = bytearray(whole)
@@ -53,7 +53,7 @@ def test_every_flipped_bit_is_detected_and_costs_no_more_than_its_batch() -> Non
 
 
 def test_every_flipped_bit_of_an_index_is_harmless() -> None:
-    storage, ends = sealed(9)
+    storage, ends = sealed(7)
     whole = storage.read_all(FIRST_INDEX)
     everything = [message for _, messages in ends for message in messages]
     times = [(1000 * number, messages[0].offset) for number, (_, messages) in enumerate(ends[:-1])]

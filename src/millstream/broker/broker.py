@@ -10,45 +10,64 @@ import asyncio
 import contextlib
 import random
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
 
+from millstream.access.rights import EVERYTHING, Access
+from millstream.broker.access.audit import Audit
+from millstream.broker.access.control import AccessControl
+from millstream.broker.access.quotas import MEASURE_S, Quotas
+from millstream.broker.administration import Administration
 from millstream.broker.cleanup import Cleanup
 from millstream.broker.committer import Committer, Rounds
+from millstream.broker.group_topics import GroupTopics
 from millstream.broker.groups import Groups
+from millstream.broker.health import Health
+from millstream.broker.holds import Holds
 from millstream.broker.letters.letters import Letters
 from millstream.broker.letters.replays import Replays
+from millstream.broker.messages.messages import Messages
+from millstream.broker.messages.summaries import Summaries
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import FetchAnswer, FetchHandle, FetchReply, Partition, PublishReply
 from millstream.broker.queues.consumers import LeaseHandle, LeaseReply, SettleReply
 from millstream.broker.queues.queues import Queues
+from millstream.broker.queues.text_leases import TextLeases
 from millstream.broker.queues.views import QueueViews
 from millstream.broker.queues.why import Why
 from millstream.broker.registry import Registry
 from millstream.broker.schedules.schedules import Schedules
+from millstream.broker.sessions import Session
 from millstream.broker.state import StateLog
+from millstream.broker.stats.stats import SAMPLE_S as STATS_S
+from millstream.broker.stats.stats import Stats
+from millstream.broker.topic_calls import TopicCalls
 from millstream.broker.topics import PartitionOpener, Topics
+from millstream.broker.traces.recorder import Recorder
+from millstream.broker.traces.spans import Spans, open_provider
+from millstream.broker.traces.store import TraceStore
+from millstream.broker.traces.traces import Traces
 from millstream.broker.traffic.flow import SAMPLE_S, Flow
 from millstream.broker.traffic.inboxes import Inboxes
 from millstream.broker.traffic.modes import WATCH_S, ModeKeeper, resident_bytes
 from millstream.broker.traffic.subscriptions import Subscriptions
+from millstream.broker.webhooks.sender import Sender
+from millstream.broker.webhooks.webhooks import Webhooks
 from millstream.clock import Clock, SystemClock
 from millstream.config import Settings
 from millstream.errors import (
     InvalidArgument,
     MillstreamError,
     ShuttingDown,
+    StartFailed,
 )
-from millstream.groups.offsets import Bounds
-from millstream.groups.records import TopicPartition
 from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
+from millstream.log.holding import RESTORING
 from millstream.log.storage import Storage
 from millstream.names import check_namespace
-from millstream.records import read_header
 from millstream.version import VERSION
 from millstream.wire import calls, queue_calls
 from millstream.wire.deliveries import Delivery
@@ -62,28 +81,18 @@ _log = structlog.get_logger("millstream.broker")
 _EXPIRE_INTERVAL_S: Final = 0.25
 _SWEEP_INTERVAL_S: Final = 1.0
 _CLOCK_INTERVAL_S: Final = 1.0
+_ACCESS_INTERVAL_S: Final = 0.5
 _NOTE_INTERVAL_S: Final = 1.0
 _CLEAN_MARKER: Final = "clean"
 _STATE_SEGMENT_BYTES: Final = 4 * 1024 * 1024
-_SEARCH_BYTES: Final = 4096
-_LIST_LIMIT_MAX: Final = 10_000
-
-
-@dataclass(eq=False, slots=True)
-class Session:
-    """One client of the broker, whichever door it came through."""
-
-    namespace: str
-    client_id: str
-    address: str
-    #: Sends the client something it did not ask for.
-    push: Callable[[object], None]
-    #: Sends messages of a subscription, unless the client is slow to read; then the answer is False.
-    deliver: Callable[[Delivery], bool]
 
 
 class Broker:
     """One node.  All methods are called on its event loop."""
+
+    access: AccessControl
+    audit: Audit
+    quotas: Quotas
 
     def __init__(
         self,
@@ -104,17 +113,22 @@ class Broker:
         self._rng = rng or random.SystemRandom()
         self._rounds = rounds
         self._fsync = settings.storage.fsync
-        self._started_us = self._clock.now_us()
         self._to_flush: list[Partition] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._sessions: dict[Session, None] = {}
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[object]]] = {}
+        self.spans: Spans | None = None
         self._stopping = asyncio.Event()
+        #: Where each setting came from, and who changes the level of the log; said by whoever starts the broker.
+        self.setting_sources: Mapping[str, str] = {}
+        self.on_log_level: Callable[[str], None] = lambda _: None
 
     # --- life ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Recover what is stored, then take requests."""
+        if self._storage.exists(RESTORING):
+            raise StartFailed("the data directory holds a restore that was cut short: empty it and restore again")
         loop = asyncio.get_running_loop()
         storage_settings = self.settings.storage
         self._committer = Committer(loop, on_round=self._count_sync, rounds=self._rounds)
@@ -151,9 +165,19 @@ class Broker:
         )
         groups_log = self._open_state("state/groups")
         self.groups = Groups(
-            self, groups_log, clock=self._clock, metrics=self.metrics, draw_suffix=lambda: secrets.token_hex(4)
+            GroupTopics(self.topics),
+            groups_log,
+            clock=self._clock,
+            metrics=self.metrics,
+            draw_suffix=lambda: secrets.token_hex(4),
         )
         self.groups.replay(StateLog.replay(groups_log.partition.log))
+        trace_settings = self.settings.traces
+        store = TraceStore(self._opener, trace_settings)
+        self.recorder = Recorder(self, store, trace_settings, clock=self._clock, loop=loop)
+        if trace_settings.enabled and trace_settings.otlp_endpoint:
+            provider = open_provider(trace_settings.otlp_endpoint, self.node_id)
+            self.spans = Spans(provider, self.recorder, clock=self._clock)
         queues_log = self._open_state("state/queues")
         self.queues = Queues(
             self.topics,
@@ -163,16 +187,33 @@ class Broker:
             rng=self._rng,
             loop=loop,
             flush_s=storage_settings.ack_flush_interval_ms / 1000,
+            recorder=self.recorder,
         )
         self.queues.registry.replay(StateLog.replay(queues_log.partition.log))
         self.topics.on_changed = self.queues.registry.topic_changed
-        self.letters = Letters(self, clock=self._clock, loop=loop)
+        self._sender = Sender(loop, clock=self._clock, allow_private=self.settings.webhooks.allow_private)
+        self.letters = Letters(self, self._sender, clock=self._clock, loop=loop)
+        self.letters.listeners.append(self.recorder.dead_letter)
         replays_log = self._open_state("state/replays")
         self.replays = Replays(self, replays_log, clock=self._clock, rng=self._rng)
         self.replays.replay(StateLog.replay(replays_log.partition.log))
         schedules_log = self._open_state("state/schedules")
         self.schedules = Schedules(self, schedules_log, clock=self._clock, loop=loop)
-        self._state_logs = [topics_log, groups_log, queues_log, schedules_log, replays_log]
+        webhooks_log = self._open_state("state/webhooks")
+        self.webhooks = Webhooks(
+            self,
+            webhooks_log,
+            self._sender,
+            clock=self._clock,
+            loop=loop,
+            draw_id=lambda: f"wh-{self._rng.getrandbits(48):012x}",
+            draw_secret=lambda: secrets.token_hex(32),
+        )
+        self.webhooks.replay(StateLog.replay(webhooks_log.partition.log))
+        self._open_access(loop)
+        self.messages = Messages(self, clock=self._clock, loop=loop)
+        self._state_logs = [topics_log, groups_log, queues_log, schedules_log, replays_log, self._access_log]
+        self._state_logs.append(webhooks_log)
         if not clean:
             self._recover()
         await self.topics.finish_deletions()
@@ -188,21 +229,40 @@ class Broker:
             sessions=lambda: list(self._sessions),
             metrics=self.metrics,
         )
-        self._handlers = self._call_handlers()
+        self.stats = Stats(self, self._opener, clock=self._clock)
         self._cleanup = Cleanup(self, self._opener, self._state_logs, self._stopping)
+        self.health = Health(
+            self,
+            self._opener,
+            clock=self._clock,
+            connections=lambda: len(self._sessions),
+            state_failure=self._state_failure,
+        )
+        self._holds = Holds(
+            self, self._storage, clock=self._clock, loop=loop, draw_id=lambda: f"{self._rng.getrandbits(64):016x}"
+        )
+        self._handlers = self._call_handlers()
         self._tasks = [
             loop.create_task(self._every(_EXPIRE_INTERVAL_S, self.groups.expire)),
             loop.create_task(self._every(storage_settings.fsync_interval_ms / 1000, self._sync_interval)),
             loop.create_task(self._every(storage_settings.cleanup_interval_ms / 1000, self._cleanup.run)),
             loop.create_task(self._every(_SWEEP_INTERVAL_S, self.queues.sweep)),
+            loop.create_task(self._every(_ACCESS_INTERVAL_S, self.access.expire)),
+            loop.create_task(self._every(MEASURE_S, self.quotas.measure)),
             loop.create_task(self._every(WATCH_S, self.modes.watch)),
             loop.create_task(self._every(SAMPLE_S, self.flow.sample)),
+            loop.create_task(self._every(STATS_S, self.stats.sample)),
+            loop.create_task(self._every(storage_settings.cleanup_interval_ms / 1000, self.recorder.tidy)),
             loop.create_task(self._every(_CLOCK_INTERVAL_S, self.schedules.watch)),
             loop.create_task(self._every(_NOTE_INTERVAL_S, self.replays.note)),
             loop.create_task(self._every(storage_settings.cleanup_interval_ms / 1000, self.schedules.tidy)),
         ]
         self.schedules.start()
+        self.stats.start()
         self.replays.resume()
+        self.webhooks.start()
+        if trace_settings.enabled:
+            self._tasks.append(loop.create_task(self.recorder.resume()))
         if not clean:
             self._tasks.append(loop.create_task(self._finish_moves()))
 
@@ -210,21 +270,28 @@ class Broker:
         """Put everything on disk and leave a note that the next start can trust it."""
         self._stopping.set()
         await asyncio.gather(*self._tasks)
-        await self.replays.stop()
-        self.letters.close()
+        await asyncio.gather(self.webhooks.stop(), self.replays.stop(), self.letters.stop())
+        self._sender.close()
         await self.schedules.stop()
+        await self.stats.stop()
+        await self._holds.close()
         self.flush()
         goodbye = ShuttingDown("the broker is shutting down")
         await self.queues.close(goodbye)
+        await self.recorder.stop()
+        if self.spans is not None:
+            await self.spans.close()
         self.topics.flush_journals()
         failed = self.topics.moves_undone > 0
         partitions = list(self.topics.open_logs())
-        partitions += [log.partition for log in self._state_logs]
+        partitions += [*(log.partition for log in self._state_logs), *self.health.close()]
         for partition in partitions:
             partition.cancel_all(goodbye)
             if partition.is_durable and partition.failed is None:
                 self._committer.request(partition)
         await self._committer.close()
+        self.stats.close()
+        self.recorder.store.close()
         for partition in partitions:
             failed = failed or partition.failed is not None
             partition.log.close()
@@ -270,8 +337,18 @@ class Broker:
         self._storage.replace("node_id", node_id.encode() + b"\n")
         return node_id
 
+    def _open_access(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._access_log = log = self._open_state("state/access")
+        documents = StateLog.replay(log.partition.log)
+        self.audit = Audit(self, clock=self._clock, loop=loop)
+        self.access = AccessControl(self, log, self.audit, clock=self._clock, rng=self._rng)
+        self.access.replay(documents)
+        self.quotas = Quotas(self, log, clock=self._clock)
+        self.quotas.replay(documents)
+        self.topics.admit = self.quotas.admit_topic
+
     def _open_state(self, directory: str) -> StateLog:
-        partition = self._opener.open(directory, 0, segment_bytes=_STATE_SEGMENT_BYTES)
+        partition = self._opener.open(directory, 0, segment_bytes=_STATE_SEGMENT_BYTES, counted=False)
         return StateLog(partition, self._opener.loop)
 
     async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
@@ -296,7 +373,9 @@ class Broker:
     def _count_sync(self, seconds: float, files: int) -> None:
         self.metrics.sync_rounds += 1
         self.metrics.files_synced += files
-        self.metrics.sync_us += int(seconds * 1e6)
+        took_us = int(seconds * 1e6)
+        self.metrics.sync_us += took_us
+        self.metrics.latency.fsync.observe(took_us)
 
     def _state_failure(self) -> str | None:
         """Why the broker cannot remember what it decides, if so."""
@@ -315,13 +394,37 @@ class Broker:
         address: str,
         push: Callable[[object], None],
         deliver: Callable[[Delivery], bool] = lambda _: False,
+        door: str = "native",
+        access: Access | None = None,
+        end: Callable[[MillstreamError], None] | None = None,
     ) -> Session:
-        session = Session(check_namespace(namespace), client_id, address, push, deliver)
+        """Who connects; what it may do is for `access.authenticate` to say, nothing where keys are asked for."""
+        access = access or self.access.anonymous
+        check_namespace(namespace)
+        access.require("any", namespace)
+        self.quotas.admit_connection(namespace)
+        now_ms = self._clock.now_us() // 1000
+        session = Session(namespace, client_id, address, push, deliver, door, now_ms, access, end)
         self._sessions[session] = None
         return session
 
+    def own_session(self, namespace: str, client_id: str) -> Session:
+        """For a consumer that is the broker's own: no connection, and it may do everything."""
+        return Session(namespace, client_id, "", lambda _: None, lambda _: False, access=EVERYTHING)
+
+    def end_access(self, access: Access, why: MillstreamError) -> None:
+        """Whoever has these rights has them no longer: end its connections, and answer what waits."""
+        for session in [session for session in self._sessions if session.access is access]:
+            if session.end is not None:
+                session.end(why)
+        self.queues.refuse(access, why)
+
+    def connections_in(self, namespace: str) -> int:
+        return sum(session.namespace == namespace for session in self._sessions)
+
     def session_closed(self, session: Session) -> None:
         self._sessions.pop(session, None)
+        self._holds.session_closed(session)
         self.groups.disconnected(session.push)
         self.queues.session_closed(session)
         self.subscriptions.session_closed(session)
@@ -341,12 +444,16 @@ class Broker:
         if self.modes.publish_refusal is not None:
             raise self.modes.publish_refusal
         name, number, _, fsync, batch = request
+        if session.access is not EVERYTHING:
+            session.access.require("produce", session.namespace, name)
         registry = self.topics.registry
         topic = registry.find(session.namespace, name)
         if topic is None:
             if self.inboxes.publish(session.namespace, name, number, batch, reply):
                 return
             topic = registry.get(session.namespace, name)
+        if self.quotas.meters:
+            self.quotas.publish(session.namespace, batch)
         config = topic.config
         # What is scheduled is in no queue yet.
         if (config.max_depth or config.throttle_lag_ms or config.throttle_depth) and number < SCHEDULES:
@@ -356,7 +463,10 @@ class Broker:
         durability = FSYNC_POLICIES[fsync] or config.fsync or self._fsync
         if number >= SCHEDULES and durability != "always":
             durability = "group"  # that it has fired must not outlive it: its successor would be taken for fired
-        self.topics.partition_of(topic, number).publish(
+        partition = self.topics.partition_of(topic, number)
+        if self.spans is not None:
+            reply = self.spans.publishing(topic, partition.uid, batch, reply)
+        partition.publish(
             batch,
             fsync=durability,
             max_message_bytes=config.max_message_bytes,
@@ -376,48 +486,50 @@ class Broker:
 
     def fetch(self, session: Session, request: FetchRequest, reply: FetchReply) -> FetchHandle | None:
         """Read batches from an offset on, waiting for some if there are none; the handle cancels the wait."""
+        self._check_serving()
+        if session.access is not EVERYTHING:
+            session.access.require("read", session.namespace, request.topic)
+        partition = self.topics.partition(session.namespace, request.topic, request.partition)
+        return partition.fetch(request.offset, request.max_bytes, request.wait_ms, reply)
+
+    def _check_serving(self) -> None:
         if self._stopping.is_set():
             raise ShuttingDown("the broker is shutting down")
         if self.modes.serve_refusal is not None:
             raise self.modes.serve_refusal
-        partition = self.topics.partition(session.namespace, request.topic, request.partition)
-        return partition.fetch(request.offset, request.max_bytes, request.wait_ms, reply)
 
     # --- queues --------------------------------------------------------------------------------------------------
 
     def lease(self, session: Session, request: LeaseRequest, reply: LeaseReply) -> LeaseHandle | None:
         """Hand out messages of a queue, waiting for some if there are none; the handle cancels the wait."""
-        if self._stopping.is_set():
-            raise ShuttingDown("the broker is shutting down")
-        if self.modes.serve_refusal is not None:
-            raise self.modes.serve_refusal
+        self._check_serving()
+        if session.access is not EVERYTHING:  # on which topic was asked when the queue was opened
+            session.access.require("consume", session.namespace)
         return self.queues.lease(session, request, reply)
 
     def settle(self, session: Session, entries: Sequence[SettleEntry], reply: SettleReply) -> None:
         """Say what became of leased messages; answered with a result per entry."""
+        if session.access is not EVERYTHING:
+            session.access.require("consume", session.namespace)
         self.queues.settle(session, entries, reply)
 
     # --- everything else -----------------------------------------------------------------------------------------
 
+    def now_us(self) -> int:
+        """The time by the broker's clock."""
+        return self._clock.now_us()
+
     async def call(self, session: Session, call: object) -> object:
         """Answer one of the control calls (see wire/calls.py) with something that can be written as JSON."""
-        return await self._handlers[type(call)](session, call)
+        handler = self._handlers[type(call)]
+        if session.access is EVERYTHING:
+            return await handler(session, call)
+        return await self.access.perform(session, call, handler)
 
     def _call_handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
-        topics, groups = self.topics, self.groups
+        groups = self.groups
         return {
-            calls.DescribeBroker: self._describe_broker,
-            calls.CreateNamespace: lambda _, call: topics.create_namespace(call.name),
-            calls.DeleteNamespace: self._delete_namespace,
-            calls.ListNamespaces: self._list_namespaces,
-            calls.CreateTopic: self._create_topic,
-            calls.DescribeTopic: self._describe_topic,
-            calls.ListTopics: self._list_topics,
-            calls.AlterTopic: self._alter_topic,
-            calls.DeleteTopic: self._delete_topic,
-            calls.Metadata: self._metadata,
-            calls.ListOffsets: self._list_offsets,
-            calls.NewProducer: self._new_producer,
+            **TopicCalls(self).handlers(),
             calls.JoinGroup: self._join_group,
             calls.HeartbeatGroup: lambda session, call: groups.heartbeat(session.namespace, call, push=session.push),
             calls.LeaveGroup: lambda session, call: groups.leave(session.namespace, call),
@@ -428,8 +540,11 @@ class Broker:
             calls.ResetOffsets: lambda session, call: groups.reset(session.namespace, call),
             calls.DeleteGroup: lambda session, call: groups.delete(session.namespace, call.name),
             calls.EvictMember: lambda session, call: groups.evict(session.namespace, call),
+            calls.RebalanceGroup: lambda session, call: groups.rebalance(session.namespace, call.name),
+            calls.PauseGroup: lambda session, call: groups.pause(session.namespace, call),
             queue_calls.Explain: Why(self).explain,
             **QueueViews(self.queues).handlers(),
+            **TextLeases(self.queues, self._check_serving).handlers(),
             **self.subscriptions.handlers(),
             **self.inboxes.handlers(),
             **self.flow.handlers(),
@@ -437,93 +552,20 @@ class Broker:
             **self.schedules.handlers(),
             **self.letters.handlers(),
             **self.replays.handlers(),
+            **self.stats.handlers(),
+            **self.webhooks.handlers(),
+            **self.messages.handlers(),
+            **Traces(self, self.recorder, clock=self._clock).handlers(),
+            **Summaries(self).handlers(),
+            **self.access.handlers(),
+            **self.quotas.handlers(),
+            **self.audit.handlers(),
+            **self.health.handlers(),
+            **self._holds.handlers(),
+            **Administration(
+                self, self._cleanup, self._state_logs, clock=self._clock, sessions=lambda: list(self._sessions)
+            ).handlers(),
         }
-
-    async def _describe_broker(self, session: Session, _: calls.DescribeBroker) -> dict[str, Any]:
-        registry = self.topics.registry
-        return {
-            "software": self.software,
-            "node_id": self.node_id,
-            "uptime_ms": (self._clock.now_us() - self._started_us) // 1000,
-            "mode": self.modes.mode,
-            "reason": self.modes.reason,
-            "namespace": session.namespace,
-            "namespaces": len(registry.namespaces),
-            "topics": sum(map(len, registry.namespaces.values())),
-            "fsync": self.settings.storage.fsync,
-            "metrics": self.metrics.as_dict(),
-        }
-
-    async def _list_namespaces(self, _: Session, __: calls.ListNamespaces) -> list[str]:
-        return sorted(self.topics.registry.namespaces)
-
-    async def _delete_namespace(self, _: Session, call: calls.DeleteNamespace) -> None:
-        await self.topics.delete_namespace(call.name, force=call.force)
-        await self.queues.registry.forget_namespace(call.name)
-
-    async def _create_topic(self, session: Session, call: calls.CreateTopic) -> calls.TopicInfo:
-        if self.settings.topics.auto_create:
-            await self.topics.ensure_namespace(session.namespace)
-        info = await self.topics.create(session.namespace, call)
-        await self.groups.refresh(session.namespace)
-        return info
-
-    async def _describe_topic(self, session: Session, call: calls.DescribeTopic) -> calls.TopicInfo:
-        return await self.topics.describe(session.namespace, call.name)
-
-    async def _list_topics(self, session: Session, call: calls.ListTopics) -> list[calls.TopicInfo]:
-        if not 1 <= call.limit <= _LIST_LIMIT_MAX:
-            raise InvalidArgument(f"limit must be between 1 and {_LIST_LIMIT_MAX}, not {call.limit}")
-        topics = self.topics.registry.matching(session.namespace, call.pattern)
-        found = [topic for topic in topics if topic.name > call.after]
-        return [self.topics.info(topic) for topic in found[: call.limit]]
-
-    async def _alter_topic(self, session: Session, call: calls.AlterTopic) -> calls.TopicInfo:
-        info = await self.topics.alter(session.namespace, call)
-        if call.partitions is not None:
-            await self.groups.refresh(session.namespace)
-        return info
-
-    async def _delete_topic(self, session: Session, call: calls.DeleteTopic) -> None:
-        readers = self.groups.readers_of(session.namespace, call.name)
-        topic = self.topics.registry.find(session.namespace, call.name)
-        readers += [group.name for group in self.queues.registry.on_topic(topic) if group.consumers] if topic else []
-        if readers and not call.force:
-            raise InvalidArgument(f"topic {call.name!r} is being read by group {readers[0]!r}; stop it or use force")
-        await self.topics.delete(session.namespace, call.name)
-        await self.groups.refresh(session.namespace)
-
-    async def _metadata(self, session: Session, call: calls.Metadata) -> list[calls.TopicMetadata]:
-        before = len(self.topics.registry.namespaces.get(session.namespace, ()))
-        answer = await self.topics.metadata(session.namespace, call)
-        if len(self.topics.registry.namespaces.get(session.namespace, ())) != before:
-            await self.groups.refresh(session.namespace)
-        return answer
-
-    async def _list_offsets(self, session: Session, call: calls.ListOffsets) -> list[calls.OffsetEntry]:
-        topic = self.topics.registry.get(session.namespace, call.topic)
-        numbers = range(len(topic.partition_uids)) if call.partitions is None else call.partitions
-        if call.at == "timestamp" and call.timestamp_ms is None:
-            raise InvalidArgument("offsets at a timestamp need timestamp_ms")
-        answer = []
-        for number in numbers:
-            if number in range(len(topic.partitions)) and self.topics.is_untouched(topic, number):
-                answer.append(calls.OffsetEntry(topic=call.topic, partition=number, offset=0))
-                continue
-            await asyncio.sleep(0)  # opening takes a moment; others go first
-            partition = self.topics.partition(session.namespace, call.topic, number)
-            if call.at == "earliest":
-                offset = partition.log.start_offset
-            elif call.at == "latest":
-                offset = partition.high_watermark
-            else:
-                assert call.timestamp_ms is not None
-                offset = min(partition.log.offset_at_time(call.timestamp_ms * 1000), partition.high_watermark)
-            answer.append(calls.OffsetEntry(topic=call.topic, partition=number, offset=offset))
-        return answer
-
-    async def _new_producer(self, _: Session, __: calls.NewProducer) -> calls.ProducerIdentity:
-        return calls.ProducerIdentity(producer_id=await self.topics.new_producer_id(), epoch=0)
 
     async def _join_group(self, session: Session, call: calls.JoinGroup) -> calls.Assignment:
         if call.session_ms > self.settings.groups.session_ms_max:
@@ -542,28 +584,3 @@ class Broker:
 
     async def _describe_group(self, session: Session, call: calls.DescribeGroup) -> calls.GroupInfo:
         return await self.groups.describe(session.namespace, call.name)
-
-    # --- what groups ask (GroupsHost) ----------------------------------------------------------------------------
-
-    def partition_counts(self, namespace: str) -> dict[str, int]:
-        return self.topics.registry.partition_counts(namespace)
-
-    def bounds(self, namespace: str, partition: TopicPartition) -> Bounds:
-        topic = self.topics.registry.get(namespace, partition.topic)
-        if self.topics.is_untouched(topic, partition.partition):
-            return Bounds(0, 0)
-        running = self.topics.partition_of(topic, partition.partition)
-        return Bounds(running.log.start_offset, running.high_watermark)
-
-    def offset_at_time(self, namespace: str, partition: TopicPartition, time_us: int) -> int:
-        running = self.topics.partition(namespace, partition.topic, partition.partition)
-        return min(running.log.offset_at_time(time_us), running.high_watermark)
-
-    async def append_time_us(self, namespace: str, partition: TopicPartition, offset: int) -> int | None:
-        """When the message at an offset was stored, or None when it is not there."""
-        running = self.topics.partition(namespace, partition.topic, partition.partition)
-        await running.warm(offset)
-        if not running.log.start_offset <= offset < running.high_watermark:
-            return None
-        chunk = running.log.read(offset, _SEARCH_BYTES, before=running.high_watermark)
-        return read_header(chunk.buffers[0]).append_time_us if chunk.buffers else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Protocol
 
@@ -16,11 +17,11 @@ from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
 from millstream.broker.topics import PartitionOpener, Topics
 from millstream.errors import StorageFailed
-from millstream.log.compaction import Compaction
+from millstream.log.compaction import DIRTY_SHARE_MIN, Compaction
 from millstream.log.retention import Retention
 from millstream.topics import TopicConfig
 
-__all__ = ["Cleanup"]
+__all__ = ["Cleanup", "Tended"]
 
 _log = structlog.get_logger("millstream.cleanup")
 
@@ -28,6 +29,17 @@ _log = structlog.get_logger("millstream.cleanup")
 _STATE_CONFIG: Final = TopicConfig(cleanup="compact", tombstone_retention_ms=0, retention_ms=0)
 #: Partitions that nobody uses are looked after a few at a time: each costs a scan of its tail.
 _IDLE_PER_ROUND: Final = 200
+
+
+@dataclass(slots=True)
+class Tended:
+    """What came of looking after partitions."""
+
+    partitions: int = 0
+    segments_deleted: int = 0
+    compacted: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
 
 
 class _Host(Protocol):
@@ -67,24 +79,63 @@ class Cleanup:
             self._idle = self._host.topics.idle_partitions()  # all done: the next round begins anew
         await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms)
 
-    async def _tend(self, partition: Partition, config: TopicConfig, topic: Topic | None = None) -> None:
+    async def tend_now(self, topic: Topic | None, *, roll: bool) -> Tended:
+        """Look after one topic, or everything, without waiting for the next round.
+
+        What is worth a rewrite is decided as ever, except that somebody asked for it: any dead weight is enough.
+        """
+        tended = Tended()
+        if topic is None:
+            for log in self._state_logs:
+                await self._tend(log.partition, _STATE_CONFIG, tended=tended, roll=roll, dirty_share_min=0)
+        for some in [topic] if topic is not None else list(self._host.topics.registry.all_topics()):
+            for number in range(len(some.partitions)):
+                if some.deleting or self._stopping.is_set() or self._host.topics.is_untouched(some, number):
+                    continue
+                partition = self._host.topics.partition_of(some, number)
+                await self._tend(partition, some.config, some, tended=tended, roll=roll, dirty_share_min=0)
+                self._host.topics.close_idle(some, number)
+        return tended
+
+    async def rewrite(self, log: StateLog) -> None:
+        """Leave a state log with the newest fact of each key and nothing else."""
+        await self._tend(log.partition, _STATE_CONFIG, roll=True, dirty_share_min=0)
+        await log.partition.sync()
+
+    async def _tend(
+        self,
+        partition: Partition,
+        config: TopicConfig,
+        topic: Topic | None = None,
+        *,
+        tended: Tended | None = None,
+        roll: bool = False,
+        dirty_share_min: float = DIRTY_SHARE_MIN,
+    ) -> None:
         if self._stopping.is_set():
             return
         await asyncio.sleep(0)
+        tended = tended or Tended()
         async with partition.maintenance:
             if partition.failed is not None:
                 return
+            tended.partitions += 1
+            tended.bytes_before += partition.log.size_bytes
             try:
+                if roll:
+                    partition.log.roll()
+                    await partition.sync()
                 if config.deletes:
-                    self._retain(partition, config, topic)
+                    tended.segments_deleted += self._retain(partition, config, topic)
                 if config.compacts:
-                    await self._compact(partition, config)
+                    tended.compacted += await self._compact(partition, config, dirty_share_min)
+                tended.bytes_after += partition.log.size_bytes
             except (OSError, StorageFailed) as error:
                 _log.error("cleanup failed", directory=partition.log.directory, reason=str(error))
                 if partition.log.failure is not None:
                     partition.fail(partition.log.failure)
 
-    def _retain(self, partition: Partition, config: TopicConfig, topic: Topic | None) -> None:
+    def _retain(self, partition: Partition, config: TopicConfig, topic: Topic | None) -> int:
         retention = Retention(
             max_age_ms=config.retention_ms or None,
             max_bytes=config.retention_bytes or None,
@@ -98,18 +149,22 @@ class Cleanup:
         self._host.metrics.segments_deleted += removed
         if removed:
             _log.info("segments deleted", directory=partition.log.directory, segments=removed)
+        return removed
 
-    async def _compact(self, partition: Partition, config: TopicConfig) -> None:
+    async def _compact(self, partition: Partition, config: TopicConfig, dirty_share_min: float) -> bool:
         """Rewrite in a thread, swap on the loop.  Traffic goes on meanwhile."""
         compaction = Compaction.plan(
             partition.log,
             now_us=self._opener.clock.now_us(),
             tombstone_retention_ms=config.tombstone_retention_ms,
+            dirty_share_min=dirty_share_min,
         )
         if compaction is None:
-            return
+            return False
         await self._opener.loop.run_in_executor(None, compaction.rewrite)
-        if partition.failed is None and compaction.swap():
-            self._host.metrics.compactions += 1
-            self._host.queues.log_rewritten(partition)
-            _log.info("compacted", directory=partition.log.directory)
+        if partition.failed is not None or not compaction.swap():
+            return False
+        self._host.metrics.compactions += 1
+        self._host.queues.log_rewritten(partition)
+        _log.info("compacted", directory=partition.log.directory)
+        return True

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
-from typing import Any, Final, Protocol, TypeAlias
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import structlog
 
@@ -22,6 +22,8 @@ from millstream.groups.core import (
     decide_heartbeat,
     decide_join,
     decide_leave,
+    decide_pause,
+    decide_rebalance,
     decide_refresh,
     new_group,
     validate_commit,
@@ -48,6 +50,7 @@ from millstream.groups.records import (
     Heartbeat,
     Join,
     Leave,
+    Phase,
     RebalanceProtocol,
     Reply,
     Strategy,
@@ -59,7 +62,7 @@ from millstream.groups.sessions import Sessions
 from millstream.names import check_group
 from millstream.wire import calls
 
-__all__ = ["Groups", "GroupsHost"]
+__all__ = ["Groups", "GroupsHost", "Standing"]
 
 _log = structlog.get_logger("millstream.groups")
 
@@ -81,6 +84,17 @@ class GroupsHost(Protocol):
     async def append_time_us(self, namespace: str, partition: TopicPartition, offset: int) -> int | None: ...
 
 
+class Standing(NamedTuple):
+    """A group as those see it who watch all of them."""
+
+    namespace: str
+    name: str
+    members: int
+    phase: str
+    #: The next offset to read, None where nothing was committed yet.
+    positions: Mapping[TopicPartition, int | None]
+
+
 class _Group:
     """One group: its recorded state, and what a restart may forget."""
 
@@ -95,6 +109,8 @@ class _Group:
         self.recorded = False
         #: How to reach the members that are connected.
         self.push: dict[str, Callable[[object], None]] = {}
+        #: Since when partitions are on their way between members; None while all are where they belong.
+        self.moving_since_ms: int | None = None
 
 
 class Groups:
@@ -192,6 +208,21 @@ class Groups:
             raise UnknownMember(f"{call.member_id!r} is not a member of group {call.group!r}")
         await self.leave(namespace, calls.LeaveGroup(group=call.group, member_id=call.member_id), permanent=True)
 
+    async def rebalance(self, namespace: str, name: str) -> calls.GroupSummary:
+        """Deal the partitions anew, whoever has them now."""
+        async with self._locked(namespace, name) as group:
+            topics = self._host.partition_counts(namespace)
+            await self._apply(group, decide_rebalance(group.state, topics=topics, now_ms=self._now_ms()))
+        return _summary(group)
+
+    async def pause(self, namespace: str, call: calls.PauseGroup) -> calls.GroupSummary:
+        """Have nobody read, or let the members go on."""
+        async with self._locked(namespace, call.name) as group:
+            topics = self._host.partition_counts(namespace)
+            transition = decide_pause(group.state, paused=call.paused, topics=topics, now_ms=self._now_ms())
+            await self._apply(group, transition)
+        return _summary(group)
+
     async def expire(self) -> None:
         """Remove members that are late.  Called every fraction of a second."""
         now_ms = self._clock.monotonic_ms()
@@ -236,6 +267,7 @@ class Groups:
             if transition.state.generation != group.state.generation:
                 self._metrics.rebalances += 1
             group.state = transition.state
+            self._time_rebalance(group)
             group.sessions.follow(group.state, now_ms=self._clock.monotonic_ms())
             for member_id in group.push.keys() - group.state.members.keys():
                 del group.push[member_id]
@@ -243,6 +275,15 @@ class Groups:
             push = group.push.get(member_id)
             if push is not None:
                 push({"group": group.name, "generation": group.state.generation})
+
+    def _time_rebalance(self, group: _Group) -> None:
+        now_ms = self._clock.monotonic_ms()
+        if group_phase(group.state) is Phase.REBALANCING:
+            if group.moving_since_ms is None:
+                group.moving_since_ms = now_ms
+        elif group.moving_since_ms is not None:
+            self._metrics.latency.rebalance.observe((now_ms - group.moving_since_ms) * 1000)
+            group.moving_since_ms = None
 
     # --- offsets -------------------------------------------------------------------------------------------------
 
@@ -330,17 +371,18 @@ class Groups:
     # --- looking -------------------------------------------------------------------------------------------------
 
     def summaries(self, namespace: str) -> list[calls.GroupSummary]:
-        return [
-            calls.GroupSummary(
-                name=group.name,
-                state=group_phase(group.state).value,
-                members=len(group.state.members),
-                topics=sorted({at.topic for at, _ in group.offsets} | _topics_of(group.state.members.values())),
-                generation=group.state.generation,
-            )
-            for _, group in sorted(self._groups.items())
-            if group.namespace == namespace and group.recorded
-        ]
+        groups = [group for _, group in sorted(self._groups.items()) if group.namespace == namespace]
+        return [_summary(group) for group in groups if group.recorded]
+
+    def standings(self) -> Iterator[Standing]:
+        """Every group, with the partitions that it reads and how far it has got in each."""
+        for group in self._groups.values():
+            if group.recorded:
+                members = group.state.members.values()
+                positions: dict[TopicPartition, int | None] = {at: None for member in members for at in member.target}
+                positions.update((at, committed.offset) for at, committed in group.offsets)
+                phase = group_phase(group.state).value
+                yield Standing(group.namespace, group.name, len(members), phase, positions)
 
     async def describe(self, namespace: str, name: str) -> calls.GroupInfo:
         group = self._get(namespace, name)
@@ -364,6 +406,7 @@ class Groups:
             generation=state.generation,
             strategy=state.strategy.value,
             protocol=state.protocol.value,
+            paused=state.paused,
             members=members,
             lag=await self._lag(group),
         )
@@ -459,6 +502,18 @@ class Groups:
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1000
+
+
+def _summary(group: _Group) -> calls.GroupSummary:
+    state = group.state
+    return calls.GroupSummary(
+        name=group.name,
+        state=group_phase(state).value,
+        members=len(state.members),
+        topics=sorted({at.topic for at, _ in group.offsets} | _topics_of(state.members.values())),
+        generation=state.generation,
+        paused=state.paused,
+    )
 
 
 def _topics_of(members: Iterable[Any]) -> set[str]:

@@ -162,6 +162,16 @@ class Journal:
         if self._facts or not self.partition.is_synced:
             await self.record_durably((_NOBODY, None))
 
+    async def checkpoint(self) -> None:
+        """Write a snapshot now; it is on disk when this returns.  Raises StorageFailed."""
+        if self.partition.failed is not None:
+            raise StorageFailed(self.partition.failed)
+        if self._snapped.is_set():
+            self._snapped.clear()
+            self._snapshot()
+        await self._snapped.wait()
+        await self.sync()
+
     def flush(self) -> None:
         """Hand everything recorded so far to the operating system."""
         if self._timer is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+
+from millstream.broker.latency import Latencies
 
 __all__ = ["Metrics"]
 
@@ -52,10 +54,24 @@ class Metrics:
     messages_evicted: int = 0
     mode_changes: int = 0
     memory_bytes: int = 0
+    disk_free_bytes: int = 0
     dead_letters_replayed: int = 0
     dead_letters_purged: int = 0
     dead_letter_alerts_sent: int = 0
     dead_letter_alerts_failed: int = 0
+    webhook_deliveries: int = 0
+    webhook_failures: int = 0
+    webhook_messages_dead: int = 0
+    keys_refused: int = 0
+    requests_forbidden: int = 0
+    requests_limited: int = 0
+    quota_refusals: int = 0
+    audit_entries: int = 0
+    trace_events_recorded: int = 0
+    trace_events_dropped: int = 0
+    #: How long things took; not among the totals.
+    latency: Latencies = field(default_factory=Latencies)
 
     def as_dict(self) -> dict[str, int]:
-        return {f"millstream_{field.name}": getattr(self, field.name) for field in fields(self)}
+        totals = ((entry.name, getattr(self, entry.name)) for entry in fields(self))
+        return {f"millstream_{name}": total for name, total in totals if isinstance(total, int)}

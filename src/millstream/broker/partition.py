@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
+from millstream.broker.ages import Ages
 from millstream.broker.committer import Committer, Syncable
 from millstream.broker.metrics import Metrics
 from millstream.broker.traffic.duplicates import Duplicates, mark_of
@@ -20,7 +21,14 @@ from millstream.clock import Clock
 from millstream.errors import InvalidArgument, MillstreamError, OffsetOutOfRange, PayloadTooLarge, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog
 from millstream.log.segment import Segment, Verified
-from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader, Columns, check_batch, largest_message_bytes
+from millstream.records import (
+    PRIORITY_DEFAULT,
+    Batch,
+    BatchHeader,
+    Columns,
+    check_batch,
+    largest_message_bytes,
+)
 
 __all__ = [
     "LABEL_DISK",
@@ -124,6 +132,13 @@ class Partition:
         self.audience: Callable[[int, int], None] | None = None
         #: Told the due times (us) of a batch for a log of schedules; raises when it may not be taken.
         self.admit: Callable[[list[int]], None] | None = None
+        #: About when its messages were stored.
+        self.ages = Ages(log)
+        #: Since it was opened: bytes that came in, and messages that went to streams and to subscribers.
+        self.bytes_published = 0
+        self.messages_fetched = 0
+        self.messages_pushed = 0
+        self._opened_at = log.next_offset
         #: Whether any message came with another priority than normal since the partition was opened.
         self.has_lanes = False
         #: Whether any message came with a time of expiry.  Of what an earlier process stored nobody knows.
@@ -164,6 +179,21 @@ class Partition:
         busy = self._pending or self._parked or self._waiters or self._committing or self._checking or self.listeners
         busy = busy or (self._duplicates is not None and self._duplicates.is_reading)
         return not busy and not self.maintenance.locked() and self.log.failure is None
+
+    @property
+    def messages_published(self) -> int:
+        """How many were appended since it was opened."""
+        return self.log.next_offset - self._opened_at
+
+    def stored_us(self, offset: int) -> int:
+        """About when a message was appended, without a look at the disk."""
+        return self.ages.time_us(offset, end=self.log.next_offset, end_us=self.log.last_append_us)
+
+    def pushed(self, messages: int, batch: bytes) -> None:
+        """Subscribers have got messages, the first of them in this batch."""
+        self.messages_pushed += messages
+        took_us = self._clock.now_us() - BatchHeader(batch).append_time_us
+        self._metrics.latency.to_subscription.observe(took_us, messages)
 
     @property
     def invisible(self) -> int:
@@ -287,7 +317,10 @@ class Partition:
         append_time_us = log.last_append_us
         if marks:
             self._remember(marks, pending, first)
+        if append_time_us >= self.ages.due_us:
+            self.ages.note(first, append_time_us)
         sync_asked = False
+        at_once = 0  # messages that are confirmed without waiting for the disk
         memory = self._committer is None
         base = first
         for _, header, fsync, reply in pending:
@@ -295,12 +328,14 @@ class Partition:
             if header.producer:
                 log.producers.record(header, base, append_time_us)
             if memory:
+                at_once += header.count
                 if reply is not None:
                     reply(None, LABEL_MEMORY, base, append_time_us, False)
             elif fsync in _SYNCED:
                 sync_asked = True
                 self._parked.append((base, end, append_time_us, reply, False))
             else:
+                at_once += header.count
                 if fsync == "interval":
                     self.needs_interval_sync = True
                 if reply is not None:
@@ -309,7 +344,11 @@ class Partition:
         metrics = self._metrics
         metrics.batches_published += len(pending)
         metrics.messages_published += base - first
-        metrics.bytes_published += log.size_bytes - bytes_before
+        size = log.size_bytes - bytes_before
+        metrics.bytes_published += size
+        self.bytes_published += size
+        if at_once:
+            metrics.latency.publish.observe(self._clock.now_us() - append_time_us, at_once)
         # A full segment is sealed under every policy: it bounds what recovery must scan and what stays in memory.
         if (sync_asked or log.seals_pending) and self._committer is not None:
             self._committer.request(self)
@@ -380,13 +419,42 @@ class Partition:
         self.log.mark_durable(durable_to)
         self._durable_offset = durable_to
         parked, answered = self._parked, 0
+        now_us, observe = self._clock.now_us(), self._metrics.latency.publish.observe
         while parked and parked[0][1] <= durable_to:
-            base, _, append_time_us, reply, duplicate = parked.popleft()
+            base, end, append_time_us, reply, duplicate = parked.popleft()
             answered += 1
+            if not duplicate:
+                observe(now_us - append_time_us, end - base)
             if reply is not None:
                 reply(None, LABEL_DISK, base, append_time_us, duplicate)
         self._advance(parked[0][0] if parked else self.log.next_offset)
         return answered
+
+    async def sync(self) -> None:
+        """Wait until everything appended so far is on disk, whatever its publishers were promised.
+
+        Raises StorageFailed.
+        """
+        if self.failed is not None:
+            raise StorageFailed(self.failed)
+        if self._committer is None:
+            self.log.sync()  # in memory, where that costs nothing
+            return
+        if self.is_synced and not self.log.seals_pending:
+            return
+        done: asyncio.Future[MillstreamError | None] = self._loop.create_future()
+
+        def answer(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
+            if not done.done():
+                done.set_result(error)
+
+        # In line with the publishes that wait for the disk, as one without messages.
+        end = self.log.next_offset
+        self._parked.append((end, end, self.log.last_append_us, answer, False))
+        self._committer.request(self)
+        error = await done
+        if error is not None:
+            raise error
 
     def fail(self, reason: str) -> None:
         """Stop confirming.  Repeating a failed sync proves nothing; only recovery can tell what is on the disk."""
@@ -453,6 +521,11 @@ class Partition:
         except OSError as error:
             reply(StorageFailed(f"the log cannot be read: {error}"))
         else:
+            if chunk.buffers:
+                messages = chunk.next_offset - offset
+                self.messages_fetched += messages
+                born_us = BatchHeader(chunk.buffers[0]).append_time_us
+                self._metrics.latency.to_stream.observe(self._clock.now_us() - born_us, messages)
             self._answer(chunk, reply)
 
     def _checked(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -53,6 +53,8 @@ class PartitionOpener:
     tail: TailCache
     flush_later: Callable[[Partition], None]
     on_failed: Callable[[Partition, str], None]
+    #: What logs count that hold no messages of users; nobody asks for it.
+    uncounted: Metrics = field(default_factory=Metrics)
 
     def open(
         self,
@@ -74,7 +76,7 @@ class PartitionOpener:
             committer=None if ephemeral is not None else self.committer,
             clock=self.clock,
             loop=self.loop,
-            metrics=self.metrics if counted else Metrics(),
+            metrics=self.metrics if counted else self.uncounted,
             schedules=schedules,
             on_flush_needed=self.flush_later,
             on_failed=self.on_failed,
@@ -130,6 +132,8 @@ class Topics:
         self._opener = opener
         self._draw_uid = draw_uid
         #: Told of every partition that is opened.
+        #: Asked before a topic is made; raises when the namespace may not have another one.
+        self.admit: Callable[[str, str], None] = lambda *_: None
         #: Told of topics that were made or changed.
         self.on_changed: Callable[[Topic], None] = lambda _: None
         self.on_opened: Callable[[Topic, int, Partition], None] = lambda *_: None
@@ -246,11 +250,14 @@ class Topics:
                 elif isinstance(beside, Partition):
                     yield beside
 
+    def journals(self) -> list[Journal]:
+        """Those that are open."""
+        besides = (beside for topic in self.registry.all_topics() for beside in topic.beside.values())
+        return [beside for beside in besides if isinstance(beside, Journal)]
+
     def flush_journals(self) -> None:
-        for topic in self.registry.all_topics():
-            for beside in topic.beside.values():
-                if isinstance(beside, Journal):
-                    beside.flush()
+        for journal in self.journals():
+            journal.flush()
 
     def is_untouched(self, topic: Topic, number: int) -> bool:
         """Whether a partition was never used: nothing is stored and nothing is open."""
@@ -258,6 +265,23 @@ class Topics:
             return False
         storage = self._ephemeral if topic.config.mode == "ephemeral" else self._opener.storage
         return not storage.names(f"{_directory(topic)}/{number}")
+
+    def stored_bytes(self, topic: Topic) -> int:
+        """What the messages of a topic, and those scheduled for it, take on disk or in memory."""
+        total = 0
+        storage = self._ephemeral if topic.config.mode == "ephemeral" else self._opener.storage
+        for number, partition in enumerate(topic.partitions):
+            for name, running in (
+                (f"{number}", partition),
+                (f"{number}.schedules", topic.beside.get(f"{number}.schedules")),
+            ):
+                if running is not None:
+                    total += running.log.size_bytes
+                else:
+                    directory = f"{_directory(topic)}/{name}"
+                    files = [file for file in storage.names(directory) if file.endswith(".log")]
+                    total += sum(storage.size(f"{directory}/{file}") for file in files)
+        return total
 
     def idle_partitions(self) -> Iterator[tuple[Topic, int]]:
         """Partitions with files that nobody has used since the broker started."""
@@ -323,6 +347,7 @@ class Topics:
             if existing is not None and call.if_missing:
                 return self.info(existing)
             config = TopicConfig.from_mapping(call.config, self._default_config())
+            self.admit(namespace, call.name)
             facts = self.registry.decide_create_topic(
                 namespace,
                 call.name,

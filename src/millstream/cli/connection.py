@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from millstream.client import Client
 
-__all__ = ["BrokerOption", "NamespaceOption", "open_client"]
+__all__ = ["BrokerOption", "NamespaceOption", "open_client", "use_credentials"]
 
 _PANEL = "Connection"
 
@@ -41,10 +41,43 @@ NamespaceOption = Annotated[
 DEFAULT_BROKER = "localhost:9092"
 
 
+#: Given once, in front of the command, and good for all of them.
+_given: dict[str, str | None] = {"key": None, "ca": None}
+
+
+def use_credentials(
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            envvar="MILLSTREAM_KEY",
+            metavar="KEY",
+            help="The key to show to the broker; better in the variable, where other users do not see it.",
+            rich_help_panel=_PANEL,
+            show_envvar=True,
+        ),
+    ] = None,
+    ca: Annotated[
+        str | None,
+        typer.Option(
+            "--ca",
+            envvar="MILLSTREAM_CA",
+            metavar="FILE",
+            help="Authorities to trust, in PEM form; connects with TLS, as does an address tls://HOST:PORT.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None,
+) -> None:
+    _given.update(key=key, ca=ca)
+
+
 @contextmanager
-def open_client(broker: str, namespace: str) -> Iterator[Client]:
+def open_client(broker: str, namespace: str, *, timeout_s: float = 30.0) -> Iterator[Client]:
     """A connected client, closed at the end of the block."""
     from millstream import connect  # here, so that `--help` and completion do not wait for the SDK to load
 
-    with connect(broker, namespace=namespace, client_id="millstream-cli") as client:
+    key, ca = _given["key"], _given["ca"]
+    with connect(
+        broker, namespace=namespace, client_id="millstream-cli", key=key, ca=ca, timeout_s=timeout_s
+    ) as client:
         yield client

@@ -41,6 +41,16 @@ class _Lag(Protocol):
     member_id: str | None
 
 
+class _Summary(Protocol):
+    """A group in a few words, as the broker answers."""
+
+    name: str
+    state: str
+    members: int
+    generation: int
+    paused: bool
+
+
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 
 
@@ -80,7 +90,7 @@ def show(
     print_facts(
         [
             ("group", Text(group.name, style="bold")),
-            ("state", group.state),
+            ("state", f"{group.state}, paused" if group.paused else group.state),
             ("generation", group.generation),
             ("assignment", f"{group.strategy}, {group.protocol}"),
         ]
@@ -200,6 +210,50 @@ def evict(
     with open_client(broker, namespace) as client:
         client.evict_member(name, member)
     stdout.print(f"evicted [bold]{member}[/] from group [bold]{name}[/]")
+
+
+@app.command(epilog=examples("millstream group rebalance audit"))
+def rebalance(
+    name: GroupArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Deal the partitions of a group anew, whoever has them now."""
+    with open_client(broker, namespace) as client:
+        _print_summary(client.rebalance_group(name), as_json)
+
+
+@app.command(epilog=examples("millstream group pause audit", "millstream group resume audit"))
+def pause(
+    name: GroupArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Have nobody read.  The members give their partitions back, and stay; a restart does not change that."""
+    with open_client(broker, namespace) as client:
+        _print_summary(client.pause_group(name), as_json)
+
+
+@app.command(epilog=examples("millstream group resume audit"))
+def resume(
+    name: GroupArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Let a paused group go on."""
+    with open_client(broker, namespace) as client:
+        _print_summary(client.resume_group(name), as_json)
+
+
+def _print_summary(group: _Summary, as_json: bool) -> None:
+    if as_json:
+        print_json(document_of(group))
+        return
+    state = f"{group.state}, paused" if group.paused else group.state
+    print_facts([("group", group.name), ("state", state), ("generation", group.generation), ("members", group.members)])
 
 
 def _print_lag(lags: Sequence[_Lag]) -> None:

@@ -11,14 +11,22 @@ from typing import Any, NoReturn
 import typer
 
 from millstream.cli import (
+    admin,
+    audit,
+    backup,
     bench,
     config,
     consume,
     dlq,
+    doctor,
     errors,
     group,
+    health,
+    key,
     lease,
     log,
+    message,
+    metrics,
     mode,
     namespace,
     publish,
@@ -27,9 +35,13 @@ from millstream.cli import (
     serve,
     status,
     subscribe,
+    top,
     topic,
+    trace,
+    webhook,
     why,
 )
+from millstream.cli.connection import use_credentials
 from millstream.cli.failure import ExitCode, UsageProblem, report
 from millstream.cli.output import prose
 
@@ -66,6 +78,9 @@ app = typer.Typer(
 )
 
 
+app.callback(help=_STORY, epilog=_EPILOG)(use_credentials)
+
+
 def _command(function: Callable[..., None], epilog: str, panel: str) -> None:
     app.command(help=prose(function.__doc__), epilog=epilog, rich_help_panel=panel)(function)
 
@@ -74,6 +89,7 @@ _command(publish.publish, publish.EPILOG, _DAILY)
 _command(consume.consume, consume.EPILOG, _DAILY)
 _command(subscribe.subscribe, subscribe.EPILOG, _DAILY)
 app.add_typer(topic.app, name="topic", rich_help_panel=_DAILY)
+app.add_typer(message.app, name="message", rich_help_panel=_DAILY)
 app.add_typer(queue.app, name="queue", rich_help_panel=_QUEUES)
 for _function, _epilog in (
     (lease.lease, lease.LEASE_EPILOG),
@@ -85,13 +101,24 @@ for _function, _epilog in (
 ):
     _command(_function, _epilog, _QUEUES)
 app.add_typer(group.app, name="group", rich_help_panel=_DAILY)
+_command(trace.trace, trace.EPILOG, _DAILY)
 app.add_typer(dlq.app, name="dlq", rich_help_panel=_QUEUES)
 app.add_typer(schedule.app, name="schedule", rich_help_panel=_QUEUES)
+app.add_typer(webhook.app, name="webhook", rich_help_panel=_QUEUES)
 app.add_typer(namespace.app, name="namespace", rich_help_panel=_DAILY)
 _command(serve.serve, serve.EPILOG, _OPERATING)
 _command(status.status, status.STATUS_EPILOG, _OPERATING)
+_command(top.top, top.EPILOG, _OPERATING)
+_command(metrics.metrics, metrics.EPILOG, _OPERATING)
+_command(health.health, health.EPILOG, _OPERATING)
 _command(mode.mode, mode.EPILOG, _OPERATING)
+app.add_typer(admin.app, name="admin", rich_help_panel=_OPERATING)
+app.add_typer(key.app, name="key", rich_help_panel=_OPERATING)
+_command(audit.audit, audit.EPILOG, _OPERATING)
 app.add_typer(config.app, name="config", rich_help_panel=_OPERATING)
+_command(doctor.doctor, doctor.EPILOG, _OPERATING)
+_command(backup.backup, backup.BACKUP_EPILOG, _OPERATING)
+_command(backup.restore, backup.RESTORE_EPILOG, _OPERATING)
 app.add_typer(log.app, name="log", rich_help_panel=_OPERATING)
 app.add_typer(bench.app, name="bench", rich_help_panel=_OPERATING)
 app.add_typer(errors.app, name="errors", rich_help_panel=_HELP)

@@ -8,7 +8,8 @@ import typer
 
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
-from millstream.cli.output import JsonOption, examples, print_json, print_table, stdout
+from millstream.cli.failure import UsageProblem
+from millstream.cli.output import JsonOption, bytes_text, document_of, examples, print_json, print_table, stdout
 from millstream.names import DEFAULT_NAMESPACE
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and delete namespaces.")
@@ -47,3 +48,75 @@ def delete(
     with open_client(broker, DEFAULT_NAMESPACE) as client:
         client.delete_namespace(name, force=force)
     stdout.print(f"deleted namespace [bold]{name}[/]")
+
+
+@app.command(
+    epilog=examples(
+        "millstream namespace quota team-a",
+        "millstream namespace quota team-a --topics 100 --storage 10GiB --messages-per-second 5000",
+        "millstream namespace quota team-a --unlimited",
+    )
+)
+def quota(
+    name: NameArgument,
+    topics: Annotated[int | None, typer.Option("--topics", metavar="N", help="How many topics.")] = None,
+    storage: Annotated[str | None, typer.Option("--storage", metavar="SIZE", help="How much on disk: 10GiB.")] = None,
+    messages: Annotated[
+        int | None, typer.Option("--messages-per-second", metavar="N", help="How fast it may publish.")
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option("--bytes-per-second", metavar="SIZE", help="How fast it may publish: 10MiB.")
+    ] = None,
+    connections: Annotated[int | None, typer.Option("--connections", metavar="N", help="How many clients.")] = None,
+    unlimited: Annotated[bool, typer.Option("--unlimited", help="Remove all limits.")] = False,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Show what a namespace may have and do, and how much of it is used; with options, change it.
+
+    What is not named stays as it is.  0 is no limit.
+    """
+    given = {
+        "topics": topics,
+        "storage_bytes": _bytes(storage, "--storage"),
+        "publish_messages_per_s": messages,
+        "publish_bytes_per_s": _bytes(size, "--bytes-per-second"),
+        "connections": connections,
+    }
+    changes = {limit: amount for limit, amount in given.items() if amount is not None}
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        info = client.quota(name)
+        if changes or unlimited:
+            before = {} if unlimited else {limit: getattr(info, limit) for limit in given}
+            info = client.set_quota(name, **{**before, **changes})
+    if as_json:
+        print_json(document_of(info))
+        return
+    print_table(
+        ("limit", "allowed", "used"),
+        [
+            ("topics", _limit(info.topics), info.topics_used),
+            (
+                "storage",
+                bytes_text(info.storage_bytes) if info.storage_bytes else None,
+                bytes_text(info.storage_bytes_used),
+            ),
+            ("messages published a second", _limit(info.publish_messages_per_s), None),
+            ("bytes published a second", _limit(info.publish_bytes_per_s), None),
+            ("connections", _limit(info.connections), info.connections_used),
+        ],
+        numbers="allowed|used",
+    )
+
+
+def _limit(amount: int) -> int | None:
+    return amount or None
+
+
+def _bytes(text: str | None, option: str) -> int | None:
+    from millstream.config import parse_bytes  # only here: no other command waits for the model to load
+
+    size = None if text is None else parse_bytes(text)
+    if size is not None and not isinstance(size, int):
+        raise UsageProblem(f"{option} {text!r} is not a size such as 512KiB or 10GiB")
+    return size

@@ -1,4 +1,4 @@
-"""The reference pages of commands and settings, written from the code itself: `python -m millstream.cli.reference`.
+"""The reference pages, written from the code itself: `python -m millstream.cli.reference`.
 
 A page that is written by hand is out of date; a test compares these with what this module makes of the code.
 """
@@ -14,12 +14,16 @@ from typing import Any, Final
 import typer
 from rich.text import Text
 
+from millstream.broker.access.permissions import PERMISSIONS
+from millstream.broker.history import measures
+from millstream.broker.stats import families
 from millstream.cli.config import setting_text
 from millstream.cli.failure import ExitCode
 from millstream.cli.main import app
+from millstream.cli.reference_api import errors_page, http_page, sdk_page
 from millstream.config import FLAGS, Settings, allowed_values, environment_name, setting_fields
 
-__all__ = ["PAGES", "commands_page", "settings_page"]
+__all__ = ["PAGES", "commands_page", "metrics_page", "settings_page"]
 
 _NOTICE: Final = "<!-- Written by `python -m millstream.cli.reference`; do not edit. -->"
 
@@ -50,9 +54,21 @@ def commands_page() -> str:
                 *(f"| {int(code)} | {text} |" for code, text in _EXIT_CODES.items()),
             ]
         ),
+        "In front of any command that talks to a broker:",
+        "\n".join(
+            [
+                "| Option | Meaning |",
+                "|---|---|",
+                *(_option_row(p, root.make_context("millstream", [], resilient_parsing=True)) for p in _global(root)),
+            ]
+        ),
         *_command_sections(root, "millstream"),
     ]
     return "\n\n".join(lines) + "\n"
+
+
+def _global(root: Any) -> list[Any]:
+    return [parameter for parameter in root.params if parameter.envvar]
 
 
 def _command_sections(command: Any, path: str) -> Iterator[str]:
@@ -138,7 +154,68 @@ def _setting_row(key: str, field: Any) -> str:
     return f"| `{key}` | `{setting_text(key, field.default)}` | {_cell(meaning)} |"
 
 
-PAGES: Final = {"cli.md": commands_page, "configuration.md": settings_page}
+def metrics_page() -> str:
+    """The page of all metrics, and of what is kept of them."""
+    lines = [
+        "# Metrics",
+        _NOTICE,
+        "`GET /metrics` on the HTTP port answers in Prometheus' text format, or as OpenMetrics if that is asked for; "
+        "`millstream metrics` shows the same. Counters end in `_total` and count since the broker started; times are "
+        "in seconds and sizes in bytes. Besides these there are the usual `process_*` and `python_*`.",
+        "Topics and groups beyond `metrics.series_max` have no series of their own: they are summed up under "
+        '`topic="_other"`, and `millstream_series_folded` says how many they are.',
+    ]
+    for heading, metrics in families.all_families():
+        rows = [f"| `{it.name}` | {it.kind} | {', '.join(it.labels) or '–'} | {_cell(it.help)} |" for it in metrics]
+        lines += [f"## {heading}", "\n".join(["| Metric | Type | Labels | Meaning |", "|---|---|---|---|", *rows])]
+    lines += [
+        "## History",
+        "The broker measures itself every 5 seconds and keeps the averages, least and most of the last hour (every "
+        "5 seconds), the last day (every minute) and the last 30 days (every 15 minutes): `GET /api/v1/stats/history`, "
+        "`client.history(…)`.",
+    ]
+    for heading, named in (
+        ("Of the broker", measures.BROKER),
+        ("Of a topic", measures.TOPIC),
+        ("Of a group", measures.GROUP),
+    ):
+        rows = [f"| `{name}` | {unit or '–'} |" for name, unit in named.items()]
+        lines += [f"### {heading}", "\n".join(["| Metric | Unit |", "|---|---|", *rows])]
+    return "\n\n".join(lines) + "\n"
+
+
+def permissions_page() -> str:
+    """The page of who may make which call."""
+    lines = [
+        "# Permissions",
+        _NOTICE,
+        "What a key needs for each call, whichever door it comes through: [access](../guide/access.md) says what roles "
+        "and scopes are. A permission is needed on what the call names: topics, groups, messages, namespaces. `any` is "
+        "any role, `open` needs no key. Calls marked so are written to the audit log.",
+    ]
+    for permission in ("open", "any", "read", "produce", "consume", "admin"):
+        rows = sorted(
+            f"| `{call.__struct_config__.tag}` | {'audited' if rule.audited else ''} |"  # type: ignore[attr-defined]
+            for call, rule in PERMISSIONS.items()
+            if rule.permission == permission
+        )
+        lines += [f"## {permission}", "\n".join(["| Call | |", "|---|---|", *rows])]
+    lines += [
+        "## On the hot path",
+        "PUBLISH needs `produce`, FETCH `read`, LEASE and SETTLE `consume`, which `queue.open` checks on the topic.",
+    ]
+    return "\n\n".join(lines) + "\n"
+
+
+PAGES: Final = {
+    "cli.md": commands_page,
+    "configuration.md": settings_page,
+    "errors.md": errors_page,
+    "http.md": http_page,
+    "metrics.md": metrics_page,
+    "permissions.md": permissions_page,
+    "sdk.md": sdk_page,
+}
 
 
 def _main(directory: Path) -> None:

@@ -16,6 +16,7 @@ from millstream.cli.settings import (
     FsyncOption,
     HostOption,
     HttpPortOption,
+    InsecureOption,
     LogFormatOption,
     LogLevelOption,
     PortOption,
@@ -31,7 +32,8 @@ __all__ = ["EPILOG", "serve"]
 
 EPILOG: Final = examples(
     "millstream serve",
-    "millstream serve --data /var/lib/millstream --host 0.0.0.0",
+    "# for other machines: with a certificate, and keys (`millstream key create`)",
+    "millstream serve --data /var/lib/millstream --host 0.0.0.0 --set tls.certificate=broker.pem",
     "# a throw-away broker on any free port",
     "millstream serve --data $(mktemp -d) --port 0",
     "# settings from a file, one of them overruled",
@@ -53,6 +55,7 @@ def serve(
     http_port: HttpPortOption = None,
     fsync: FsyncOption = None,
     config: ConfigFileOption = None,
+    insecure: InsecureOption = None,
     overrides: SetOption = None,
     log_level: LogLevelOption = None,
     log_format: LogFormatOption = None,
@@ -64,7 +67,7 @@ def serve(
     Settings come from the file, then from variables such as MILLSTREAM_SERVER__PORT, then from these options; see
     `millstream config show`.
     """
-    settings, _ = read_settings(
+    settings, sources = read_settings(
         config,
         {
             "storage.data": data,
@@ -72,6 +75,7 @@ def serve(
             "server.port": port,
             "http.port": http_port,
             "storage.fsync": fsync,
+            "access.insecure": insecure,
             "log.level": log_level,
             "log.format": log_format,
         },
@@ -89,7 +93,7 @@ def serve(
         sys.stdout.write(f"listening on {address}\n" + (f"dashboard and HTTP on {url}\n" if url else ""))
         sys.stdout.flush()
 
-    raise typer.Exit(lifecycle.serve(settings, announce))
+    raise typer.Exit(lifecycle.serve(settings, announce, sources))
 
 
 def _print_banner(settings: Settings) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "FsyncOption",
     "HostOption",
     "HttpPortOption",
+    "InsecureOption",
     "LogFormatOption",
     "LogLevelOption",
     "PortOption",
@@ -50,6 +51,10 @@ LogLevelOption = Annotated[
 LogFormatOption = Annotated[
     str | None, typer.Option("--log-format", metavar="FORMAT", help="auto (default), json or text.")
 ]
+InsecureOption = Annotated[
+    bool | None,
+    typer.Option("--insecure", help="Serve other machines without keys or without TLS."),
+]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as topics.auto_create=false."),
@@ -57,7 +62,7 @@ SetOption = Annotated[
 
 
 def read_settings(
-    config: Path | None, flags: Mapping[str, str | None], overrides: Sequence[str] | None
+    config: Path | None, flags: Mapping[str, str | bool | None], overrides: Sequence[str] | None
 ) -> tuple[Settings, dict[str, str]]:
     """Settings from file, environment and flags, and where each came from."""
     from millstream.config import load_settings  # here, so that no other command waits for the model to load

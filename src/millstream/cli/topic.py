@@ -12,6 +12,7 @@ from millstream.cli.arguments import parse_duration, parse_size, parse_topic_con
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
+from millstream.cli.message import PEEK_EPILOG, peek
 from millstream.cli.output import (
     JsonOption,
     bytes_text,
@@ -22,6 +23,7 @@ from millstream.cli.output import (
     print_facts,
     print_json,
     print_table,
+    prose,
     stdout,
     time_text,
 )
@@ -170,6 +172,9 @@ def alter(
         changes = [f"{key}={value}" for key, value in settings.items()]
         changes += [plural(partitions, "partition")] if partitions is not None else []
         stdout.print(f"topic [bold]{info.name}[/] now has {', '.join(changes)}")
+
+
+app.command(help=prose(peek.__doc__), epilog=PEEK_EPILOG)(peek)
 
 
 @app.command(epilog=examples("millstream topic flow orders", "millstream topic flow orders --json | jq .level"))

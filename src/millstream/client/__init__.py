@@ -19,6 +19,7 @@ from millstream.client.messages import (
     TopicPartition,
 )
 from millstream.client.outcomes import Reject, Retry
+from millstream.client.spans import trace_headers
 
 __all__ = [
     "BatchFailure",
@@ -39,4 +40,5 @@ __all__ = [
     "TopicPartition",
     "Worker",
     "connect",
+    "trace_headers",
 ]

@@ -16,17 +16,10 @@ from itertools import chain
 from typing import Any, Final
 
 from millstream.client.delivery import Delivery, Line
-from millstream.client.values import (
-    AnyEntry,
-    alone_runs,
-    encode_entries,
-    entry_bytes,
-    is_delayed,
-    key_partition,
-    routing_key,
-)
+from millstream.entries import AnyEntry, alone_runs, encode_entries, entry_bytes, is_delayed, routing_key
 from millstream.errors import PartitionNotFound, PayloadTooLarge
 from millstream.ids import SCHEDULES
+from millstream.partitioning import key_partition
 
 __all__ = ["Accumulator", "Pile"]
 

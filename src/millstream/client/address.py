@@ -6,11 +6,13 @@ import ipaddress
 import os
 import secrets
 import socket
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
 
+from millstream.client.tls import client_context
 from millstream.errors import ConnectionLost, InvalidArgument
 from millstream.names import DEFAULT_NAMESPACE, check_namespace
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
@@ -20,11 +22,16 @@ __all__ = ["DEFAULT_ADDRESS", "Target", "parse_address"]
 
 DEFAULT_ADDRESS: Final = "localhost:9092"
 DEFAULT_PORT: Final = 9092
+#: In front of an address: the connection is encrypted, and the broker has a certificate.
+TLS_SCHEME: Final = "tls://"
+#: Where a key comes from that is given nowhere else.
+KEY_VARIABLE: Final = "MILLSTREAM_KEY"
 SOFTWARE: Final = "millstream-python/0.1.0"
 
 
 def parse_address(address: str) -> tuple[str, int]:
-    """`host`, `host:port` or `[v6]:port`."""
+    """`host`, `host:port` or `[v6]:port`, with `tls://` in front or not."""
+    given, address = address, address.removeprefix(TLS_SCHEME)
     host, port = address, str(DEFAULT_PORT)
     if address.startswith("["):
         host, _, rest = address[1:].partition("]")
@@ -33,7 +40,7 @@ def parse_address(address: str) -> tuple[str, int]:
         host, port = address.split(":")
     # Several colons without brackets can only be an IPv6 address without a port.
     if not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not _is_ipv6(host)):
-        raise InvalidArgument(f"{address!r} is not an address: write host:port, for example {DEFAULT_ADDRESS!r}")
+        raise InvalidArgument(f"{given!r} is not an address: write host:port, for example {DEFAULT_ADDRESS!r}")
     return host, int(port)
 
 
@@ -54,8 +61,10 @@ class Target:
     port: int
     namespace: str
     client_id: str
-    token: str | None
+    #: Never shown: this object ends up in tracebacks.
+    key: str | None = field(repr=False)
     timeout_s: float
+    tls: ssl.SSLContext | None = None
 
     @classmethod
     def of(
@@ -64,21 +73,25 @@ class Target:
         *,
         namespace: str = DEFAULT_NAMESPACE,
         client_id: str | None,
-        token: str | None,
+        key: str | None,
         timeout_s: float,
+        tls: bool | ssl.SSLContext | None = None,
+        ca: str | None = None,
     ) -> Target:
         host, port = parse_address(address)
         if timeout_s <= 0:
             raise InvalidArgument(f"timeout_s must be more than 0, not {timeout_s}")
         name = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
-        return cls(address, host, port, check_namespace(namespace), name, token, timeout_s)
+        key = os.environ.get(KEY_VARIABLE) if key is None else key
+        context = client_context(tls, ca, wanted=address.startswith(TLS_SCHEME))
+        return cls(address, host, port, check_namespace(namespace), name, key or None, timeout_s, context)
 
     def hello(self, correlation: int) -> bytes:
         hello = Hello(
             versions=[PROTOCOL_VERSION],
             client_id=self.client_id,
             namespace=self.namespace,
-            token=self.token,
+            token=self.key,
             software=SOFTWARE,
         )
         return encode_frame(FrameType.HELLO, msgspec.json.encode(hello), correlation)
@@ -89,6 +102,10 @@ class Target:
             return ConnectionLost(
                 f"nobody listens at {self.address}: start a broker with `millstream serve`, or check the address"
             )
+        if isinstance(problem, ssl.SSLCertVerificationError):
+            return ConnectionLost(f"the certificate of {self.address} is not trusted: {problem.verify_message}")
+        if isinstance(problem, ssl.SSLError):
+            return ConnectionLost(f"{self.address} does not speak TLS, or not with us: {problem.reason or problem}")
         if isinstance(problem, socket.gaierror):
             return ConnectionLost(f"the host name in {self.address!r} cannot be resolved: {problem.strerror}")
         if isinstance(problem, TimeoutError):

@@ -117,7 +117,7 @@ class Following(Reading):
             starts = self._starts(wanted, answers)
             # Asked only now: meanwhile the group may have passed on what we were about to read.
             taken = set(wanted) if self._membership is None else self._membership.took(wanted)
-            self._add({place: starts[place] for place in taken})
+            self._add({place: starts[place] for place in sorted(taken)})
             if taken:
                 await self._tell(self._settings.on_assigned, sorted(taken))
 

@@ -309,7 +309,7 @@ class Membership:
             return
         if self._settings.commits_itself:
             offsets = self._finished() or {}
-            self._commit_each({place: offsets[place] for place in late & offsets.keys()})
+            self._commit_each({place: offsets[place] for place in sorted(late & offsets.keys())})
         with self._lock:
             self._ownership.force(late)
             self._heartbeat_due_s = 0.0

@@ -17,8 +17,10 @@ import msgspec
 
 from millstream.durations import Duration
 from millstream.errors import InvalidArgument
+from millstream.headers import readable_headers
 from millstream.ids import SCHEDULES, message_id, schedule_uid
 from millstream.records import Batch, decode_headers
+from millstream.traceparent import TraceContext, context_of
 from millstream.wire.messages import PublishResult
 
 __all__ = [
@@ -115,6 +117,11 @@ class Message(msgspec.Struct, gc=False, eq=False):
     def headers(self) -> dict[str, str]:
         """Headers as text; of a repeated name the last one counts.  `header_items` has all of them, as bytes."""
         return {name: value.decode("utf-8", "replace") for name, value in decode_headers(self.raw_headers)}
+
+    @property
+    def trace_context(self) -> TraceContext | None:
+        """The trace that the message belongs to, as its header `traceparent` says; None when it has none."""
+        return context_of(readable_headers(self.raw_headers))
 
     def header_items(self) -> list[tuple[str, bytes]]:
         return decode_headers(self.raw_headers)

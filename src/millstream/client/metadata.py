@@ -8,10 +8,12 @@ from datetime import datetime
 from typing import Final, Literal, NoReturn
 
 from millstream.client.messages import TopicPartition
-from millstream.client.values import AnyEntry, is_delayed, key_partition, microseconds, routing_key
+from millstream.client.values import microseconds
+from millstream.entries import AnyEntry, is_delayed, routing_key
 from millstream.errors import InvalidArgument, PartitionNotFound, PayloadTooLarge
 from millstream.ids import SCHEDULES
-from millstream.wire import calls, letter_calls, queue_calls, schedule_calls
+from millstream.partitioning import key_partition
+from millstream.wire import access_calls, calls, letter_calls, message_calls, queue_calls, schedule_calls
 
 __all__ = ["FETCH_WAIT_MS", "Place", "Topic", "commit_call", "is_repeatable", "offsets_call", "reset_call"]
 
@@ -50,12 +52,19 @@ _REPEATABLE: Final = (
     schedule_calls.ListRepeating,
     schedule_calls.DescribeRepeating,
     schedule_calls.PauseRepeating,
+    message_calls.BrowseMessages,
+    message_calls.FindMessage,
+    message_calls.SummarizeTopics,
     letter_calls.ListLetters,
     letter_calls.ShowLetter,
     letter_calls.CountLetters,
     letter_calls.ListReplays,
     letter_calls.ShowReplay,
     letter_calls.AbortReplay,
+    access_calls.ListKeys,
+    access_calls.SetQuota,
+    access_calls.ShowQuota,
+    access_calls.ListAudit,
 )
 
 

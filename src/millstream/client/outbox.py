@@ -17,7 +17,7 @@ from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import METADATA_AGE_S, Topic
 from millstream.client.publishing import acks_number, fsync_number
 from millstream.client.settings import ProducerSettings
-from millstream.client.values import AnyEntry
+from millstream.entries import AnyEntry
 from millstream.errors import MillstreamError, PartitionNotFound
 from millstream.ids import SCHEDULES
 from millstream.wire.messages import PublishResult, decode_publish_result, encode_publish_head

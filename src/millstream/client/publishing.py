@@ -13,7 +13,9 @@ from typing import Final
 from millstream.client.delivery import renumbered
 from millstream.client.messages import Message, Outgoing, TopicPartition
 from millstream.client.metadata import Topic
-from millstream.client.values import AnyEntry, Value, alone_runs, entry_bytes, make_entry, routing_key
+from millstream.client.spans import traced
+from millstream.client.values import Value, make_entry
+from millstream.entries import AnyEntry, routing_key, split_entries
 from millstream.errors import InvalidArgument
 from millstream.wire.messages import ACKS, FSYNC_POLICIES
 
@@ -78,10 +80,11 @@ def as_entry(item: Value | Outgoing | Message) -> tuple[AnyEntry, int | None]:
     """What `publish_many` is given, and the partition it asks for."""
     if isinstance(item, Outgoing):
         options = {name: getattr(item, name) for name in Outgoing.__slots__ if name not in ("value", "key", "headers")}
-        return make_entry(item.value, item.key, item.headers, **options), item.partition
+        return make_entry(item.value, item.key, traced(item.headers), **options), item.partition
     if isinstance(item, Message):
-        return make_entry(item.value, item.key, dict(item.header_items()) or None, timestamp=item.timestamp), None
-    return make_entry(item), None
+        headers = traced(dict(item.header_items()) or None)
+        return make_entry(item.value, item.key, headers, timestamp=item.timestamp), None
+    return make_entry(item, None, traced(None)), None
 
 
 def plan_batches(
@@ -101,12 +104,5 @@ def plan_batches(
         indexes.append(index)
         entries.append(entry)
     for partition, (indexes, entries) in piles.items():
-        for first, last in alone_runs(entries):
-            start, size = first, 0
-            for at in range(first, last):
-                entry = entries[at]
-                if at > start and (size + entry_bytes(entry) > _BATCH_BYTES or at - start >= _BATCH_MESSAGES):
-                    yield partition, indexes[start:at], entries[start:at]
-                    start, size = at, 0
-                size += entry_bytes(entry)
-            yield partition, indexes[start:last], entries[start:last]
+        for first, last in split_entries(entries, bytes_max=_BATCH_BYTES, messages_max=_BATCH_MESSAGES):
+            yield partition, indexes[first:last], entries[first:last]

@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from millstream.client.messages import Message
+from millstream.client.spans import traced
 from millstream.client.subscribing import messages_in
-from millstream.client.values import Headers, Key, Value, encode_entries, make_entry
+from millstream.client.values import Headers, Key, Value, make_entry
+from millstream.entries import encode_entries
 from millstream.errors import InvalidArgument, NoReplyAddress
 from millstream.names import INBOX_PREFIX
 from millstream.options import CORRELATION_ID, REPLY_TO
+from millstream.traceparent import TRACEPARENT, TRACESTATE
 from millstream.wire.deliveries import decode_delivery
 
 __all__ = ["Inbox", "encode_reply", "is_inbox", "replier", "reply_address"]
@@ -56,7 +59,7 @@ class Inbox:
 
 def encode_reply(value: Value, json: Any, key: Key, headers: Headers | None) -> tuple[bytes, bytes]:
     """A batch for an inbox.  It has no number of a producer: a reply that comes twice is recognised by who asked."""
-    entry = make_entry(value, key, headers, json=json)
+    entry = make_entry(value, key, traced(headers), json=json)
     return encode_entries((entry,), base_timestamp_us=time.time_ns() // 1000)
 
 
@@ -69,7 +72,9 @@ def reply_address(message: Message, headers: Headers | None) -> tuple[str, dict[
     asked = message.headers
     if REPLY_TO not in asked:
         raise NoReplyAddress(f"{message!r} does not ask for a reply: it has no header {REPLY_TO}")
-    made = dict(headers or {})
+    made = dict(traced(headers) or {})
+    if TRACEPARENT in asked and TRACEPARENT not in made:  # the reply belongs to the trace of the request
+        made |= {name: asked[name] for name in (TRACEPARENT, TRACESTATE) if name in asked}
     if CORRELATION_ID in asked:
         made[CORRELATION_ID] = asked[CORRELATION_ID]
     return asked[REPLY_TO], made or None

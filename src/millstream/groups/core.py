@@ -43,6 +43,8 @@ __all__ = [
     "decide_heartbeat",
     "decide_join",
     "decide_leave",
+    "decide_pause",
+    "decide_rebalance",
     "decide_refresh",
     "new_group",
     "validate_commit",
@@ -141,6 +143,25 @@ def decide_expire(
 def decide_refresh(state: GroupState, *, topics: Topics, now_ms: int) -> Transition[None]:
     """Follow topics that were created, deleted or given more partitions."""
     after = _retarget(state, topics, now_ms)
+    return Transition(after, None, _nudged(state, after))
+
+
+def decide_rebalance(state: GroupState, *, topics: Topics, now_ms: int) -> Transition[None]:
+    """Deal the partitions anew, as if nobody had any; a new generation begins even if all stay where they are."""
+    if not state.members:
+        return Transition(state, None)
+    after = _retarget(state, topics, now_ms, afresh=True)
+    return Transition(after, None, frozenset(after.members))
+
+
+def decide_pause(state: GroupState, *, paused: bool, topics: Topics, now_ms: int) -> Transition[None]:
+    """Take all partitions back from the members, or deal them out again.
+
+    A member that holds some may finish, commit and give them back, as whenever partitions move.
+    """
+    if state.paused == paused:
+        return Transition(state, None)
+    after = _retarget(replace(state, paused=paused), topics, now_ms)
     return Transition(after, None, _nudged(state, after))
 
 
@@ -261,18 +282,22 @@ def _remove(state: GroupState, member_ids: Collection[str], topics: Topics, now_
     return Transition(after, None, _nudged(state, after))
 
 
-def _retarget(state: GroupState, topics: Topics, now_ms: int) -> GroupState:
+def _retarget(state: GroupState, topics: Topics, now_ms: int, *, afresh: bool = False) -> GroupState:
     """Compute the target anew; the same object when it is the one the members have already.
 
     A member that comes or goes without moving a partition makes no new generation: in an eager group the
-    others would stop for nothing.
+    others would stop for nothing.  With `afresh` there is always a new one, and who has what does not count.
     """
     members = sorted(state.members.values(), key=lambda member: member.seat)
-    # Where a partition is meant to be counts more than where it still is, and that more than nothing.
-    previous = {partition: member.member_id for member in members for partition in member.owned}
-    previous |= {partition: member.member_id for member in members for partition in member.target}
+    previous: dict[TopicPartition, str] = {}
+    if not afresh:
+        # Where a partition is meant to be counts more than where it still is, and that more than nothing.
+        previous = {partition: member.member_id for member in members for partition in member.owned}
+        previous |= {partition: member.member_id for member in members for partition in member.target}
+    if state.paused:
+        topics = {}
     target = assign(state.strategy, _subscriptions(members, topics), topics, previous)
-    if all(member.target == target[member.member_id] for member in members):
+    if not afresh and all(member.target == target[member.member_id] for member in members):
         return state
     after = replace(
         state,

@@ -122,6 +122,8 @@ def explain(state: GroupState, partition: TopicPartition) -> str:
         return f"{partition} goes to {heir} once {', '.join(late)} gave everything back"
     if heir is not None:
         return f"{partition} goes to {heir} with its next heartbeat"
+    if state.paused:
+        return f"{partition} is read by nobody, because group {state.name} is paused"
     return f"no member of group {state.name} has subscribed to {partition}"
 
 

@@ -112,6 +112,8 @@ class GroupState:
     generation: int = 0
     #: Eager protocol only: nobody is granted anything until everybody has given back everything.
     draining: bool = False
+    #: Nobody reads: the target is nothing for everybody until the group goes on.  Members stay members.
+    paused: bool = False
     members: Mapping[str, Member] = field(default_factory=dict)
     created_at_ms: int = 0
     rebalanced_at_ms: int = 0

@@ -37,10 +37,10 @@ from millstream.log.segment import Segment, Verified
 from millstream.log.storage import File, Storage
 from millstream.records import Batch, BatchHeader, Columns
 
-__all__ = ["Compaction"]
+__all__ = ["DIRTY_SHARE_MIN", "Compaction"]
 
 _KEYS_MAX: Final = 1_000_000  # about 150 MB while a compaction runs
-_DIRTY_SHARE_MIN: Final = 0.2  # less than this is not worth reading all the rest for
+DIRTY_SHARE_MIN: Final = 0.2  # less than this is not worth reading all the rest for
 _VERBATIM_BYTES: Final = 64 * 1024
 _KEYS: Final = int(Columns.KEYS)
 _CONTROL: Final = int(Columns.CONTROL)
@@ -78,7 +78,7 @@ class Compaction:
         *,
         now_us: int,
         tombstone_retention_ms: int = 24 * 3600 * 1000,
-        dirty_share_min: float = _DIRTY_SHARE_MIN,
+        dirty_share_min: float = DIRTY_SHARE_MIN,
         keys_max: int = _KEYS_MAX,
     ) -> Compaction | None:
         """A compaction, if enough was sealed since the last one to be worth it.  Reads no data."""

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from millstream.log.holding import Holding
 from millstream.records import Buffer
 
 __all__ = ["DiskStorage", "File", "Storage", "Syncable", "parent_of", "write_fully"]
@@ -106,13 +106,16 @@ def write_fully(write_some: Callable[[memoryview, int], int], data: Buffer, posi
 class DiskFile:
     """A file descriptor and its name."""
 
-    __slots__ = ("_fd", "path")
+    __slots__ = ("_fd", "_holding", "path")
 
-    def __init__(self, fd: int, path: str) -> None:
+    def __init__(self, fd: int, path: str, holding: Holding) -> None:
         self._fd = fd
+        self._holding = holding
         self.path = path
 
     def write(self, data: Buffer, position: int) -> None:
+        if self._holding.sizes and position < self._holding.sizes.get(self.path, 0):
+            self._holding.keep(self.path, changing=True)
         size = len(data)
         written = os.pwrite(self._fd, data, position)
         if written != size:
@@ -130,6 +133,8 @@ class DiskFile:
         os.fdatasync(self._fd)
 
     def truncate(self, size: int) -> None:
+        if size < self._holding.sizes.get(self.path, 0):
+            self._holding.keep(self.path, changing=True)
         os.ftruncate(self._fd, size)
 
     def size(self) -> int:
@@ -147,13 +152,15 @@ class DiskStorage:
 
     def __init__(self, root: Path) -> None:
         self._root = str(root)
+        #: For copying everything as it is at one moment.
+        self.holding = Holding(self._root)
 
     def _at(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
     def open(self, path: str, *, create: bool = False) -> File:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        return DiskFile(os.open(self._at(path), flags, 0o640), path)
+        return DiskFile(os.open(self._at(path), flags, 0o640), path, self.holding)
 
     def names(self, directory: str) -> list[str]:
         try:
@@ -180,14 +187,24 @@ class DiskStorage:
             _sync_directory(self._at(parent_of(made)))
 
     def rename(self, old: str, new: str) -> None:
-        os.replace(self._at(old), self._at(new))
+        with self.holding.lock:
+            self.holding.keep(old)
+            self.holding.keep(new)
+            os.replace(self._at(old), self._at(new))
 
     def remove(self, path: str) -> None:
-        os.unlink(self._at(path))
+        with self.holding.lock:
+            self.holding.keep(path)
+            os.unlink(self._at(path))
 
     def remove_tree(self, directory: str) -> None:
         if os.path.isdir(self._at(directory)):
-            shutil.rmtree(self._at(directory))
+            # File by file, since somebody may begin to hold them at any time.
+            for place, directories, names in os.walk(self._at(directory), topdown=False):
+                links = [name for name in directories if os.path.islink(f"{place}/{name}")]
+                for name in (*names, *links):
+                    self.remove(f"{place}/{name}".removeprefix(f"{self._root}/"))
+                os.rmdir(place)
             _sync_directory(self._at(parent_of(directory)))
 
     def sync_directory(self, directory: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from millstream.queues.endings import ACKED, Endings
 from millstream.queues.facts import (
@@ -23,11 +24,26 @@ from millstream.queues.returned import Returned
 
 __all__ = ["Book"]
 
+#: How many offsets are spoken of in one go.
+_WINDOW: Final = 65_536
+
 
 class Book:
     """Sets of offsets and parcels, changed by facts alone: `apply` is the only way in, live and in replay."""
 
-    __slots__ = ("_acked", "_facts", "_past", "endings", "freed", "origin", "returned", "settled", "taken", "totals")
+    __slots__ = (
+        "_acked",
+        "_facts",
+        "_past",
+        "endings",
+        "freed",
+        "origin",
+        "returned",
+        "settled",
+        "taken",
+        "told",
+        "totals",
+    )
 
     def __init__(self) -> None:
         #: The first offset that concerns the group.
@@ -40,6 +56,8 @@ class Book:
         self.totals: dict[str, int] = {"acked": 0}
         #: Told of everything that is settled, as (base, bits).
         self.freed: Callable[[int, int], None] | None = None
+        #: Told of what is given up without having become a dead letter: how, first offset and bits.
+        self.told: Callable[[str, int, int], None] | None = None
         self._facts: list[Fact] = []
         self._acked: list[tuple[int, int]] = []
         #: What became of those that were not acked.
@@ -118,7 +136,18 @@ class Book:
             self.freed(base, bits)
 
     def discard(self, how: str, base: int, bits: int) -> None:
+        if self.told is not None and how != "gone":
+            self.told(how, base, bits)
         self.record(settled_fact(how, [(base, bits)]))
+
+    def announce_below(self, how: str, end: int) -> None:
+        """Say what is about to be settled below an offset."""
+        settled = self.settled
+        for base in range(settled.floor, end if self.told is not None else 0, _WINDOW):
+            size = min(_WINDOW, end - base)
+            bits = ~settled.bits(base, size) & (1 << size) - 1
+            if bits and self.told is not None:
+                self.told(how, *normal(base, bits))
 
     def bury(self, base: int, bits: int, reason: str, error: str, history: History) -> Dead:
         """Settle messages that become dead letters; the fact is the caller's to record."""

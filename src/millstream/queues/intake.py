@@ -27,6 +27,9 @@ LOOKS_MAX: Final = 20_000
 #: What a look at a batch costs beside its messages.
 LOOKS_PER_BATCH: Final = 20
 
+#: A number in a header that is longer is none; Python refuses to read those of some thousand digits.
+_DIGITS_MAX: Final = 18
+
 _OFFSETS: Final = int(Columns.OFFSETS)
 _EXPIRY: Final = int(Columns.EXPIRY)
 _OPTIONS: Final = int(Columns.OPTIONS)
@@ -238,9 +241,11 @@ def _options(raw: bytes | None) -> tuple[int, int]:
     lease_ms, max_retries = 0, -1
     try:
         for name, value in decode_headers(raw):
-            if name == LEASE_MS and value.isdigit():
+            if not value.isdigit() or len(value) > _DIGITS_MAX:
+                continue
+            if name == LEASE_MS:
                 lease_ms = min(max(int(value), LEASE_MS_MIN), LEASE_MS_MAX)
-            elif name == MAX_RETRIES and value.isdigit():
+            elif name == MAX_RETRIES:
                 max_retries = min(int(value), RETRIES_MAX)
     except BatchDamaged:
         pass  # the application will see it; a queue must not stop over it

@@ -73,6 +73,8 @@ class Ledger:
         self._draw = draw
         self._draw_nonce = draw_nonce
         self._book = Book()
+        #: Told of every delivery that came to nothing: first offset, bits, and how it went.
+        self.on_attempt: Callable[[int, int, Attempt], None] | None = None
         self._leases = Leases()
         self._finished: set[int] = set()
         self._finished_before: set[int] = set()
@@ -96,6 +98,10 @@ class Ledger:
     def drain(self) -> list[Fact]:
         """The facts since the last call, in order, acks in bulk; to be recorded."""
         return self._book.drain()
+
+    def announce_to(self, told: Callable[[str, int, int], None]) -> None:
+        """Tell somebody what is expired, evicted or purged: how, first offset and bits."""
+        self._book.told = told
 
     def snapshot(self) -> list[Fact]:
         """Facts that make a new ledger like this one, without its leases."""
@@ -212,6 +218,7 @@ class Ledger:
         attempt = Attempt(lease.consumer, lease.granted_us, now_us, "reject", reason)
         history = lease.history.after(attempt, failed=True)
         self._leases.take(lease, chosen)
+        self._tell(lease, chosen, attempt)
         return Outcome(Result.DEAD, (self._book.bury(lease.base, chosen, REJECTED, reason, history),))
 
     def extend(self, nonce: int, ms: int, *, now_us: int, consumer: str | None = None) -> Outcome:
@@ -274,8 +281,10 @@ class Ledger:
     def _fail(
         self, lease: Lease, bits: int, kind: str, reason: str, retry_after_ms: int | None, now_us: int
     ) -> Outcome:
-        history = lease.history.after(Attempt(lease.consumer, lease.granted_us, now_us, kind, reason), failed=True)
+        attempt = Attempt(lease.consumer, lease.granted_us, now_us, kind, reason)
+        history = lease.history.after(attempt, failed=True)
         self._leases.take(lease, bits)
+        self._tell(lease, bits, attempt)
         cause = self._cause_of_death(history, lease.terms, now_us)
         if cause is not None:
             return Outcome(Result.DEAD, (self._book.bury(lease.base, bits, *cause, history),))
@@ -283,6 +292,10 @@ class Ledger:
             retry_after_ms = self.rules.retry.delay_ms(history.failures, self._draw)
         self._return(lease, bits, history, now_us + retry_after_ms * 1000, now_us)
         return RETRIED
+
+    def _tell(self, lease: Lease, bits: int, attempt: Attempt) -> None:
+        if self.on_attempt is not None:
+            self.on_attempt(lease.base, bits, attempt)
 
     def _cause_of_death(self, history: History, terms: Terms, now_us: int) -> tuple[str, str] | None:
         """Reason and error, if the messages have failed for the last time."""
@@ -326,6 +339,7 @@ class Ledger:
             attempt = Attempt(consumer, lease.granted_us, now_us, "returned", "its consumer went away")
             history = lease.history.after(attempt, failed=False)
             self._leases.take(lease, bits)
+            self._tell(lease, bits, attempt)
             if self._delivered_too_often(history):
                 dead.append(self._book.bury(lease.base, bits, MAX_DELIVERIES_EXCEEDED, history.last_error, history))
             else:
@@ -353,6 +367,7 @@ class Ledger:
 
     def purge(self, end: int) -> int:
         """Settle everything below `end`, leased messages too; returns how many."""
+        self._book.announce_below("purged", end)
         return self._settle_below(end, "purged")
 
     def evict(self, source: LogSource, count: int) -> int:
@@ -436,8 +451,16 @@ class Ledger:
     def lease_count(self) -> int:
         return len(self._leases)
 
+    @property
+    def leased(self) -> int:
+        """Messages in the hands of consumers."""
+        return self._leases.messages
+
     def leases(self) -> Iterable[Lease]:
         return self._leases
+
+    def leases_of(self, consumer: str) -> list[Lease]:
+        return self._leases.of_consumer(consumer)
 
     def lease_of(self, nonce: int) -> Lease | None:
         return self._leases.get(nonce)

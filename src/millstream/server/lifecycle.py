@@ -7,9 +7,9 @@ import errno
 import gc
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
@@ -19,33 +19,54 @@ from millstream.config import Settings
 from millstream.errors import StartFailed, StorageFailed
 from millstream.log.lock import DirectoryLock
 from millstream.log.storage import DiskStorage
+from millstream.server.exposure import check_exposure, check_keys
 from millstream.server.http.listener import HttpListener
+from millstream.server.logs import set_log_level
 from millstream.server.tcp import NativeListener
+from millstream.server.tls import ServerTls
 
-__all__ = ["run", "serve"]
+__all__ = ["offline", "run", "serve"]
 
 _log = structlog.get_logger("millstream.server")
+
+T = TypeVar("T")
 
 #: Descriptors beside log files and connections: the lock, the loop, standard streams, a few spare.
 _SPARE_DESCRIPTORS: Final = 64
 
 
-async def run(settings: Settings, announce: Callable[[str, str], None], stop: asyncio.Event | None = None) -> int:
-    """Serve until SIGTERM, SIGINT or `stop`; `announce` gets the address and the URL once the broker listens."""
+async def run(
+    settings: Settings,
+    announce: Callable[[str, str], None],
+    stop: asyncio.Event | None = None,
+    *,
+    sources: Mapping[str, str] | None = None,
+) -> int:
+    """Serve until SIGTERM, SIGINT or `stop`; `announce` gets the address and the URL once the broker listens.
+
+    `sources` says of each setting where it came from.
+    """
     stop = stop or asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    check_exposure(settings)
+    tls = ServerTls(settings.tls)
+    if tls.context is not None:  # otherwise SIGHUP means what it always does: the terminal is gone
+        loop.add_signal_handler(signal.SIGHUP, tls.reload)
     data = Path(settings.storage.data)
     _raise_descriptor_limit(settings)
     lock = _lock(data)
     try:
         clock = SystemClock()
         broker = Broker(settings, DiskStorage(data), clock=clock)
+        broker.setting_sources = sources or {}
+        broker.on_log_level = set_log_level
         await broker.start()
-        listener = NativeListener(broker, settings, clock.monotonic_ms)
-        http = HttpListener(broker, settings) if settings.http.enabled else None
+        listener = NativeListener(broker, settings, clock.monotonic_ms, tls.context)
+        http = HttpListener(broker, settings, tls.context) if settings.http.enabled else None
         try:
+            check_keys(settings, has_keys=broker.access.has_keys)
             await _open(listener.open, settings.server.host, settings.server.port, "--port")
             if http is not None:
                 await _open(http.open, settings.server.host, settings.http.port, "--http-port")
@@ -65,14 +86,30 @@ async def run(settings: Settings, announce: Callable[[str, str], None], stop: as
     return 0
 
 
-def serve(settings: Settings, announce: Callable[[str, str], None]) -> int:
+def serve(settings: Settings, announce: Callable[[str, str], None], sources: Mapping[str, str] | None = None) -> int:
     """Run the broker on uvloop where there is one."""
+    serving = run(settings, announce, sources=sources)
     try:
         import uvloop
     except ImportError:
-        return asyncio.run(run(settings, announce))
-    result: int = uvloop.run(run(settings, announce))
+        return asyncio.run(serving)
+    result: int = uvloop.run(serving)
     return result
+
+
+async def offline(settings: Settings, work: Callable[[Broker], Awaitable[T]]) -> T:
+    """Do something with the data of a broker that does not run, as it would do it itself."""
+    data = Path(settings.storage.data)
+    lock = _lock(data)
+    try:
+        broker = Broker(settings, DiskStorage(data), clock=SystemClock())
+        await broker.start()
+        try:
+            return await work(broker)
+        finally:
+            await broker.stop()
+    finally:
+        lock.release()
 
 
 def _lock(data: Path) -> DirectoryLock:

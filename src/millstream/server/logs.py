@@ -14,7 +14,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from millstream.config import LogSettings
 
-__all__ = ["set_up_logs"]
+__all__ = ["set_log_level", "set_up_logs"]
 
 _COMMON: Final[tuple[Processor, ...]] = (
     structlog.contextvars.merge_contextvars,
@@ -46,6 +46,13 @@ def set_up_logs(settings: LogSettings, stream: TextIO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.WARNING))  # libraries speak up only when something is wrong
+
+
+def set_log_level(level: str) -> None:
+    """From how important an entry on everything is logged, from now on."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
+    logging.getLogger().setLevel(max(number, logging.WARNING))
 
 
 def _rendering(*, as_json: bool, colors: bool) -> tuple[Processor, ...]:

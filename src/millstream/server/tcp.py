@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
@@ -25,7 +26,6 @@ from millstream.errors import (
     QuotaExceeded,
     ShuttingDown,
 )
-from millstream.names import check_namespace
 from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection, SettleRequest
 from millstream.wire.deliveries import DELIVERY_BYTES, Delivery, encode_delivery_head
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
@@ -49,6 +49,8 @@ _log = structlog.get_logger("millstream.tcp")
 
 #: Requests that one client may have waiting; a client with more has lost its way.
 _PARKED_REQUESTS_MAX: Final = 20_000
+#: Who takes longer over TLS's greetings has something else in mind.
+_HANDSHAKE_S: Final = 10.0
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
 
 
@@ -74,6 +76,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._outgoing_bytes = 0
         self._outgoing_bytes_max = listener.settings.server.connection_memory_bytes // 4
         self._send_is_due = False
+        #: A delivery was refused: whoever wanted it waits to hear that there is room.
+        self._has_refused = False
         self._fetch_bytes_max = listener.settings.server.frame_bytes_max - FETCH_RESULT_BYTES - 16
         #: Publishes and settles whose answer waits for the disk.
         self._unconfirmed = 0
@@ -121,6 +125,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._paused = False
         self._resume_reading()
         self._serve_deferred()
+        self._has_room()
+
+    def _has_room(self) -> None:
+        self._has_refused = False
         if self._session is not None:
             self._broker.session_drained(self._session)
 
@@ -157,13 +165,13 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._heard or not self._reads:  # while we do not listen its silence says nothing
             self._heard, self._last_heard_ms = False, now_ms
         if now_ms - self._last_heard_ms > server.heartbeat_ms * server.heartbeat_misses:
-            _log.info("client is silent, closing", address=self._address, silent_ms=now_ms - self._last_heard_ms)
+            _log.info("client is silent, closing", address=self.address, silent_ms=now_ms - self._last_heard_ms)
             self.abort()
         else:
             self._write(_HEARTBEAT_FRAME)
 
     @property
-    def _address(self) -> str:
+    def address(self) -> str:
         peer = self._transport.get_extra_info("peername")
         return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
 
@@ -184,11 +192,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         except MillstreamError as error:
             # What came before the mistake was in order and is carried out.
             self._broker.metrics.protocol_errors += 1
-            _log.info("closing a connection", address=self._address, code=error.code, reason=str(error))
+            _log.info("closing a connection", address=self.address, code=error.code, reason=str(error))
             self._broker.flush()
             self._close_with(error)
         except Exception:
-            _log.exception("request failed", address=self._address)
+            _log.exception("request failed", address=self.address)
             self._broker.flush()
             self._close_with(InternalError("the broker failed to handle a request; its log has the details"))
         else:
@@ -215,14 +223,19 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._call(correlation, body)
 
     def _hello(self, correlation: int, hello: Hello) -> None:
-        check_namespace(hello.namespace)
-        self._session = self._broker.open_session(
-            namespace=hello.namespace,
-            client_id=hello.client_id,
-            address=self._address,
-            push=self._push,
-            deliver=self._deliver,
-        )
+        try:
+            self._session = self._broker.open_session(
+                namespace=hello.namespace,
+                client_id=hello.client_id,
+                address=self.address,
+                push=self._push,
+                deliver=self._deliver,
+                access=self._broker.access.authenticate(hello.token, self.address),
+                end=self._close_with,
+            )
+        except MillstreamError as error:
+            self._write(encode_error(error, correlation))
+            raise
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             node_id=self._broker.node_id,
@@ -330,7 +343,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._unconfirmed += 1
         if self._unconfirmed >= _PARKED_REQUESTS_MAX:
             self._stop_reading()
-        self._broker.settle(self._session, request.entries, answer)
+        try:
+            self._broker.settle(self._session, request.entries, answer)
+        except MillstreamError as error:
+            answer(error)
 
     def _answer_fetch(self, correlation: int, result: FetchAnswer | MillstreamError) -> None:
         if self._closing:
@@ -384,6 +400,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         size = sum(map(len, delivery.buffers))
         too_slow = self._paused or self._outgoing_bytes > self._outgoing_bytes_max
         if too_slow or self._closing or size + DELIVERY_BYTES > self._settings.server.frame_bytes_max:
+            self._has_refused = True
+            if not self._paused and not self._closing:
+                self._plan_to_send()  # without a pause there is no end of a pause, which would tell that there is room
             return False
         self._write(encode_delivery_head(delivery, size), *delivery.buffers)
         return True
@@ -393,9 +412,12 @@ class NativeConnection(asyncio.BufferedProtocol):
         if not self._closing:
             self._outgoing += data
             self._outgoing_bytes += sum(map(len, data))
-            if not self._send_is_due:
-                self._send_is_due = True
-                self._listener.loop.call_soon(self._send)
+            self._plan_to_send()
+
+    def _plan_to_send(self) -> None:
+        if not self._send_is_due:
+            self._send_is_due = True
+            self._listener.loop.call_soon(self._send)
 
     def _send(self) -> None:
         self._send_is_due = False
@@ -408,8 +430,12 @@ class NativeConnection(asyncio.BufferedProtocol):
                     self._transport.write(outgoing[0])
                 else:
                     self._transport.writelines(outgoing)
-        if self._deferred and not self._paused and not self._closing:
+        if self._paused or self._closing:
+            return
+        if self._deferred:
             self._listener.loop.call_soon(self._serve_deferred)
+        if self._has_refused:
+            self._has_room()
 
     def _close_with(self, error: MillstreamError) -> None:
         """Say what was wrong, then close: one sentence, no harm to others."""
@@ -421,8 +447,11 @@ class NativeConnection(asyncio.BufferedProtocol):
 class NativeListener:
     """Accepts native connections, and ends them politely."""
 
-    def __init__(self, broker: Broker, settings: Settings, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self, broker: Broker, settings: Settings, now_ms: Callable[[], int], tls: ssl.SSLContext | None = None
+    ) -> None:
         self.broker = broker
+        self._tls = tls
         self.settings = settings
         self.now_ms = now_ms
         self.address = ""
@@ -443,7 +472,12 @@ class NativeListener:
     async def open(self) -> None:
         server = self.settings.server
         self._server = await self.loop.create_server(
-            lambda: NativeConnection(self), server.host, server.port, backlog=server.backlog
+            lambda: NativeConnection(self),
+            server.host,
+            server.port,
+            backlog=server.backlog,
+            ssl=self._tls,
+            ssl_handshake_timeout=_HANDSHAKE_S if self._tls else None,
         )
         host, port = self._server.sockets[0].getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -459,6 +493,11 @@ class NativeListener:
         if self.broker.modes.connect_refusal is not None:
             self.broker.metrics.connections_refused += 1
             return self.broker.modes.connect_refusal
+        try:
+            self.broker.access.admit_connection(connection.address)
+        except MillstreamError as refusal:
+            self.broker.metrics.connections_refused += 1
+            return refusal
         self._connections[connection] = None
         self.broker.metrics.connections_opened += 1
         self.broker.metrics.connections = len(self._connections)

@@ -19,6 +19,7 @@ from millstream.config import Settings
 from millstream.log.storage import DiskStorage, Storage
 from millstream.server.http.listener import HttpListener
 from millstream.server.tcp import NativeListener
+from millstream.server.tls import ServerTls
 from millstream.testing.skipping import SkippingClock, SkippingLoop
 
 __all__ = ["BrokerForTests", "BrokerProcess"]
@@ -116,10 +117,11 @@ class BrokerForTests:
         self._stop = asyncio.Event()
         self.broker = Broker(self.settings, self._storage, clock=self.clock)
         await self.broker.start()
-        listener = NativeListener(self.broker, self.settings, self.clock.monotonic_ms)
+        tls = ServerTls(self.settings.tls)
+        listener = NativeListener(self.broker, self.settings, self.clock.monotonic_ms, tls.context)
         await listener.open()
         self.address = listener.address
-        web = HttpListener(self.broker, self.settings) if self._http else None
+        web = HttpListener(self.broker, self.settings, tls.context) if self._http else None
         if web is not None:
             await web.open()
             self.url = web.url

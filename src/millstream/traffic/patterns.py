@@ -82,12 +82,15 @@ class PatternTrie(Generic[T]):
         return found
 
     def _match(self, topic: str) -> frozenset[T]:
-        found: set[T] = set(self._root.deep)
+        # The broker's own topics are found by name only.
+        system = topic.startswith("_")
+        found: set[T] = set() if system else set(self._root.deep)
         reached = [self._root]
-        for name in topic.split("."):
+        for depth, name in enumerate(topic.split(".")):
             # At most two ways on from each level, and never more levels than there are in the patterns.
+            steps = (name,) if system and not depth else (name, "*")
             ways = [level.children for level in reached]
-            reached = [children[step] for children in ways for step in (name, "*") if step in children]
+            reached = [children[step] for children in ways for step in steps if step in children]
             for level in reached:
                 found |= level.deep
         for level in reached:

@@ -10,7 +10,18 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from millstream.wire import letter_calls, queue_calls, schedule_calls, subscription_calls
+from millstream.wire import (
+    access_calls,
+    admin_calls,
+    letter_calls,
+    message_calls,
+    queue_calls,
+    schedule_calls,
+    stats_calls,
+    subscription_calls,
+    trace_calls,
+    webhook_calls,
+)
 from millstream.wire.forms import AnswerForm, CallForm
 
 __all__ = [
@@ -43,7 +54,9 @@ __all__ = [
     "NewProducer",
     "OffsetEntry",
     "PartitionInfo",
+    "PauseGroup",
     "ProducerIdentity",
+    "RebalanceGroup",
     "ResetOffsets",
     "TopicInfo",
     "TopicMetadata",
@@ -234,6 +247,7 @@ class GroupSummary(AnswerForm):
     members: int
     topics: list[str]
     generation: int
+    paused: bool = False
 
 
 class DescribeGroup(CallForm, tag="group.describe"):
@@ -270,6 +284,7 @@ class GroupInfo(AnswerForm):
     protocol: str
     members: list[MemberInfo]
     lag: list[GroupLag]
+    paused: bool = False
 
 
 class ResetOffsets(CallForm, tag="group.reset"):
@@ -290,6 +305,19 @@ class DeleteGroup(CallForm, tag="group.delete"):
 class EvictMember(CallForm, tag="group.evict"):
     group: str
     member_id: str
+
+
+class RebalanceGroup(CallForm, tag="group.rebalance"):
+    """Deals the partitions anew, whoever has them now, in a new generation.  Answers with GroupSummary."""
+
+    name: str
+
+
+class PauseGroup(CallForm, tag="group.pause"):
+    """Takes all partitions back from the members, which stay, or deals them out again.  Answers with GroupSummary."""
+
+    name: str
+    paused: bool = True
 
 
 Call: TypeAlias = (
@@ -315,6 +343,8 @@ Call: TypeAlias = (
     | ResetOffsets
     | DeleteGroup
     | EvictMember
+    | RebalanceGroup
+    | PauseGroup
     | queue_calls.OpenQueue
     | queue_calls.CloseQueue
     | queue_calls.ConfigureQueue
@@ -350,4 +380,35 @@ Call: TypeAlias = (
     | letter_calls.ListReplays
     | letter_calls.ShowReplay
     | letter_calls.AbortReplay
+    | stats_calls.DescribeOverview
+    | stats_calls.ReadHistory
+    | stats_calls.Metrics
+    | webhook_calls.CreateWebhook
+    | webhook_calls.ListWebhooks
+    | webhook_calls.DescribeWebhook
+    | webhook_calls.UpdateWebhook
+    | webhook_calls.PauseWebhook
+    | webhook_calls.RotateSecret
+    | webhook_calls.DeleteWebhook
+    | webhook_calls.TestWebhook
+    | message_calls.BrowseMessages
+    | message_calls.FindMessage
+    | message_calls.SummarizeTopics
+    | admin_calls.CheckHealth
+    | admin_calls.ShowConfig
+    | admin_calls.SetLogLevel
+    | admin_calls.Checkpoint
+    | admin_calls.Compact
+    | admin_calls.HoldFiles
+    | admin_calls.ReleaseFiles
+    | admin_calls.ListConnections
+    | access_calls.CreateKey
+    | access_calls.ListKeys
+    | access_calls.RotateKey
+    | access_calls.RevokeKey
+    | access_calls.SetQuota
+    | access_calls.ShowQuota
+    | access_calls.ListAudit
+    | trace_calls.ShowPassport
+    | trace_calls.FindTraces
 )

@@ -61,6 +61,8 @@ class OpenQueue(CallForm, tag="queue.open"):
     lease_ms: int = 0
     #: Leases outlive the connection: only their deadline gives them back.
     detached: bool = False
+    #: Whoever has a receipt may settle what it holds, from any connection.
+    by_receipt: bool = False
     policy: dict[str, Any] | None = None
     start: Literal["", "earliest", "latest"] = ""
 
@@ -197,11 +199,19 @@ class AttemptInfo(AnswerForm):
 
 
 class LeaseMessages(CallForm, tag="queue.lease"):
-    """A detached lease for doors that speak text.  Answers with a list of LeasedMessage."""
+    """A lease for doors that speak text.  Answers with a list of LeasedMessage.
 
-    topic: str
+    Names a topic and a group, and then the lease is detached; or a consumer of this session, whose lease it becomes.
+    """
+
+    topic: str = ""
     group: str = "default"
+    consumer: int = 0
     max: int = 1
+    #: Of the batches they are in, with one message at least; 0 = as much as an answer may hold.
+    max_bytes: int = 0
+    #: With more than this in hand, wait for some of it to be settled; 0 = no limit.
+    max_in_flight: int = 0
     wait_ms: int = 0
     lease_ms: int = 0
 

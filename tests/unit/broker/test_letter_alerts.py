@@ -2,68 +2,99 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-import urllib.error
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
 from millstream.broker.letters.alerts import Alert, LetterAlerts
+from millstream.broker.webhooks.sender import TargetForbidden
+from millstream.webhooks.verdicts import Answer
 
-ALERT = Alert("http://localhost/dead", {"queue": "orders"})
+ALERT = Alert("http://localhost/dead?token=x", {"queue": "orders"})
 
 
 class Web:
     """Stands for the web: fails as often as it is told to."""
 
-    def __init__(self, failures: int) -> None:
+    def __init__(self, failures: int = 0) -> None:
         self.failures = failures
         self.asked = 0
-        self.open = threading.Event()
+        self.open = asyncio.Event()
         self.open.set()
+        self.forbidden = False
 
-    def __call__(self, request: Any, timeout: float) -> Web:
-        self.open.wait(10)
+    async def post(self, *_: Any, **__: Any) -> Answer:
+        await self.open.wait()
         self.asked += 1
-        if self.asked <= self.failures:
-            raise urllib.error.URLError("nobody there")
-        return self
-
-    def __enter__(self) -> Web:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
+        if self.forbidden:
+            raise TargetForbidden("localhost has a private address")
+        return Answer(0, "nobody there") if self.asked <= self.failures else Answer(200)
 
 
-def alerts(web: Web, monkeypatch: pytest.MonkeyPatch) -> tuple[LetterAlerts, queue.Queue[bool]]:
-    monkeypatch.setattr("urllib.request.urlopen", web)
-    told: queue.Queue[bool] = queue.Queue()
-    return LetterAlerts(told.put, pauses_s=(0.0, 0.0, 0.0)), told
+def run(work: Callable[[Web, LetterAlerts, list[bool]], Awaitable[None]], failures: int = 0) -> None:
+    async def body() -> None:
+        web = Web(failures)
+        told: list[bool] = []
+        alerts = LetterAlerts(
+            web,  # type: ignore[arg-type]
+            asyncio.get_running_loop(),
+            told.append,
+            pauses_s=(0.0, 0.0, 0.0),
+        )
+        await work(web, alerts, told)
+        await alerts.close()
+
+    asyncio.run(asyncio.wait_for(body(), 10))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(("failures", "delivered", "asked"), [(0, True, 1), (3, True, 4), (4, False, 4)])
-def test_an_alert_is_tried_four_times(
-    failures: int, delivered: bool, asked: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    web = Web(failures)
-    sending, told = alerts(web, monkeypatch)
-    sending.send(ALERT)
-    assert told.get(timeout=10) is delivered
-    assert web.asked == asked
-    sending.close()
+def test_an_alert_is_tried_four_times(failures: int, delivered: bool, asked: int) -> None:
+    async def work(web: Web, alerts: LetterAlerts, told: list[bool]) -> None:
+        alerts.send(ALERT)
+        await until(lambda: told)
+        assert (told, web.asked) == ([delivered], asked)
+
+    run(work, failures)
 
 
-def test_a_slow_webhook_holds_up_nobody_and_what_is_too_much_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    web = Web(0)
-    web.open.clear()
-    sending, told = alerts(web, monkeypatch)
-    for _ in range(1_100):
-        sending.send(ALERT)
-    dropped = told.qsize()
-    assert 90 <= dropped <= 100
-    web.open.set()
-    results = [told.get(timeout=10) for _ in range(1_100)]
-    assert results.count(True) == 1_100 - dropped
-    sending.close()
+def test_a_slow_receiver_holds_up_nobody_and_what_is_too_much_is_counted() -> None:
+    async def work(web: Web, alerts: LetterAlerts, told: list[bool]) -> None:
+        web.open.clear()
+        for _ in range(1_100):
+            alerts.send(ALERT)
+        assert told == [False] * 100
+        web.open.set()
+        await until(lambda: len(told) == 1_100)
+        assert told.count(True) == 1_000
+
+    run(work)
+
+
+def test_a_forbidden_or_impossible_target_is_not_tried_again() -> None:
+    async def work(web: Web, alerts: LetterAlerts, told: list[bool]) -> None:
+        web.forbidden = True
+        alerts.send(ALERT)
+        alerts.send(Alert("http://", {}))
+        await until(lambda: len(told) == 2)
+        assert (told, web.asked) == ([False, False], 1)
+
+    run(work)
+
+
+def test_nothing_is_sent_after_the_end() -> None:
+    async def work(web: Web, alerts: LetterAlerts, told: list[bool]) -> None:
+        web.open.clear()
+        alerts.send(ALERT)
+        await asyncio.sleep(0)
+        await alerts.close()
+        alerts.send(ALERT)
+        assert (told, web.asked) == ([False], 0)
+
+    run(work)

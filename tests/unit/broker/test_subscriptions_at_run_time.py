@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from millstream.broker.metrics import Metrics
 from millstream.broker.traffic import subscriptions as room
 from millstream.broker.traffic.subscriptions import Subscriptions
+from millstream.config import Settings
 from millstream.testing.broker import BrokerForTests
-from millstream.wire.deliveries import Delivery
+from millstream.wire.deliveries import Delivery, decode_delivery
+from millstream.wire.frames import FrameType
 from millstream.wire.subscription_calls import CloseSubscription, OpenSubscription
 from tests.native import NativeClient
 
@@ -63,8 +66,12 @@ class Partition:
     def __init__(self) -> None:
         self.log = Log()
         self.uid = 7
+        self.messages_pushed = 0
         self.audience: Callable[[int, int], None] | None = None
         self.end = 0
+
+    def pushed(self, messages: int, _: bytes) -> None:
+        self.messages_pushed += messages
 
     def publish(self, count: int = 1) -> None:
         before, self.end = self.end, self.end + count
@@ -101,8 +108,13 @@ def subscriptions(topics: Topics, loop: Loop) -> Subscriptions:
 
 
 def subscribe(subscriptions: Subscriptions, client: Client, *patterns: str) -> int:
-    opened = asyncio.run(subscriptions._open(client, OpenSubscription(patterns=list(patterns))))
-    return opened.subscription
+    opening = subscriptions._open(client, OpenSubscription(patterns=list(patterns)))
+    try:
+        opening.send(None)  # it waits for nothing, and a loop for each of many hundred would take seconds
+    except StopIteration as opened:
+        number: int = opened.value.subscription
+        return number
+    raise AssertionError("it waits")
 
 
 def test_many_deliveries_take_turns_with_everything_else(
@@ -174,6 +186,54 @@ def test_a_slow_client_is_told_what_it_missed_when_it_reads_again_even_if_nothin
     assert [(delivery.missed, delivery.buffers) for delivery in slow.got] == [(6, ())]
     topics.partition.publish()
     assert [delivery.missed for delivery in slow.got] == [6, 0]
+
+
+@pytest.mark.parametrize("reason", ["the line is full", "the log cannot be read"])
+def test_what_the_line_did_not_take_is_told_even_if_nothing_follows(
+    subscriptions: Subscriptions, topics: Topics, loop: Loop, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    clients = [Client() for _ in range(300)]
+    for client in clients:
+        subscribe(subscriptions, client, "news")
+    topics.partition.publish()
+    if reason == "the line is full":
+        monkeypatch.setattr(room, "_WAITING_BYTES_MAX", 0)
+    else:
+        monkeypatch.setattr(topics.partition.log, "read", broken)
+    topics.partition.publish(2)
+    topics.partition.publish()
+    while loop.soon:
+        loop.turn()
+    for client in clients:
+        assert [(delivery.missed, len(delivery.buffers)) for delivery in client.got] == [(0, 1), (3, 0)]
+
+
+def broken(*_: object, **__: object) -> Chunk:
+    raise OSError("the disk is gone")
+
+
+def test_what_did_not_fit_into_one_turn_is_told_even_if_nothing_follows(tmp_path: Path) -> None:
+    """The socket takes all that was accepted at once: there is no pause, and so no end of a pause."""
+    settings = Settings.model_validate(
+        {
+            "server": {"frame_bytes_max": 65_536, "connection_memory_bytes": 65_536},
+            "topics": {"max_message_bytes": 32_768},
+        }
+    )
+    with BrokerForTests(tmp_path, settings=settings) as broker, NativeClient(broker.address) as native:
+        number = native.call("sub.open", patterns=["news"])["subscription"]
+        rooms = broker.broker.subscriptions
+
+        async def five_at_once() -> None:
+            (subscription,) = (held[number] for held in rooms._by_session.values())
+            for _ in range(5):
+                rooms.send(subscription, "news", 0, 7, [bytes(10_000)], 1)
+
+        broker.run(five_at_once())
+        frames = [native.receive() for _ in range(3)]
+        assert [kind for kind, _, _ in frames] == [FrameType.DELIVERY] * 3
+        told = [decode_delivery(payload) for _, _, payload in frames]
+        assert [(delivery.missed, len(delivery.batches)) for delivery in told] == [(0, 10_000), (0, 10_000), (3, 0)]
 
 
 def test_partitions_know_nothing_of_subscriptions_unless_there_are_some(

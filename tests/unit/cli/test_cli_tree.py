@@ -14,6 +14,7 @@ READS = {
     "topic list", "topic show", "group list", "group show", "group lag", "namespace list", "config show", "errors list",
     "errors explain", "status", "version", "consume", "log verify", "log dump", "dlq list", "dlq show", "dlq stats",
     "dlq replays", "schedule list", "schedule show", "schedule stats", "schedule repeating", "subscribe", "topic flow",
+    "health", "admin config", "admin connections",
 }  # fmt: skip
 
 

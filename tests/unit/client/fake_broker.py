@@ -288,8 +288,9 @@ class FakeBroker:
             if fault.error is not None:
                 raise fault.error
             if fault.store:
-                base, duplicate = self._store(request)
-                answer = encode_publish_result(correlation, 3, base, time.time_ns() // 1000, duplicate=duplicate)
+                now_us = time.time_ns() // 1000  # read once: ids of receipts and of messages are made of it
+                base, duplicate = self._store(request, now_us)
+                answer = encode_publish_result(correlation, 3, base, now_us, duplicate=duplicate)
         except MillstreamError as error:
             answer = encode_error(error, correlation)
         self._note()
@@ -307,7 +308,7 @@ class FakeBroker:
                 answer = answer[fault.split_at :]
             peer.send(answer)
 
-    def _store(self, request: PublishRequest) -> tuple[int, bool]:
+    def _store(self, request: PublishRequest, now_us: int) -> tuple[int, bool]:
         partition = self.topic(request.topic)[request.partition & ~SCHEDULES]
         if request.partition & SCHEDULES:
             partition.schedules = partition.schedules or FakePartition(uid=schedule_uid(partition.uid))
@@ -325,7 +326,7 @@ class FakeBroker:
                     raise OutOfSequence(f"expected {known[-1][1]}, got {first}")
             partition.sequences.setdefault(header.producer, []).append((first, after, partition.next_offset))
         base = partition.next_offset
-        stamp(memoryview(data), 0, base_offset=base, append_time_us=time.time_ns() // 1000, leader_epoch=0)
+        stamp(memoryview(data), 0, base_offset=base, append_time_us=now_us, leader_epoch=0)
         stored = bytes(data)
         batch = Batch.parse(stored)
         partition.batches.append(stored)

@@ -142,11 +142,12 @@ class FakeQueues(FakeBroker):
                 found = self._ready(known[0]) if self.open_gate.is_set() and peer in self._peers else None
                 if found is not None or time.monotonic() >= deadline_s or peer not in self._peers:
                     parts = [] if found is None else [self._grant(known[0], *found, request, peer)]
+                    waited_ms = int((time.monotonic() - asked_s) * 1000)
+                    # Before anybody else is granted something: what was granted first also arrives first.
+                    peer.send(b"".join(encode_lease_result(correlation, parts, waited_ms)))
                     break
             with self.changed:
                 self.changed.wait(0.005)
-        waited_ms = int((time.monotonic() - asked_s) * 1000)
-        peer.send(b"".join(encode_lease_result(correlation, parts, waited_ms)))
         self._note()
 
     def _grant(self, topic: str, number: int, free: list[int], request: LeaseRequest, peer: Any) -> LeasePart:

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from millstream.client.accumulator import Accumulator
 from millstream.client.delivery import Delivery
-from millstream.client.values import Entry, encode_entries, key_partition, make_entry
+from millstream.client.values import make_entry
+from millstream.entries import Entry, encode_entries
 from millstream.errors import PartitionNotFound, PayloadTooLarge
 from millstream.ids import SCHEDULES
+from millstream.partitioning import key_partition
 from millstream.records import Batch, decode_headers, stamp
 
 

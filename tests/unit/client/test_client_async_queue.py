@@ -56,9 +56,12 @@ async def eventually(condition: Callable[[], object]) -> None:
 async def test_every_message_is_handed_out_once_and_acked(fake: FakeQueues, client: aio.Client) -> None:
     values = await fill(client, 1000)
     seen = []
-    async for message in client.queue("t", prefetch=100, timeout_s=0.1):
-        seen.append(message.value)
-        message.ack()
+    async with client.queue("t", prefetch=100, timeout_s=10) as queue:
+        async for message in queue:
+            seen.append(message.value)
+            message.ack()
+            if len(seen) == 1000:
+                break
     assert seen == values
     assert len(fake.acked) == 1000
     assert all(entry.scope != Scope.ONE for entry in fake.settles)
@@ -103,11 +106,13 @@ async def test_waiting_for_an_ack_tells_when_it_was_too_late(fake: FakeQueues, c
 @in_a_loop
 async def test_a_slow_handler_keeps_its_lease_and_what_was_leased_ahead(fake: FakeQueues, client: aio.Client) -> None:
     await fill(client, 6)
-    async with client.queue("t", prefetch=6, lease="200ms", timeout_s=0.1) as queue:
+    async with client.queue("t", prefetch=6, lease="500ms", timeout_s=10) as queue:
         async for message in queue:
             if message.offset == 0:
-                await asyncio.sleep(0.7)
+                await asyncio.sleep(1.5)
             message.ack()
+            if message.offset == 5:
+                break
         assert queue.stats.extensions >= 2
     assert [at for _, _, at in fake.acked] == list(range(6))
     assert max(fake.deliveries.values()) == 1
@@ -131,10 +136,11 @@ async def test_many_tasks_take_from_one_queue(fake: FakeQueues, client: aio.Clie
     async with client.queue("t", prefetch=20) as queue:
 
         async def work() -> None:
-            while (message := await queue.next(0.3)) is not None:
-                await asyncio.sleep(0)
-                seen.append(message.offset)
-                message.ack()
+            while len(seen) < 300:
+                if (message := await queue.next(0.1)) is not None:
+                    await asyncio.sleep(0)
+                    seen.append(message.offset)
+                    message.ack()
 
         await asyncio.gather(*(work() for _ in range(5)))
     assert sorted(seen) == list(range(300))
@@ -212,10 +218,10 @@ async def test_a_handler_that_blocks_the_loop_is_not_given_more_of_an_old_lease(
 @in_a_loop
 async def test_a_lease_is_kept_however_long_settles_linger(fake: FakeQueues, client: aio.Client) -> None:
     await fill(client, 1)
-    async with client.queue("t", prefetch=1, lease="200ms", ack_linger="30s") as queue:
+    async with client.queue("t", prefetch=1, lease="500ms", ack_linger="30s") as queue:
         message = await queue.next(5)
         assert message is not None
-        await asyncio.sleep(0.7)
+        await asyncio.sleep(1.2)
         await message.ack(wait=True)
 
 

@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 import pytest
 from fake_queues import FakeQueues
@@ -36,14 +37,18 @@ def eventually(condition: Callable[[], object]) -> None:
         time.sleep(0.002)
 
 
+def leased(fake: FakeQueues) -> int:
+    return sum(held.left.bit_count() for held in list(fake.leases.values()))
+
+
 # --- handing out -----------------------------------------------------------------------------------------------------
 
 
 def test_every_message_is_handed_out_once_and_acked(fake: FakeQueues, client: millstream.Client) -> None:
     values = fill(client, 1000)
-    with client.queue("t", prefetch=100, timeout_s=0.1) as queue:
+    with client.queue("t", prefetch=100, timeout_s=10) as queue:
         seen = []
-        for message in queue:
+        for message in islice(queue, 1000):
             seen.append(message.value)
             message.ack()
     assert seen == values
@@ -54,8 +59,8 @@ def test_every_message_is_handed_out_once_and_acked(fake: FakeQueues, client: mi
 
 def test_acks_travel_together(fake: FakeQueues, client: millstream.Client) -> None:
     fill(client, 1000)
-    with client.queue("t", prefetch=200, timeout_s=0.1) as queue:
-        for message in queue:
+    with client.queue("t", prefetch=200, timeout_s=10) as queue:
+        for message in islice(queue, 1000):
             message.ack()
     assert all(entry.scope != Scope.ONE for entry in fake.settles)
     assert len(fake.settles) < 50
@@ -66,7 +71,7 @@ def test_no_more_is_leased_than_prefetch_allows(fake: FakeQueues, client: millst
     with client.queue("t", prefetch=10) as queue:
         held = [queue.next(5) for _ in range(10)]
         assert queue.next(0.05) is None
-        assert sum(held.left.bit_count() for held in fake.leases.values()) == 10
+        assert leased(fake) == 10
         held[3].ack()  # type: ignore[union-attr]
         eventually(lambda: queue.next(0.1) is not None)
 
@@ -98,8 +103,9 @@ def test_leaving_the_loop_gives_back_what_was_not_handed_out(fake: FakeQueues, c
         for message in queue:
             taken.append(message)
             if len(taken) == 3:
+                eventually(lambda: leased(fake) == 50)
                 break
-        eventually(lambda: sum(held.left.bit_count() for held in fake.leases.values()) == 3)
+        eventually(lambda: leased(fake) == 3)
         taken[2].ack()  # what is in hand is still ours
         eventually(lambda: fake.acked == [("t", 0, 2)])
     assert set(fake.released) >= set(range(3, 50))
@@ -112,8 +118,8 @@ def test_a_queue_that_is_dropped_gives_everything_back(fake: FakeQueues, client:
         break
     gc.collect()
     eventually(lambda: fake.acked == [("t", 0, 0)])
-    with client.queue("t", timeout_s=0.1) as other:
-        assert len([message.ack() for message in other]) == 19
+    with client.queue("t", timeout_s=10) as other:
+        assert len({message.offset for message in islice(other, 19) if message.ack() is None}) == 19
 
 
 def test_messages_that_come_after_the_loop_ended_go_back(fake: FakeQueues, client: millstream.Client) -> None:
@@ -123,7 +129,9 @@ def test_messages_that_come_after_the_loop_ended_go_back(fake: FakeQueues, clien
             message.ack()
             break
         fill(client, 4)  # answers the requests that are still waiting
-        eventually(lambda: sorted(set(fake.released)) == [1, 2, 3, 4])
+        eventually(lambda: fake.released and not leased(fake))
+        with client.queue("t", timeout_s=10) as other:
+            assert {message.offset for message in islice(other, 4)} == {1, 2, 3, 4}
 
 
 def test_pulling_a_few_at_a_time(fake: FakeQueues, client: millstream.Client) -> None:
@@ -134,8 +142,10 @@ def test_pulling_a_few_at_a_time(fake: FakeQueues, client: millstream.Client) ->
         assert queue.ack(messages) == [Settled.DONE] * 10
         assert len(queue.lease(max=10)) == 2
         assert queue.lease(max=10, wait="20ms") == []
-        threading.Timer(0.05, lambda: client.publish("t", b"late")).start()
+        late = threading.Timer(0.05, lambda: client.publish("t", b"late"))
+        late.start()
         assert [message.value for message in queue.lease(wait="5s")] == [b"late"]
+        late.join()
 
 
 def test_drain_ends_the_loop_and_keeps_what_is_in_hand(fake: FakeQueues, client: millstream.Client) -> None:
@@ -156,9 +166,10 @@ def test_several_threads_take_from_one_queue(fake: FakeQueues, client: millstrea
     with client.queue("t", prefetch=20) as queue:
 
         def work() -> None:
-            while (message := queue.next(0.3)) is not None:
-                seen.append(message.offset)
-                message.ack()
+            while len(seen) < 500:
+                if (message := queue.next(0.1)) is not None:
+                    seen.append(message.offset)
+                    message.ack()
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -252,8 +263,8 @@ def test_a_message_is_settled_by_its_own_queue(fake: FakeQueues, client: millstr
 
 def test_the_first_word_counts(fake: FakeQueues, client: millstream.Client) -> None:
     fill(client, 1)
-    with client.queue("t", timeout_s=0.05) as queue:
-        for message in queue:
+    with client.queue("t", timeout_s=10) as queue:
+        for message in islice(queue, 1):
             message.reject("no")
             message.ack()
     assert (fake.rejected, fake.acked) == ([(0, "no")], [])
@@ -266,10 +277,10 @@ def test_a_handler_that_blocks_keeps_its_lease_and_what_was_leased_ahead(
     fake: FakeQueues, client: millstream.Client
 ) -> None:
     fill(client, 8)
-    with client.queue("t", prefetch=8, lease="300ms", timeout_s=0.1) as queue:
-        for message in queue:
+    with client.queue("t", prefetch=8, lease="600ms", timeout_s=10) as queue:
+        for message in islice(queue, 8):
             if message.offset == 0:
-                time.sleep(1.0)  # three leases, in the thread that would read
+                time.sleep(1.8)  # three leases, in the thread that would read
             message.ack()
     assert [at for _, _, at in fake.acked] == list(range(8))
     assert queue.stats.refused == 0
@@ -302,10 +313,10 @@ def test_a_message_that_is_never_settled_does_not_stop_the_queue(fake: FakeQueue
 
 def test_what_was_not_begun_goes_back_before_the_lease_ends(fake: FakeQueues, client: millstream.Client) -> None:
     fill(client, 5)
-    with client.queue("t", prefetch=10, lease="300ms", auto_extend=False) as queue:
+    with client.queue("t", prefetch=10, lease="1s", auto_extend=False) as queue:
         first = queue.next(5)
         assert first is not None
-        eventually(lambda: fake.released == [1, 2, 3, 4])
+        eventually(lambda: set(fake.released) == {1, 2, 3, 4})
         second = queue.next(5)
         assert second is not None
         assert second.source.lease is not first.source.lease
@@ -326,10 +337,10 @@ def test_nothing_is_handed_out_of_a_lease_that_is_nearly_over(
 
 def test_a_lease_is_kept_however_long_settles_linger(fake: FakeQueues, client: millstream.Client) -> None:
     fill(client, 1)
-    with client.queue("t", prefetch=1, lease="200ms", ack_linger="30s") as queue:
+    with client.queue("t", prefetch=1, lease="500ms", ack_linger="30s") as queue:
         message = queue.next(5)
         assert message is not None
-        time.sleep(0.7)
+        time.sleep(1.2)
         message.ack(wait=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from millstream.config import LogSettings
-from millstream.server.logs import set_up_logs
+from millstream.server.logs import set_log_level, set_up_logs
 
 
 @pytest.fixture(autouse=True)
@@ -95,3 +95,16 @@ def test_setting_up_again_replaces_the_first() -> None:
     logging.getLogger("other").error("and here")
     assert first.getvalue() == ""
     assert len(second.getvalue().splitlines()) == 2
+
+
+def test_the_level_changes_for_loggers_that_exist_already() -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings(), stream)
+    log = structlog.get_logger("millstream.broker")
+    log.debug("not yet")
+    set_log_level("debug")
+    log.debug("now")
+    set_log_level("error")
+    log.warning("not any more")
+    logging.getLogger("asyncio").warning("nor this")
+    assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["now"]

@@ -366,13 +366,13 @@ def test_a_refusal_at_the_limit_of_waiting_publishes_does_not_stall_the_connecti
 
 
 def test_a_client_that_is_not_being_read_from_is_not_taken_for_dead(tmp_path: Path) -> None:
-    settings = Settings(server=ServerSettings(heartbeat_ms=100, connection_memory_bytes=1024 * 1024))
+    settings = Settings(server=ServerSettings(heartbeat_ms=300, connection_memory_bytes=1024 * 1024))
     with BrokerForTests(tmp_path, settings=settings) as broker, NativeClient(broker.address) as client:
         client.call("topic.create", name="t")
         for _ in range(12):
             client.publish("t", [bytes(900_000)])
         asked = [client.send_fetch("t", number) for number in range(12)]
-        deadline = time.monotonic() + 1.0  # more than three heartbeats: the broker's own timer decides
+        deadline = time.monotonic() + 1.5  # more than three heartbeats: the broker's own timer decides
         while time.monotonic() < deadline:
             client.socket.sendall(encode_frame(FrameType.HEARTBEAT, b""))
             time.sleep(0.05)

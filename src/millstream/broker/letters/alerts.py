@@ -1,21 +1,23 @@
 """Telling the world that a message has died: an HTTP POST per dead letter, if its topic asks for it.
 
-A webhook may be slow, or gone.  So alerts wait in a short line for a thread of their own, each is tried a few times,
-and when the line is full the newest are dropped and counted: a broker that gives up on ten thousand messages at once
-has said what it has to say with the first thousand.
+The receiver may be slow, or gone.  So alerts wait in a short line, each is tried a few times, and when the line is full
+the newest are dropped and counted: a broker that gives up on ten thousand messages at once has said what it has to say
+with the first thousand.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
-import urllib.request
+import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
 import structlog
+
+from millstream.broker.webhooks.sender import Sender, TargetForbidden
+from millstream.errors import InvalidArgument
+from millstream.webhooks.targets import parse_target
 
 __all__ = ["Alert", "LetterAlerts"]
 
@@ -25,6 +27,7 @@ _WAITING_MAX: Final = 1_000
 _TIMEOUT_S: Final = 5.0
 #: How long to wait before each further try.
 _PAUSES_S: Final = (0.5, 2.0, 8.0)
+_HEADERS: Final = [("Content-Type", "application/json")]
 
 
 class Alert(NamedTuple):
@@ -33,45 +36,61 @@ class Alert(NamedTuple):
 
 
 class LetterAlerts:
-    """Owns the thread that sends; `told` is called in it with whether an alert went through."""
+    """Sends alerts one after the other; `told` is called with whether each went through."""
 
-    def __init__(self, told: Callable[[bool], None], *, pauses_s: Sequence[float] = _PAUSES_S) -> None:
+    def __init__(
+        self,
+        sender: Sender,
+        loop: asyncio.AbstractEventLoop,
+        told: Callable[[bool], None],
+        *,
+        pauses_s: Sequence[float] = _PAUSES_S,
+    ) -> None:
+        self._sender = sender
+        self._loop = loop
         self._told = told
         self._pauses_s = pauses_s
-        self._waiting: queue.Queue[Alert | None] = queue.Queue(_WAITING_MAX)
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._waiting: deque[Alert] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     def send(self, alert: Alert) -> None:
         """Put an alert in line; returns at once."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="millstream-alerts", daemon=True)
-            self._thread.start()
-        try:
-            self._waiting.put_nowait(alert)
-        except queue.Full:
+        if self._closed or len(self._waiting) >= _WAITING_MAX:
             self._told(False)
+            return
+        self._waiting.append(alert)
+        if self._task is None:
+            self._task = self._loop.create_task(self._work())
 
-    def close(self) -> None:
-        """Send no more.  What is under way may finish in its own time; nobody waits for it."""
-        self._stopping.set()
-        with contextlib.suppress(queue.Full):  # then the thread sees `_stopping` when it takes the next one
-            self._waiting.put_nowait(None)
+    async def close(self) -> None:
+        """Send no more; what is in line is forgotten."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
 
-    def _work(self) -> None:
-        while (alert := self._waiting.get()) is not None and not self._stopping.is_set():
-            self._told(self._deliver(alert))
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                self._told(await self._deliver(self._waiting.popleft()))
+        finally:
+            self._task = None
 
-    def _deliver(self, alert: Alert) -> bool:
+    async def _deliver(self, alert: Alert) -> bool:
         body = msgspec.json.encode(alert.document)
-        request = urllib.request.Request(alert.url, body, {"Content-Type": "application/json"})
-        for pause_s in (*self._pauses_s, None):
-            try:
-                with urllib.request.urlopen(request, timeout=_TIMEOUT_S):
+        where, problem = "", ""
+        try:
+            target = parse_target(alert.url)
+            where = target.shown
+            for pause_s in (*self._pauses_s, None):
+                answer = await self._sender.post(target, _HEADERS, body, timeout_s=_TIMEOUT_S)
+                if answer.is_success:
                     return True
-            except (OSError, ValueError) as error:  # also HTTP errors: 400 and above
-                problem = str(error)
-            if pause_s is None or self._stopping.wait(pause_s):
-                break
-        _log.warning("a dead letter alert was not delivered", url=alert.url, reason=problem)
+                problem = answer.error
+                if pause_s is not None:
+                    await asyncio.sleep(pause_s)
+        except (InvalidArgument, TargetForbidden) as error:  # no use in trying again
+            problem = str(error)
+        _log.warning("a dead letter alert was not delivered", url=where, reason=problem)
         return False

@@ -139,11 +139,14 @@ class LetterBox:
             await self._part.keeper.journal.record_durably((self._part.entity, fact))
             self._part.ledger.apply(fact)
 
-    async def move(self, offsets: Sequence[int], target: Target, batch: bytearray) -> None:
-        """Append a batch to another partition and settle the letters it was made of, both or neither."""
+    async def move(self, offsets: Sequence[int], target: Target, batch: bytearray) -> int:
+        """Append a batch to another partition and settle the letters it was made of, both or neither.
+
+        Returns its first offset there.
+        """
         part, fact = self._part, self._fact(offsets)
         transfer = self._topics.transfer(self.topic, self.number)
-        await transfer.move(target, batch, [(part.entity, fact)], on_recorded=lambda: part.ledger.apply(fact))
+        return await transfer.move(target, batch, [(part.entity, fact)], on_recorded=lambda: part.ledger.apply(fact))
 
     def _fact(self, offsets: Sequence[int]) -> Fact:
         self._part.record()  # what was decided before stands in the journal before

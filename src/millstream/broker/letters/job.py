@@ -14,6 +14,7 @@ from millstream.broker.letters.box import LetterBox
 from millstream.broker.letters.letters import Letters
 from millstream.broker.metrics import Metrics
 from millstream.broker.topics import Topics
+from millstream.broker.traces.recorder import Recorder
 from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.transfer import Target
 from millstream.dead_letters import DeadLetter, ReplayFailure, ReplayInfo
@@ -45,6 +46,7 @@ class ReplayHost(Protocol):
     letters: Letters
     modes: ModeKeeper
     metrics: Metrics
+    recorder: Recorder
 
 
 class ReplayOrder(msgspec.Struct, kw_only=True, frozen=True):
@@ -197,7 +199,7 @@ class ReplayJob:
         with box.claim(offsets):
             batch = replay_batch(letters, replay_id=self.info.id, edit=self.order.call.edit)
             try:
-                await box.move(offsets, target, batch)
+                first = await box.move(offsets, target, batch)
             except MillstreamError as error:
                 # Deleted at the very moment: those of its messages that had arrived are gone with it, too.
                 for letter in letters:
@@ -205,6 +207,13 @@ class ReplayJob:
                 return
         self.info.replayed += len(letters)
         self._host.metrics.dead_letters_replayed += len(letters)
+        self._note(letters, target, first)
+
+    def _note(self, letters: Sequence[DeadLetter], target: Target, first: int) -> None:
+        topic = self._host.topics.registry.find(target.namespace, target.topic)
+        if topic is not None:
+            partition = self._host.topics.partition_of(topic, target.partition)
+            self._host.recorder.replayed(letters, partition, first)
 
     def _failed(self, letter: DeadLetter, error: MillstreamError) -> None:
         self.info.failed += 1

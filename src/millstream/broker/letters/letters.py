@@ -18,7 +18,9 @@ from millstream.broker.letters.box import LetterBox
 from millstream.broker.metrics import Metrics
 from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
+from millstream.broker.traces.recorder import Recorder
 from millstream.broker.transfer import Target
+from millstream.broker.webhooks.sender import Sender
 from millstream.clock import Clock
 from millstream.dead_letters import DEAD_LETTER_SUFFIX, DeadLetter, LetterFilter, LetterStatistics
 from millstream.errors import InvalidArgument, MessageNotFound
@@ -39,6 +41,8 @@ _WORK_MS: Final = 1_000
 #: An answer must fit a frame, with room for base 64 and headers.
 _PAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 _PAGE_LETTERS_MAX: Final = 1_000
+#: Digits of a partition and an offset.
+_POSITION_MAX: Final = 40
 #: One line in the log for all letters of a topic within this time.
 _SAY_EVERY_MS: Final = 10_000
 
@@ -47,6 +51,7 @@ class _Host(Protocol):
     topics: Topics
     queues: Queues
     metrics: Metrics
+    recorder: Recorder
 
 
 class Position(NamedTuple):
@@ -65,7 +70,7 @@ class Position(NamedTuple):
             return cls()
         topic, _, rest = text.partition("/")
         partition, _, offset = rest.partition("/")
-        if not (partition.isdecimal() and offset.isdecimal()):
+        if not (partition.isdecimal() and offset.isdecimal() and len(rest) <= _POSITION_MAX):
             raise InvalidArgument(f"after={text[:80]!r} is not what a call of this family has answered")
         return cls(topic, int(partition), int(offset))
 
@@ -83,11 +88,10 @@ def require_choice(ids: Sequence[str], wanted: LetterFilter, everything: bool) -
 class Letters:
     """All dead letters of the broker."""
 
-    def __init__(self, host: _Host, *, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, host: _Host, sender: Sender, *, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._host = host
         self._clock = clock
-        self._loop = loop
-        self._alerts = LetterAlerts(self._alert_told)
+        self._alerts = LetterAlerts(sender, loop, self._alert_told)
         self._boxes: dict[tuple[str, str, int], LetterBox] = {}
         #: When a topic's letters were last mentioned in the log, and how many there have been since.
         self._said: dict[tuple[str, str], tuple[int, int]] = {}
@@ -103,8 +107,8 @@ class Letters:
             letter_calls.PurgeLetters: lambda session, call: self.purge(session.namespace, call),
         }
 
-    def close(self) -> None:
-        self._alerts.close()
+    async def stop(self) -> None:
+        await self._alerts.close()
 
     # --- looking through them ------------------------------------------------------------------------------------
 
@@ -255,6 +259,7 @@ class Letters:
                 await box.settle([letter.offset for letter in left])
             removed += left
         self._host.metrics.dead_letters_purged += len(removed)
+        self._host.recorder.letters_purged(removed)
         return removed
 
     def by_box(self, namespace: str, letters: Iterable[DeadLetter]) -> list[tuple[LetterBox, list[DeadLetter]]]:
@@ -301,16 +306,10 @@ class Letters:
         )
 
     def _alert_told(self, delivered: bool) -> None:
-        """Called in the thread of the alerts."""
-
-        def count() -> None:
-            if delivered:
-                self._host.metrics.dead_letter_alerts_sent += 1
-            else:
-                self._host.metrics.dead_letter_alerts_failed += 1
-
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(count)
+        if delivered:
+            self._host.metrics.dead_letter_alerts_sent += 1
+        else:
+            self._host.metrics.dead_letter_alerts_failed += 1
 
 
 def _end_of(ends: Mapping[str, Sequence[int]] | None, topic: str, number: int) -> int | None:

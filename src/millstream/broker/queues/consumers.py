@@ -28,6 +28,7 @@ class Consumer:
     __slots__ = (
         "acked",
         "busy_us",
+        "by_receipt",
         "delivered",
         "detached",
         "failed",
@@ -36,6 +37,7 @@ class Consumer:
         "lease_ms",
         "name",
         "number",
+        "on_settled",
         "orphaned",
         "session",
         "turn",
@@ -49,6 +51,10 @@ class Consumer:
         #: Unique while the broker runs, and readable in histories.
         self.key = f"{name}#{number}"
         self.detached = detached
+        #: Whether others may settle what it holds, if they have the receipt.
+        self.by_receipt = detached
+        #: Called when something it held was settled.
+        self.on_settled: Callable[[], None] | None = None
         self.lease_ms = lease_ms
         self.groups: list[QueueGroup] = []
         self.waiting: dict[LeaseHandle, None] = {}
@@ -61,6 +67,12 @@ class Consumer:
         self.failed = 0
         #: Time between delivery and ack, summed over acked messages.
         self.busy_us = 0
+
+    def held(self, group: QueueGroup | None = None) -> int:
+        """Messages that it has and that are not settled; those of one group, or all."""
+        groups = self.groups if group is None else [group]
+        parts = [part for group in groups for part in group.open_parts()]
+        return sum(lease.bits.bit_count() for part in parts for lease in part.ledger.leases_of(self.key))
 
     def info(self, leased: int) -> ConsumerInfo:
         return ConsumerInfo(

@@ -33,6 +33,12 @@ class QueueGroup:
         #: Parts that may have something, and the consumers that were told since that there is nothing for them.  The
         #: part that gave last is the last one to be asked again.
         self._ready: dict[QueuePart, set[int]] = {}
+        #: Messages since the broker started.
+        self.delivered = 0
+        self.redelivered = 0
+        self.nacked = 0
+        self.rejected = 0
+        self.timed_out = 0
         self._host = host
         self._parts: list[QueuePart | None] = []
 
@@ -112,7 +118,9 @@ class QueueGroup:
             del ready[part]
             ready[part] = refused
             found += got
-            want -= messages_in(got)
+            messages = messages_in(got)
+            self.delivered += messages
+            want -= messages
             room -= bytes_in(got)
             if want <= 0 or room <= 0 or is_full:
                 break

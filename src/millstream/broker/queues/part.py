@@ -14,7 +14,7 @@ from millstream.broker.journal import EntityFact
 from millstream.broker.queues.burials import Burials
 from millstream.queues.ledger import Ledger
 from millstream.queues.ranges import lowest, normal
-from millstream.queues.records import Lease, Outcome, Result, Rules
+from millstream.queues.records import Counts, Lease, Outcome, Result, Rules
 from millstream.wire.leases import PART_BYTES_MAX, LeasePart, Scope, Settle, SettleEntry
 
 if TYPE_CHECKING:
@@ -52,10 +52,10 @@ class QueuePart:
         )
         for fact in keeper.journal.claim(self.entity, self.ledger.snapshot):
             self.ledger.apply(fact)
-        self._expired_before = 0
-        self._expired_before = self.expired()
+        self._settled_before = self.ledger.counts(self.end).totals
         self.burials = Burials(host, self)
         self.ledger.open(host.now_us())
+        host.recorder.follow(self)
         #: What came back before the last stop must be readable at once: to the ledger, what is not there is gone.
         self._is_warm = False
         self._follow_log()
@@ -140,6 +140,7 @@ class QueuePart:
         """A lease with its messages, and the bytes they take.  What does not fit is given back, uncounted."""
         base, bits = lease.base, lease.granted
         end = base + bits.bit_length()
+        born_us = 0
         batches: list[bytes | memoryview] = []
         used = PART_BYTES_MAX + (end - base >> 3)
         offset = base
@@ -147,6 +148,7 @@ class QueuePart:
             run = self._source.batch_at(offset)
             if run is None:
                 break  # cannot be, because the ledger has just looked at it; if it is, nobody loses anything
+            born_us = born_us or run.append_time_us
             pieces = run.pieces(base, bits)
             size = sum(map(len, pieces))
             if used + size > room:
@@ -165,7 +167,13 @@ class QueuePart:
         kept = lease.granted & (1 << offset - base) - 1
         if kept != lease.granted:
             self.ledger.release(lease.nonce, offset, lease.granted >> offset - base)
-        return (self._part(lease, kept, batches), used) if kept else (None, 0)
+        if not kept:
+            return None, 0
+        if lease.history.deliveries:
+            self.group.redelivered += kept.bit_count()
+        else:
+            self._host.metrics.latency.to_queue.observe(lease.granted_us - born_us, kept.bit_count())
+        return self._part(lease, kept, batches), used
 
     def _part(self, lease: Lease, present: int, batches: Sequence[bytes | memoryview]) -> LeasePart:
         span = present.bit_length()
@@ -235,9 +243,10 @@ class QueuePart:
     def _due(self) -> None:
         self._timer = None
         now_us = self._host.now_us()
-        before = self.ledger.lease_count
+        before, messages = self.ledger.lease_count, self.ledger.leased
         dead = self.ledger.expire(now_us)
         self._host.metrics.leases_expired += before - self.ledger.lease_count
+        self.group.timed_out += messages - self.ledger.leased
         if dead:
             self.burials.bury(dead)
         self._host.touched(self)
@@ -308,7 +317,16 @@ class QueuePart:
 
     def expired(self) -> int:
         """Messages that were dropped because their time was over, since the part was opened."""
-        return self.ledger.counts(self.end).totals.get("expired", 0) - self._expired_before
+        return self.settled_since(self.ledger.counts(self.end), "expired")
+
+    def settled_since(self, counts: Counts, how: str) -> int:
+        """Messages that were settled in one of the ways, since the part was opened."""
+        return counts.totals.get(how, 0) - self._settled_before.get(how, 0)
+
+    def counts(self) -> Counts:
+        """How many messages are where, now."""
+        self._follow_log()
+        return self.ledger.counts(self._source.end)
 
     @property
     def settled_below(self) -> int:
@@ -318,8 +336,7 @@ class QueuePart:
 
     def depth(self) -> int:
         """Messages that are not settled."""
-        self._follow_log()
-        ready, leased, waiting, _, _ = self.ledger.counts(self._source.end)
+        ready, leased, waiting, _, _ = self.counts()
         return ready + leased + waiting
 
     def ready_since_us(self) -> int | None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
+from millstream.access.rights import Access
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
 from millstream.broker.queues.consumers import Consumer, LeaseHandle, LeaseReply, SettleReply
@@ -26,6 +27,7 @@ from millstream.broker.queues.steady_time import SteadyTime
 from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
+from millstream.broker.traces.recorder import Recorder
 from millstream.broker.transfer import Target
 from millstream.clock import Clock
 from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, SubscriptionNotFound
@@ -64,7 +66,9 @@ class Queues:
         rng: random.Random,
         loop: asyncio.AbstractEventLoop,
         flush_s: float,
+        recorder: Recorder,
     ) -> None:
+        self.recorder = recorder
         self.topics = topics
         self.metrics = metrics
         self.rng = rng
@@ -114,7 +118,7 @@ class Queues:
         for keeper in self._keepers.values():
             if keeper.journal.partition.failed is None:
                 keeper.remember()
-        self._flush()
+        self.flush()
         for part in self._routes:
             if part is not None:
                 part.close()
@@ -164,9 +168,10 @@ class Queues:
         """A part has decided something that is to be recorded soon."""
         self._touched[part] = None
         if self._flush_timer is None:
-            self._flush_timer = self.loop.call_later(self._flush_s, self._flush)
+            self._flush_timer = self.loop.call_later(self._flush_s, self.flush)
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Hand what was decided to the journals, and what they have to the operating system."""
         if self._flush_timer is not None:
             self._flush_timer.cancel()
             self._flush_timer = None
@@ -283,6 +288,9 @@ class Queues:
         for consumer in list(self._of_session.get(session, {}).values()):
             self.remove_consumer(consumer)
 
+    def consumers_of(self, session: Session) -> list[Consumer]:
+        return list(self._of_session.get(session, {}).values())
+
     def consumer(self, session: Session, number: int) -> Consumer:
         consumer = self._consumers.get(number)
         if consumer is None or consumer.session is not session:
@@ -356,6 +364,18 @@ class Queues:
         else:
             reply(results)
 
+    def refuse(self, access: Access, error: MillstreamError) -> None:
+        """Answer every LEASE that waits for somebody with these rights."""
+        waiting = [
+            handle
+            for session, consumers in self._of_session.items()
+            if session.access is access
+            for consumer in consumers.values()
+            for handle in consumer.waiting
+        ]
+        for handle in waiting:
+            handle.answer(error)
+
     def routed(self, nonce: int) -> QueuePart | None:
         """The part that a nonce belongs to."""
         route = nonce >> ROUTE_SHIFT
@@ -370,21 +390,27 @@ class Queues:
             self.metrics.settles_refused += outcome.result is Result.INVALID
             return outcome
         consumer = self._by_key.get(lease.consumer)
-        if consumer is not None and consumer.session is not session and not consumer.detached:
+        if consumer is not None and consumer.session is not session and not consumer.by_receipt:
             self.metrics.settles_refused += 1
             return INVALID
-        before = lease.bits.bit_count()
+        before = lease.bits
         outcome = part.settle(entry, now_us)
         if outcome.result is Result.INVALID:
             self.metrics.settles_refused += 1
         else:
-            self._count(entry.kind, before - lease.bits.bit_count(), consumer, now_us - lease.granted_us)
+            settled = before ^ lease.bits
+            self._count(part, entry.kind, settled.bit_count(), consumer, now_us - lease.granted_us)
+            if entry.kind == Settle.ACK and self.recorder.cares(part, lease) and settled:
+                self.recorder.acked(part, lease, settled, now_us)
+            if consumer is not None and consumer.on_settled is not None:
+                consumer.on_settled()
         return outcome
 
-    def _count(self, kind: int, messages: int, consumer: Consumer | None, took_us: int) -> None:
+    def _count(self, part: QueuePart, kind: int, messages: int, consumer: Consumer | None, took_us: int) -> None:
         metrics = self.metrics
         if kind == Settle.ACK:
             metrics.messages_acked += messages
+            metrics.latency.processing.observe(took_us, messages)
             if consumer is not None:
                 consumer.acked += messages
                 consumer.busy_us += messages * took_us
@@ -393,8 +419,10 @@ class Queues:
         elif kind != Settle.EXTEND:
             if kind == Settle.NACK:
                 metrics.messages_nacked += messages
+                part.group.nacked += messages
             else:
                 metrics.messages_rejected += messages
+                part.group.rejected += messages
             if consumer is not None:
                 consumer.failed += messages
 

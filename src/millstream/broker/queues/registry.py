@@ -113,6 +113,10 @@ class QueueRegistry:
             if where == namespace:
                 yield from (group for _, group in sorted(groups.items()) if group.opened)
 
+    def known(self, topic: Topic, name: str) -> QueueGroup | None:
+        """A group, also one that only the broker itself uses."""
+        return self._groups.get((topic.namespace, topic.name), {}).get(name)
+
     def get(self, namespace: str, topic_name: str, name: str) -> QueueGroup:
         topic = self._host.topics.registry.get(namespace, topic_name)
         group = self._groups.get((topic.namespace, topic.name), {}).get(name)
@@ -199,6 +203,7 @@ class QueueRegistry:
             pattern = None
             groups = [await self.ensure(session.namespace, call.topic, call.group, values)]
         consumer = self._host.add_consumer(session, name=call.consumer, lease_ms=call.lease_ms, detached=call.detached)
+        consumer.by_receipt = call.detached or call.by_receipt
         for group in groups:
             await asyncio.sleep(0)  # opening partitions takes a moment; others go first
             self._host.join(consumer, group)

@@ -1,4 +1,4 @@
-"""Looking at queues, and the doors that speak text: what is where and why, and leases as JSON.
+"""Looking at queues: what is where and why.
 
 Nothing here is on the way of a LEASE or SETTLE; it may be slow, so it lets others go first.
 """
@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from itertools import islice, repeat
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
+from millstream.broker.queues.contents import contents
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.part import QueuePart
 from millstream.broker.registry import Topic
 from millstream.errors import InvalidArgument, MessageNotFound
-from millstream.headers import readable_headers
-from millstream.ids import message_id, parse_message_id
-from millstream.queues.records import Attempt, Result
-from millstream.receipts import ReceiptHandle
-from millstream.records import PRIORITY_DEFAULT, Batch
+from millstream.ids import parse_message_id
+from millstream.queues.records import Attempt
 from millstream.wire import queue_calls
-from millstream.wire.leases import LeasePart, LeaseRequest, Scope, Settle, SettleEntry
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
@@ -29,17 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["QueueViews", "place_of"]
 
 _PEEK_MAX: Final = 1_000
-_TEXT_LEASE_MAX: Final = 1_000
-#: An answer in JSON is a third larger than its values, and must fit into a frame.
-_TEXT_LEASE_BYTES: Final = 4 * 1024 * 1024
-_TEXT_WAIT_MS_MAX: Final = 60_000
-_RESULTS: Final = {
-    Result.DONE: "done",
-    Result.RETRIED: "retried",
-    Result.DEAD: "dead",
-    Result.INVALID: "receipt_invalid",
-}
-_ACTIONS: Final = {kind.name.lower(): kind for kind in Settle}
 
 Handler = Callable[["Session", Any], Awaitable[object]]
 
@@ -60,8 +46,6 @@ class QueueViews:
             queue_calls.PurgeQueue: self._purge,
             queue_calls.ListQueues: self._list,
             queue_calls.DescribeQueue: self._describe,
-            queue_calls.LeaseMessages: self._lease,
-            queue_calls.SettleMessages: self._settle,
             queue_calls.PeekQueue: self._peek,
             queue_calls.DescribeMessage: self._message,
         }
@@ -162,7 +146,7 @@ class QueueViews:
             oldest_ms=max(now_us - oldest_us, 0) // 1000,
             partitions=partitions,
             lanes=[lanes[number] for number in sorted(lanes)],
-            consumers=[consumer.info(_held(group, consumer.key)) for consumer in group.consumers.values()],
+            consumers=[consumer.info(consumer.held(group)) for consumer in group.consumers.values()],
         )
 
     async def _append_time_us(self, part: QueuePart, offset: int) -> int | None:
@@ -208,7 +192,7 @@ class QueueViews:
         run = part.keeper.source.batch_at(offset)
         batches = [batch for batch in run.batches() if offset in batch.offsets()] if run else []
         uid = part.group.topic.partition_uids[part.number]
-        content = next((content for batch in batches for at, content in _contents(batch, uid) if at == offset), None)
+        content = next((content for batch in batches for at, content in contents(batch, uid) if at == offset), None)
         if content is None:
             return None
         where = part.ledger.look(offset, part.end)
@@ -230,78 +214,6 @@ class QueueViews:
             **content,
         )
 
-    # --- leases as text ------------------------------------------------------------------------------------------
-
-    async def _lease(self, session: Session, call: queue_calls.LeaseMessages) -> list[queue_calls.LeasedMessage]:
-        if not 1 <= call.max <= _TEXT_LEASE_MAX:
-            raise InvalidArgument(f"max must be between 1 and {_TEXT_LEASE_MAX}, not {call.max}")
-        queues = self._queues
-        group = await queues.registry.ensure(session.namespace, call.topic, call.group, {})
-        consumer = queues.add_consumer(session, name="", lease_ms=call.lease_ms, detached=True)
-        answered: asyncio.Future[Any] = queues.loop.create_future()
-        try:
-            queues.join(consumer, group)
-            wait_ms = min(call.wait_ms, _TEXT_WAIT_MS_MAX)
-            request = LeaseRequest(consumer.number, call.max, _TEXT_LEASE_BYTES, wait_ms)
-            queues.lease(session, request, answered.set_result)
-            parts = await answered
-        finally:
-            queues.remove_consumer(consumer)
-        if isinstance(parts, Exception):
-            raise parts
-        now_ms = queues.now_us() // 1000
-        return [message for part in parts for message in self._leased(group.topic, part, now_ms)]
-
-    def _leased(self, topic: Topic, part: LeasePart, now_ms: int) -> Iterator[queue_calls.LeasedMessage]:
-        uid = topic.partition_uids[part.partition]
-        granted = part.granted
-        data = b"".join(part.batches)
-        at = 0
-        while at < len(data):
-            batch = Batch.parse(data, at, verify=False)
-            at += batch.header.length
-            for offset, content in _contents(batch, uid):
-                if offset >= part.start and granted >> offset - part.start & 1:
-                    handle = ReceiptHandle(topic.name, part.partition, offset, part.delivery, part.nonce)
-                    yield queue_calls.LeasedMessage(
-                        receipt=str(handle),
-                        topic=topic.name,
-                        partition=part.partition,
-                        offset=offset,
-                        delivery=part.delivery,
-                        failures=part.failures,
-                        deadline_ms=now_ms + part.lease_ms,
-                        **content,
-                    )
-
-    async def _settle(self, session: Session, call: queue_calls.SettleMessages) -> list[queue_calls.SettleOutcome]:
-        queues = self._queues
-        answered: asyncio.Future[Any] = queues.loop.create_future()
-        entries = [self._entry(session.namespace, item) for item in call.items]
-        queues.settle(session, entries, answered.set_result)
-        results = await answered
-        if isinstance(results, Exception):
-            raise results
-        return [
-            queue_calls.SettleOutcome(receipt=item.receipt, result=_RESULTS[result])  # type: ignore[arg-type]
-            for item, result in zip(call.items, results, strict=True)
-        ]
-
-    def _entry(self, namespace: str, item: queue_calls.SettleItem) -> SettleEntry:
-        kind = _ACTIONS[item.action]
-        try:
-            handle = ReceiptHandle.parse(item.receipt)
-        except InvalidArgument:
-            return SettleEntry(kind, 0)  # refused like every receipt that is not known
-        part = self._queues.routed(handle.nonce)
-        topic = part.group.topic if part is not None else None
-        if part is None or topic is None or (topic.namespace, topic.name, part.number) != (namespace, *handle[:2]):
-            return SettleEntry(kind, 0)
-        value = -1 if item.delay_ms is None else item.delay_ms
-        if kind == Settle.EXTEND:
-            value = item.delay_ms or part.group.policy.lease_ms or topic.config.lease_ms
-        return SettleEntry(kind, handle.nonce, Scope.ONE, handle.offset, value, reason=item.reason)
-
 
 def place_of(queues: Queues, namespace: str, text: str) -> tuple[Topic, int, int]:
     """Topic, partition and offset of the message with an id."""
@@ -310,33 +222,6 @@ def place_of(queues: Queues, namespace: str, text: str) -> tuple[Topic, int, int
     if found is None or found[0].namespace != namespace:
         raise MessageNotFound(f"no topic of namespace {namespace!r} has a message {text}")
     return *found, place.offset
-
-
-def _contents(batch: Batch, uid: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Offsets, and what the messages there say and when; for answers that have these fields."""
-    time_us = batch.append_time_us
-    rows = zip(
-        batch.offsets(),
-        batch.values(),
-        batch.keys() or repeat(None),
-        batch.raw_headers() or repeat(None),
-        batch.timestamps_us() or repeat(batch.header.base_timestamp_us),
-        batch.priorities() or repeat(PRIORITY_DEFAULT),
-        strict=False,
-    )
-    for offset, value, key, raw_headers, timestamp_us, priority in rows:
-        yield (
-            offset,
-            {
-                "id": message_id(time_us, uid, offset),
-                "append_time_ms": time_us // 1000,
-                "timestamp_ms": timestamp_us // 1000,
-                "priority": priority,
-                "key": key,
-                "value": value,
-                "headers": readable_headers(raw_headers),
-            },
-        )
 
 
 def _attempt(attempt: Attempt) -> queue_calls.AttemptInfo:
@@ -351,8 +236,3 @@ def _attempt(attempt: Attempt) -> queue_calls.AttemptInfo:
 
 def _no_lane(number: int) -> queue_calls.LaneInfo:
     return queue_calls.LaneInfo(priority=number, ready=0, leased=0, served=0, last_served_ms=0)
-
-
-def _held(group: QueueGroup, consumer: str) -> int:
-    leases = (lease for part in group.open_parts() for lease in part.ledger.leases() if lease.consumer == consumer)
-    return sum(lease.bits.bit_count() for lease in leases)

@@ -22,6 +22,7 @@ from millstream.errors import (
     InvalidArgument,
     MillstreamError,
     OutOfSequence,
+    PayloadTooLarge,
     ProducerFenced,
     RequestError,
     ScheduleNotFound,
@@ -179,7 +180,11 @@ class Recurring:
             raise InvalidArgument(f"cron expression {call.cron!r} never happens")
         if not 0 <= call.priority <= _PRIORITY_MAX:
             raise InvalidArgument(f"priority is a number from 0 to {_PRIORITY_MAX}, not {call.priority}")
-        await self._host.topics.metadata(namespace, calls.Metadata(topics=[call.topic], create=True))
+        headers = encode_headers(call.headers)  # or say what is wrong with them
+        (topic,) = await self._host.topics.metadata(namespace, calls.Metadata(topics=[call.topic], create=True))
+        size = len(headers) + len(call.key or b"") + len(call.value or b"")
+        if size > topic.max_message_bytes:
+            raise PayloadTooLarge(f"the message has {size} bytes, the topic allows {topic.max_message_bytes}")
         async with self._changing:
             existing = self._schedules.get((namespace, call.name))
             producer_id = existing.producer_id if existing else await self._host.topics.new_producer_id()

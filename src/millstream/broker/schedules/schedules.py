@@ -7,7 +7,7 @@ they are found at start, asked by clients, kept tidy, and told when somebody has
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
@@ -21,6 +21,7 @@ from millstream.broker.schedules.messages import Scheduled
 from millstream.broker.schedules.recurring import Recurring
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
+from millstream.broker.traces.recorder import Recorder
 from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.transfer import Target
 from millstream.clock import Clock
@@ -48,6 +49,7 @@ class _Host(Protocol):
     topics: Topics
     metrics: Metrics
     modes: ModeKeeper
+    recorder: Recorder
 
 
 class _Session(Protocol):
@@ -224,6 +226,11 @@ class Schedules:
             await log.loaded()
         return logs
 
+    def pending(self, topic: Topic) -> int:
+        """Messages that wait for their time, as far as their logs were found."""
+        logs = self._logs.get(topic.key)
+        return sum(log.agenda.pending for log in self._logs_of(topic).values()) if logs else 0
+
     def _logs_of(self, topic: Topic) -> dict[int, ScheduleLog]:
         """The schedule logs of this topic, and not of one of the same name that was deleted."""
         logs = self._logs.get(topic.key, {})
@@ -306,14 +313,20 @@ class Schedules:
             except MillstreamError as error:
                 refused.append(calls.RefusedCancel(id=text, code=error.code, number=error.number, reason=str(error)))
         for log, offsets in places.items():
-            known += await log.cancel(offsets)
+            known += await self._cancel_in(log, offsets)
         return calls.Cancelled(cancelled=known, refused=refused)
 
     async def _cancel_key(self, namespace: str, topic: str, key: bytes) -> int:
         cancelled = 0
         for log in await self._of_topic(namespace, topic):
             offsets = [message.offset for _, message in await log.with_key(key)]
-            cancelled += await log.cancel(offsets)
+            cancelled += await self._cancel_in(log, offsets)
+        return cancelled
+
+    async def _cancel_in(self, log: ScheduleLog, offsets: Collection[int]) -> int:
+        pending = sorted(offset for offset in offsets if log.agenda.state(offset) == "pending")
+        cancelled = await log.cancel(pending)
+        self._host.recorder.scheduled("cancelled", log.partition, pending, "")
         return cancelled
 
     async def _move(self, session: _Session, call: calls.MoveSchedule) -> calls.ScheduleSummary:
@@ -324,6 +337,7 @@ class Schedules:
         message = await log.message(offset)
         log.check_pending(offset)
         await log.move(offset, call.deliver_at_ms)
+        self._host.recorder.scheduled("moved", log.partition, [offset], f"to {_clock_text(call.deliver_at_ms)}")
         if message is None:
             raise ScheduleNotFound("the message is damaged")
         return _summary(log, call.deliver_at_ms, message)

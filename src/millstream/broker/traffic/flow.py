@@ -187,6 +187,10 @@ class Flow:
                 throttle.told = (controller.level, controller.delay_ms)
                 self._tell(throttle, self._notice(throttle))
 
+    def behind(self) -> list[Topic]:
+        """Topics whose publishers are told that consumers do not keep up."""
+        return [throttle.topic for throttle in self._throttles.values() if throttle.told[0] != Level.NORMAL]
+
     def level_of(self, topic: Topic) -> tuple[str, int]:
         """How far the consumers of a topic are behind, and by how much that delays its publishers, in ms."""
         throttle = self._throttles.get(topic.key)

@@ -89,6 +89,7 @@ class ModeKeeper:
             free_bytes=self._free_bytes(), memory_bytes=self.memory_bytes(), storage_failure=self._state_failure()
         )
         self._metrics.memory_bytes = situation.memory_bytes
+        self._metrics.disk_free_bytes = situation.free_bytes
         if self._modes.observe(situation):
             self._changed()
 

@@ -49,7 +49,10 @@ class Subscriber(Protocol):
     client_id: str
 
     def deliver(self, delivery: Delivery, /) -> bool:
-        """Send messages, or say that the client has not read enough of what it has got."""
+        """Send messages, or say that the client has not read enough of what it has got.
+
+        Whoever refuses owes a call of `drained` when there is room again.
+        """
 
 
 @dataclass(eq=False, slots=True)
@@ -92,14 +95,19 @@ class _Feed:
 
 @dataclass(slots=True)
 class _Job:
-    """Messages of one partition on their way to those who were subscribed when they became visible."""
+    """Messages of one partition on their way to those who were subscribed when they became visible.
+
+    Without messages: only the number that was missed is on its way.
+    """
 
     topic: str
     number: int
-    uid: int
+    partition: Partition
     messages: int
     buffers: Sequence[bytes]
     waiting: Iterator[Subscription]
+    #: Messages that went out, over all subscribers.
+    sent: int = 0
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,6 +127,8 @@ class Subscriptions:
         self._jobs: deque[_Job] = deque()
         self._waiting_bytes = 0
         self._working = False
+        #: They missed what the line did not take.  No client was slow, so nobody will say that there is room again.
+        self._untold: dict[Subscription, None] = {}
         topics.on_opened = self._opened
 
     def handlers(self) -> dict[type, Callable[[Any, Any], Awaitable[object]]]:
@@ -142,6 +152,9 @@ class Subscriptions:
             trie.insert(pattern, subscription)
         self._metrics.patterns += len(patterns)
         return Subscribed(subscription=subscription.id)
+
+    def count_of(self, session: Subscriber) -> int:
+        return len(self._by_session.get(session, ()))
 
     async def _close(self, session: Subscriber, call: CloseSubscription) -> None:
         subscription = self._by_session.get(session, {}).get(call.subscription)
@@ -223,7 +236,7 @@ class Subscriptions:
                     buffers, upto = chunk.buffers, max(chunk.next_offset, before + 1)
                 except (MillstreamError, OSError) as error:
                     _log.error("messages for subscribers cannot be read", topic=topic, reason=str(error))
-            job = _Job(topic, feed.number, partition.uid, upto - before, buffers, iter(feed.subscribers))
+            job = _Job(topic, feed.number, partition, upto - before, buffers, iter(feed.subscribers))
             self._jobs.append(job)
             self._waiting_bytes += job.size
             before = upto
@@ -244,27 +257,50 @@ class Subscriptions:
                     return
             self._waiting_bytes -= job.size
             self._jobs.popleft()
+            if job.sent:
+                job.partition.pushed(job.sent, job.buffers[0])
+            if not self._jobs and self._untold:
+                self._jobs.append(_Job(job.topic, job.number, job.partition, 0, (), iter(self._untold)))
+                self._untold = {}
         self._working = False
 
     def _hand_over(self, job: _Job, subscription: Subscription) -> None:
-        if not subscription.closed:
-            self.send(subscription, job.topic, job.number, job.uid, job.buffers, job.messages)
+        if subscription.closed:
+            return
+        if job.buffers:
+            if self.send(subscription, job.topic, job.number, job.partition.uid, job.buffers, job.messages):
+                job.sent += job.messages
+        elif job.messages:
+            self._miss(subscription, job.messages)
+            self._untold[subscription] = None
+        else:
+            self._tell(subscription)
 
     def send(
         self, subscription: Subscription, topic: str, number: int, uid: int, buffers: Sequence[bytes], messages: int
-    ) -> None:
-        """Deliver batches, unless the client is too slow; then they count as missed."""
+    ) -> bool:
+        """Deliver batches, unless the client is too slow; then they count as missed.  Says whether they went out."""
         delivery = Delivery(subscription.id, subscription.missed, topic, number, uid, buffers)
-        if buffers and subscription.session.deliver(delivery):
+        if subscription.session.deliver(delivery):
             subscription.missed = 0
             self._metrics.deliveries += 1
             self._metrics.messages_delivered += messages
-        else:
-            subscription.missed += messages
-            self._metrics.messages_missed += messages
+            return True
+        self._miss(subscription, messages)
+        return False
+
+    def _miss(self, subscription: Subscription, messages: int) -> None:
+        subscription.missed += messages
+        self._metrics.messages_missed += messages
+
+    def _tell(self, subscription: Subscription) -> None:
+        """Say what was missed, also if nothing else follows."""
+        if subscription.missed:
+            notice = Delivery(subscription.id, subscription.missed, "", 0, 0, ())
+            if subscription.session.deliver(notice):
+                subscription.missed = 0
 
     def drained(self, session: Subscriber) -> None:
-        """The client has read what it had got: it may know now what it missed, also if nothing else follows."""
+        """The client has read what it had got: it may know now what it missed."""
         for subscription in self._by_session.get(session, {}).values():
-            if subscription.missed and session.deliver(Delivery(subscription.id, subscription.missed, "", 0, 0, ())):
-                subscription.missed = 0
+            self._tell(subscription)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -23,8 +24,10 @@ from millstream.client.messages import BatchFailure, Message, Outgoing, Receipt,
 from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable
 from millstream.client.publishing import as_entry, fsync_number
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
-from millstream.client.values import AnyEntry, Headers, Key, Priority, Value, make_entry
+from millstream.client.spans import traced
+from millstream.client.values import Headers, Key, Value, make_entry
 from millstream.durations import Duration
+from millstream.entries import AnyEntry, Priority
 from millstream.errors import ConnectionLost, MillstreamError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
@@ -40,14 +43,18 @@ def connect(
     *,
     namespace: str = DEFAULT_NAMESPACE,
     client_id: str | None = None,
-    token: str | None = None,
+    key: str | None = None,
+    tls: bool | ssl.SSLContext | None = None,
+    ca: str | None = None,
     timeout_s: float = 30.0,
 ) -> Opening[AsyncClient]:
     """Connect to a broker: `async with connect(...) as client`, or `client = await connect(...)`.
 
+    `key` is an API key, from the variable MILLSTREAM_KEY if it is not given.  `tls` encrypts the connection, as does
+    an address that begins with `tls://`; `ca` names a file of authorities to trust in place of those of this machine.
     `timeout_s` is how long any request may take, reconnecting included, before RequestTimeout or ConnectionLost.
     """
-    target = Target.of(address, namespace=namespace, client_id=client_id, token=token, timeout_s=timeout_s)
+    target = Target.of(address, namespace=namespace, client_id=client_id, key=key, timeout_s=timeout_s, tls=tls, ca=ca)
 
     async def open_client() -> AsyncClient:
         client = AsyncClient(target)
@@ -163,7 +170,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         entry = make_entry(
             value,
             key,
-            headers,
+            traced(headers),
             json=json,
             priority=priority,
             delay=delay,

@@ -58,7 +58,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(timeout_s):
                 _, connection = await loop.create_connection(
-                    lambda: cls(target, receive_bytes), target.host, target.port
+                    lambda: cls(target, receive_bytes), target.host, target.port, ssl=target.tls
                 )
                 await connection._shake_hands()
         except TimeoutError as problem:

@@ -252,8 +252,8 @@ class AsyncStream(Following):
         """
         offsets = self._to_commit(message)
         if offsets:
+            self._note_commit(offsets)  # first: an automatic commit may follow before this task runs again
             await self._commit(offsets, self._target.timeout_s)
-            self._note_commit(offsets)
 
     async def seek(self, topic: str, partition: int, to: Place) -> None:
         """Go on from another place: an offset, a datetime, "earliest" or "latest"."""

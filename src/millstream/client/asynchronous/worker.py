@@ -18,6 +18,7 @@ from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.leases import AsyncQueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
 from millstream.client.settings import QueueSettings
+from millstream.client.spans import handling
 from millstream.errors import MillstreamError
 
 __all__ = ["AsyncWorker", "run_workers"]
@@ -79,15 +80,20 @@ class AsyncWorker:
     async def _handle(self, message: AsyncQueueMessage) -> None:
         try:
             if self._threads is None:
-                await self._handler(message)
+                with handling(message):
+                    await self._handler(message)
             else:
-                await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, message)
+                await asyncio.get_running_loop().run_in_executor(self._threads, self._in_thread, message)
         except BaseException as problem:
             settle_failure(message, problem)
             if not isinstance(problem, Exception):
                 raise
         else:
             settle_success(message)
+
+    def _in_thread(self, message: AsyncQueueMessage) -> None:
+        with handling(message):
+            self._handler(message)
 
     async def stop(self, timeout_s: float | None = _STOP_S) -> bool:
         """Begin nothing new, give back what was leased ahead, wait for what runs (at most `timeout_s`, then it is

@@ -5,14 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
+from millstream.client.blocking.access import Keys
+from millstream.client.blocking.administration import Administration
 from millstream.client.blocking.letters import DeadLetters
 from millstream.client.blocking.schedules import Schedules
+from millstream.client.blocking.webhooks import Webhooks
+from millstream.client.browsing import BrowseOptions, browse_call, next_call
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import commit_call, offsets_call, reset_call
+from millstream.client.stats import history_call
+from millstream.client.tracing import TraceOptions, next_traces, traces_call
+from millstream.errors import InvalidArgument
+from millstream.names import DEFAULT_NAMESPACE
 from millstream.wire import calls
+from millstream.wire.access_calls import AuditPage, ListAudit, QuotaInfo, SetQuota, ShowQuota
+from millstream.wire.message_calls import BrowseMessages, FindMessage, MessageInfo, MessagePage
+from millstream.wire.stats_calls import DescribeOverview, History, Metrics, MetricsText, Overview
 from millstream.wire.subscription_calls import DescribeFlow, FlowInfo, ModeInfo, SetMode
+from millstream.wire.trace_calls import FindTraces, PassportInfo, ShowPassport, TraceEvent, TracePage
 
 __all__ = ["Admin"]
 
@@ -98,6 +110,38 @@ class Admin:
         entries: list[calls.OffsetEntry] = self._call(call, list[calls.OffsetEntry])
         return {entry.partition: entry.offset for entry in entries}
 
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def browse(self, topic: str, *, limit: int = 100, **which: Unpack[BrowseOptions]) -> list[MessageInfo]:
+        """Look at messages without consuming them, the oldest first; conditions are in BrowseOptions."""
+        found: list[MessageInfo] = []
+        call: BrowseMessages | None = browse_call(topic, limit, which)
+        while call is not None:
+            page: MessagePage = self._call(call, MessagePage)
+            found += page.messages
+            call = next_call(call, page.after, limit - len(found))
+        return found
+
+    def find(self, message_id: str) -> MessageInfo:
+        """The message with an id, also one that is scheduled and not due yet.  Raises MessageNotFound."""
+        message: MessageInfo = self._call(FindMessage(id=message_id), MessageInfo)
+        return message
+
+    def passport(self, message_id: str) -> PassportInfo:
+        """Everything that is known to have happened to a message.  Raises MessageNotFound when nothing is."""
+        passport: PassportInfo = self._call(ShowPassport(id=message_id), PassportInfo)
+        return passport
+
+    def traces(self, *, limit: int = 100, **which: Unpack[TraceOptions]) -> list[TraceEvent]:
+        """What was recorded about messages, the newest first; conditions are in TraceOptions."""
+        found: list[TraceEvent] = []
+        call: FindTraces | None = traces_call(limit, which)
+        while call is not None:
+            page: TracePage = self._call(call, TracePage)
+            found += page.events
+            call = next_traces(call, page.after, limit - len(found))
+        return found
+
     # --- groups --------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[calls.GroupSummary]:
@@ -130,6 +174,21 @@ class Admin:
     def evict_member(self, group: str, member_id: str) -> None:
         self._call(calls.EvictMember(group=group, member_id=member_id), Any)
 
+    def rebalance_group(self, name: str) -> calls.GroupSummary:
+        """Deal the partitions of a group anew, whoever has them now."""
+        answer: calls.GroupSummary = self._call(calls.RebalanceGroup(name=name), calls.GroupSummary)
+        return answer
+
+    def pause_group(self, name: str) -> calls.GroupSummary:
+        """Have nobody read: the members give their partitions back, and stay."""
+        answer: calls.GroupSummary = self._call(calls.PauseGroup(name=name), calls.GroupSummary)
+        return answer
+
+    def resume_group(self, name: str) -> calls.GroupSummary:
+        """Let a paused group go on."""
+        answer: calls.GroupSummary = self._call(calls.PauseGroup(name=name, paused=False), calls.GroupSummary)
+        return answer
+
     def committed(self, group: str, topics: Iterable[str] | None = None) -> list[calls.OffsetEntry]:
         """How far a group has got: the next offset it will read, per partition."""
         call = calls.CommittedOffsets(group=group, topics=None if topics is None else list(topics))
@@ -147,6 +206,31 @@ class Admin:
         """Messages that are delivered later, and messages that are published again and again."""
         return Schedules(self._call)
 
+    # --- how it is doing -----------------------------------------------------------------------------------------
+
+    def overview(self, limit: int = 10, everywhere: bool = False) -> Overview:
+        """Rates, depth, the oldest message, memory, disk: of this namespace, or of all with `everywhere`."""
+        overview: Overview = self._call(DescribeOverview(limit=limit, everywhere=everywhere), Overview)
+        return overview
+
+    def history(
+        self,
+        metric: str,
+        topic: str = "",
+        group: str = "",
+        start: datetime | None = None,
+        end: datetime | None = None,
+        points: int = 300,
+    ) -> History:
+        """How a number of the broker, of a topic or of a group developed; of the last hour if nothing is said."""
+        history: History = self._call(history_call(metric, topic, group, start, end, points), History)
+        return history
+
+    def metrics(self) -> str:
+        """All metrics in Prometheus' text format, as at `/metrics`."""
+        metrics: MetricsText = self._call(Metrics(), MetricsText)
+        return metrics.text
+
     # --- flow and modes ------------------------------------------------------------------------------------------
 
     def flow(self, topic: str) -> FlowInfo:
@@ -159,9 +243,54 @@ class Admin:
         info: ModeInfo = self._call(SetMode(mode=mode, reason=reason), ModeInfo)
         return info
 
+    # --- access --------------------------------------------------------------------------------------------------
+
+    @property
+    def keys(self) -> Keys:
+        """Who may use the broker."""
+        return Keys(self._call)
+
+    def quota(self, namespace: str = DEFAULT_NAMESPACE) -> QuotaInfo:
+        """What a namespace may have and do, and how much of it is used."""
+        answer: QuotaInfo = self._call(ShowQuota(namespace=namespace), QuotaInfo)
+        return answer
+
+    def set_quota(self, namespace: str = DEFAULT_NAMESPACE, **limits: int) -> QuotaInfo:
+        """Limit a namespace: topics, storage_bytes, publish_messages_per_s, publish_bytes_per_s, connections.
+
+        What is not given has no limit.
+        """
+        unknown = limits.keys() - set(SetQuota.__struct_fields__)
+        if unknown:
+            raise InvalidArgument(f"a quota has no limit {', '.join(sorted(unknown))}")
+        answer: QuotaInfo = self._call(SetQuota(namespace=namespace, **limits), QuotaInfo)
+        return answer
+
+    def audit(
+        self, limit: int = 100, *, key: str = "", call: str = "", since_ms: int = 0, until_ms: int = 0, after: str = ""
+    ) -> AuditPage:
+        """What administrators did, the newest first; `after` of an answer goes on where it ended."""
+        wanted = ListAudit(key=key, call=call, from_ms=since_ms, until_ms=until_ms, limit=limit, after=after)
+        answer: AuditPage = self._call(wanted, AuditPage)
+        return answer
+
+    # --- the broker as a whole -----------------------------------------------------------------------------------
+
+    @property
+    def admin(self) -> Administration:
+        """For whoever runs the broker: health, settings, files and connections."""
+        return Administration(self._call)
+
     # --- dead letters --------------------------------------------------------------------------------------------
 
     @property
     def dead_letters(self) -> DeadLetters:
         """Messages that queues have given up on."""
         return DeadLetters(self._call)
+
+    # --- webhooks ------------------------------------------------------------------------------------------------
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Messages of queues, delivered by HTTP."""
+        return Webhooks(self._call)

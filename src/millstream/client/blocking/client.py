@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 import weakref
@@ -31,8 +32,10 @@ from millstream.client.messages import (
 from millstream.client.metadata import METADATA_AGE_S, Topic
 from millstream.client.publishing import fsync_number, plan_batches
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
-from millstream.client.values import AnyEntry, Headers, Key, Priority, Value, make_entry
+from millstream.client.spans import traced
+from millstream.client.values import Headers, Key, Value, make_entry
 from millstream.durations import Duration
+from millstream.entries import AnyEntry, Priority
 from millstream.errors import MillstreamError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
@@ -45,14 +48,19 @@ def connect(
     *,
     namespace: str = DEFAULT_NAMESPACE,
     client_id: str | None = None,
-    token: str | None = None,
+    key: str | None = None,
+    tls: bool | ssl.SSLContext | None = None,
+    ca: str | None = None,
     timeout_s: float = 30.0,
 ) -> Client:
     """Connect to a broker.  Raises ConnectionLost when nobody answers there.
 
+    `key` is an API key, from the variable MILLSTREAM_KEY if it is not given.  `tls` encrypts the connection, as does
+    an address that begins with `tls://`; `ca` names a file of authorities to trust in place of those of this machine.
     `timeout_s` is how long any request may take, reconnecting included, before RequestTimeout or ConnectionLost.
     """
-    return Client(Target.of(address, namespace=namespace, client_id=client_id, token=token, timeout_s=timeout_s))
+    target = Target.of(address, namespace=namespace, client_id=client_id, key=key, timeout_s=timeout_s, tls=tls, ca=ca)
+    return Client(target)
 
 
 class Client(Admin, PubSub, Work):
@@ -176,6 +184,7 @@ class Client(Admin, PubSub, Work):
         may not be stored.
         """
         entry: AnyEntry
+        headers = traced(headers)
         plain = key is json is headers is None and priority is delay is deliver_at is ttl is timestamp is None
         if plain and dedup_id is None and max_retries is None and lease is None and type(value) is bytes:
             entry = value

@@ -22,7 +22,8 @@ from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import Topic
 from millstream.client.outbox import Outbox, settled_all
 from millstream.client.settings import ProducerSettings
-from millstream.client.values import AnyEntry, Headers, Key, SendOptions, Value, make_entry
+from millstream.client.values import Headers, Key, SendOptions, Value, make_entry
+from millstream.entries import AnyEntry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
 from millstream.wire.frames import Frame, FrameType
 

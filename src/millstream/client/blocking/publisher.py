@@ -15,7 +15,7 @@ from millstream.client.blocking.link import Link
 from millstream.client.flow import FlowNotices
 from millstream.client.metadata import Topic
 from millstream.client.publishing import SEQUENCE_MASK, Attempt, Identity
-from millstream.client.values import AnyEntry, encode_entries
+from millstream.entries import AnyEntry, encode_entries
 from millstream.errors import (
     ConnectionLost,
     MillstreamError,

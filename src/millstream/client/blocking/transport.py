@@ -13,6 +13,7 @@ from typing import Final
 
 from millstream.client.address import Target
 from millstream.client.silence import Silence
+from millstream.client.tls import PlainSocket, TlsSocket
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout
 from millstream.wire.frames import Frame, FrameReader, FrameType, encode_frame
 from millstream.wire.messages import Welcome, decode_error, decode_json, response_body
@@ -31,8 +32,9 @@ _RESPONSE: Final = int(FrameType.RESPONSE)  # an IntEnum compares slowly
 class Transport:
     """A socket after a successful handshake.  One thread receives; any thread may send."""
 
-    def __init__(self, sock: socket.socket, target: Target, *, receive_bytes: int) -> None:
+    def __init__(self, sock: PlainSocket, target: Target, *, receive_bytes: int) -> None:
         self._sock = sock
+        self._tls = sock if isinstance(sock, TlsSocket) else None
         self._target = target
         # A buffer of its own: the one that readers share by default belongs to a single thread.
         self.reader = FrameReader(shared=bytearray(receive_bytes))
@@ -59,7 +61,12 @@ class Transport:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(_SLICE_S))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_S))
-        transport = cls(sock, target, receive_bytes=receive_bytes)
+        try:
+            secured = _secured(sock, target, deadline_s)
+        except OSError as problem:
+            sock.close()
+            raise target.unreachable(problem) from None
+        transport = cls(secured, target, receive_bytes=receive_bytes)
         try:
             transport.send(target.hello(0))
             transport.welcome = transport._shake_hands(deadline_s)
@@ -155,9 +162,11 @@ class Transport:
 
     def wait(self, wait_s: float, bell: int | None = None) -> bool:
         """Whether something arrives within this time, here or at another descriptor; nothing is taken."""
+        if self._tls is not None and self._tls.pending:
+            return True
         try:
             poll = select.poll()
-            poll.register(self._sock, select.POLLIN)
+            poll.register(self._sock.fileno(), select.POLLIN)
             if bell is not None:
                 poll.register(bell, select.POLLIN)
             return bool(poll.poll(wait_s * 1000))
@@ -204,6 +213,14 @@ class Transport:
             # Wakes a receiver in another thread, which closing alone does not.
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+def _secured(sock: socket.socket, target: Target, deadline_s: float) -> PlainSocket:
+    if target.tls is None:
+        return sock
+    secured = TlsSocket(sock, target.tls, target.host)
+    secured.shake_hands(deadline_s)
+    return secured
 
 
 def _timeval(seconds: float) -> bytes:

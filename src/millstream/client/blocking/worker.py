@@ -21,6 +21,7 @@ from millstream.client.blocking.queue import Queue
 from millstream.client.leases import QueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
 from millstream.client.settings import QueueSettings
+from millstream.client.spans import handling
 from millstream.errors import MillstreamError
 
 __all__ = ["Worker", "run_workers"]
@@ -128,7 +129,8 @@ class ThreadEngine:
 
     def _handle(self, message: QueueMessage) -> None:
         try:
-            self._handler(message)
+            with handling(message):
+                self._handler(message)
         except BaseException as problem:
             settle_failure(message, problem)
             if not isinstance(problem, Exception):

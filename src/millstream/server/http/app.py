@@ -5,22 +5,33 @@ This is ASGI written out by hand: what a framework would add to each request cos
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from itertools import count
+from time import perf_counter_ns
 from typing import Any, Final
 
 import msgspec
 import structlog
-from starlette.datastructures import Headers
 from starlette.responses import Response
 
 from millstream.broker.broker import Broker, Session
+from millstream.broker.latency import Histogram
 from millstream.config import Settings
-from millstream.errors import InternalError, InvalidArgument, MethodNotAllowed, MillstreamError, UnavailableError
+from millstream.errors import (
+    InternalError,
+    InvalidArgument,
+    MethodNotAllowed,
+    MillstreamError,
+    Unauthorized,
+    UnavailableError,
+)
 from millstream.names import check_namespace
 from millstream.server.http.endpoints import Endpoint, Exchange, Family, decode_body, decode_query, read_body
 from millstream.server.http.problems import describe, status_of
 from millstream.server.http.router import Router
+from millstream.server.http.visitors import RequestHeaders, check_origin, key_in
 
 __all__ = ["API", "App"]
 
@@ -36,7 +47,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Mounted = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _JSON: Final = (b"content-type", b"application/json")
-_RETRY_AFTER: Final = (b"retry-after", b"1")
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -47,10 +57,18 @@ class App:
         self.broker = broker
         self.families = list(families)
         self._body_bytes_max = settings.server.frame_bytes_max
+        self._checks_origin = not (settings.is_public or settings.needs_keys or settings.access.insecure)
         self._router: Router[Endpoint] = Router()
+        self._id_prefix, self._ids = secrets.token_hex(4), count()
         #: Served before anything else, by exact path; then by the longest prefix, which ends with a slash.
         self.mounted: dict[str, Mounted] = {}
         self.prefixes: dict[str, Mounted] = {}
+        #: Serves every WebSocket that no path above is for.
+        self.websocket: Mounted | None = None
+        #: Set when the broker begins to stop: whatever waits or streams ends then.
+        self.closing = asyncio.Event()
+        #: Awaited then, before connections are closed.
+        self.on_closing: list[Callable[[], Awaitable[None]]] = []
         for family in self.families:
             for endpoint in family.endpoints:
                 self._router.add(endpoint.method, API + endpoint.path, endpoint)
@@ -59,26 +77,31 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        mounted = self.mounted.get(path) or self._under_prefix(path)
+        mounted = self.mounted.get(path) or (self._under_prefix(path) if self.prefixes else None)
         if mounted is not None:
             await mounted(scope, receive, send)
         elif scope["type"] == "http":
             await self._serve(scope, receive, send)
-        elif scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": f"WebSocket is at {API}/ws"})
+        elif scope["type"] == "websocket" and self.websocket is not None:
+            await self.websocket(scope, receive, send)
+
+    def _new_id(self) -> str:
+        """For a request that came without one: unique, but nothing that would have to be drawn."""
+        return f"{self._id_prefix}{next(self._ids):08x}"
 
     def _under_prefix(self, path: str) -> Mounted | None:
         return next((mounted for prefix, mounted in self.prefixes.items() if path.startswith(prefix)), None)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
-        request_id = headers.get("x-request-id", "")[:100] or secrets.token_hex(8)
+        headers = RequestHeaders(scope)
+        request_id = headers.get("x-request-id")[:100] or self._new_id()
         answer_headers: dict[str, str] = {}
+        began_ns, family = perf_counter_ns(), ""
         try:
             raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
             endpoint, variables = self._router.find(scope["method"], raw_path.partition(b"?")[0].decode("latin-1"))
-            session = self.session(scope, headers, variables.get("namespace", "default"))
+            family = endpoint.family.name
+            session = self._session_for(endpoint, scope, headers, variables)
             exchange = Exchange(
                 broker=self.broker,
                 session=session,
@@ -90,11 +113,14 @@ class App:
                 answer_headers=answer_headers,
                 scope=scope,
                 receive=receive,
+                closing=self.closing,
             )
             answer = await endpoint.handler(exchange)
         except Exception as problem:
-            await self._refuse(problem, scope, request_id, send)
+            await self.refuse(problem, scope, request_id, send)
             return
+        finally:
+            self._measure(family, began_ns)
         if isinstance(answer, Response):
             answer.headers["x-request-id"] = request_id
             await answer(scope, receive, send)
@@ -106,16 +132,55 @@ class App:
         await send({"type": "http.response.start", "status": endpoint.status, "headers": start})
         await send({"type": "http.response.body", "body": body})
 
-    def session(self, scope: Scope, headers: Headers, namespace: str) -> Session:
-        """Who asks.  A request has no connection to the broker: what it leases is held by its deadline alone."""
-        client = scope.get("client")
+    def _measure(self, family: str, began_ns: int) -> None:
+        if family:  # otherwise nobody has an endpoint there
+            by_family = self.broker.metrics.latency.http
+            histogram = by_family.get(family)
+            if histogram is None:
+                histogram = by_family[family] = Histogram()
+            histogram.observe((perf_counter_ns() - began_ns) // 1000)
+
+    def _session_for(
+        self, endpoint: Endpoint, scope: Scope, headers: RequestHeaders, variables: Mapping[str, str]
+    ) -> Session:
+        if endpoint.family.namespaced or "namespace" in variables:
+            return self.session(scope, headers, variables.get("namespace", "default"), endpoint.permission)
+        session = self.session(scope, headers, "default", "open" if endpoint.permission == "open" else "any")
+        if endpoint.permission != "open":
+            session.access.require_role(endpoint.permission)
+        return session
+
+    def session(self, scope: Scope, headers: RequestHeaders, namespace: str, permission: str = "any") -> Session:
+        """Who asks, and whether it may in this namespace; what its calls name is checked by the broker.
+
+        A request has no connection to the broker: what it leases is held by its deadline alone.
+        """
+        address = self.admit(scope, headers)
+        control = self.broker.access
+        key = key_in(headers)
+        access = control.anonymous if permission == "open" and key is None else control.authenticate(key, address)
+        control.admit_key(access)
+        check_namespace(namespace)
+        if permission not in ("open", "any"):
+            access.require(permission, namespace)
         return Session(
-            namespace=check_namespace(namespace),
+            namespace=namespace,
             client_id=headers.get("x-client-id", "http")[:200],
-            address=f"{client[0]}:{client[1]}" if client else "",
+            address=address,
             push=_ignore,
             deliver=_refuse_delivery,
+            door="http",
+            access=access,
         )
+
+    def admit(self, scope: Scope, headers: RequestHeaders) -> str:
+        """The address of whoever asks, unless it asks too often or is a page of another site."""
+        client = scope.get("client")
+        address = f"{client[0]}:{client[1]}" if client else ""
+        self.broker.access.admit_request(address)
+        if self._checks_origin:
+            check_origin(headers)
+        return address
 
     async def _body(self, endpoint: Endpoint, receive: Receive) -> Any:
         data = await read_body(receive, self._body_bytes_max)
@@ -127,9 +192,12 @@ class App:
             return None
         return decode_body(endpoint.body, data or b"{}")
 
-    async def _refuse(self, problem: Exception, scope: Scope, request_id: str, send: Send) -> None:
+    async def refuse(
+        self, problem: Exception, scope: Scope, request_id: str, send: Send, *, kind: str = "http.response"
+    ) -> None:
+        """Answer with what is wrong."""
         if not isinstance(problem, MillstreamError):
-            _log.error("request failed", method=scope["method"], path=scope["path"], exc_info=problem)
+            _log.error("request failed", method=scope.get("method"), path=scope["path"], exc_info=problem)
             problem = InternalError("the broker failed to handle the request; its log has the details")
         self.broker.metrics.requests_failed += 1
         body = _encode(describe(problem, request_id))
@@ -137,10 +205,13 @@ class App:
         headers.append((b"x-request-id", request_id.encode("latin-1", "replace")))
         if isinstance(problem, MethodNotAllowed):
             headers.append((b"allow", ", ".join(problem.allowed).encode()))
+        if isinstance(problem, Unauthorized):
+            headers.append((b"www-authenticate", b"Bearer"))
         if isinstance(problem, UnavailableError):
-            headers.append(_RETRY_AFTER)
-        await send({"type": "http.response.start", "status": status_of(problem), "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            wait_s = -(-getattr(problem, "retry_after_ms", 0) // 1000) or 1
+            headers.append((b"retry-after", str(wait_s).encode()))
+        await send({"type": f"{kind}.start", "status": int(status_of(problem)), "headers": headers})
+        await send({"type": f"{kind}.body", "body": body})
 
 
 def _ignore(_: object) -> None:

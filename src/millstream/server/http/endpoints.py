@@ -12,6 +12,7 @@ twice if it is about things in a namespace: as written for `default`, and under 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,10 +20,10 @@ from typing import Any, Final, Generic, Literal, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
-from starlette.datastructures import Headers
 
 from millstream.broker.broker import Broker, Session
-from millstream.errors import InvalidArgument, PayloadTooLarge
+from millstream.errors import InvalidArgument, PayloadTooLarge, ShuttingDown
+from millstream.server.http.visitors import RequestHeaders
 
 __all__ = [
     "Endpoint",
@@ -32,6 +33,8 @@ __all__ = [
     "Permission",
     "decode_body",
     "decode_query",
+    "decode_with",
+    "disconnected",
     "page",
     "read_body",
 ]
@@ -58,17 +61,34 @@ class Exchange(Generic[Q, B]):
     path: Mapping[str, str]
     query: Q
     body: B
-    headers: Headers
+    headers: RequestHeaders
     request_id: str
     #: Of the answer; an endpoint may add to them.
     answer_headers: dict[str, str] = field(default_factory=dict)
     #: For endpoints that answer as a stream: the rest of the ASGI conversation.
     scope: Any = None
     receive: Any = None
+    #: Set when the broker begins to stop.
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def call(self, call: object) -> Any:
         """Ask the broker."""
         return await self.broker.call(self.session, call)
+
+    async def wait_for(self, waiting: Awaitable[T]) -> T:
+        """The same for what may take long: it is given up when the client goes away or the broker begins to stop."""
+        task, closing = asyncio.ensure_future(waiting), asyncio.ensure_future(self.closing.wait())
+        gone = asyncio.ensure_future(disconnected(self.receive))
+        try:
+            await asyncio.wait((task, closing, gone), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if closing.done():
+                raise ShuttingDown("the broker is shutting down")
+            raise InvalidArgument("the client went away before there was an answer")
+        finally:
+            for one in (task, closing, gone):
+                one.cancel()
 
 
 Handler = Callable[[Exchange[Any, Any]], Awaitable[object]]
@@ -91,6 +111,10 @@ class Endpoint:
     status: int
     #: Of an answer that is not JSON.
     media_type: str
+    #: What JSON a body of bytes may be, for the document.
+    described_body: Any
+    #: Answers with another status than `status` that are no problems: what it means, and the type of its JSON.
+    also: Mapping[int, tuple[str, Any]]
 
     @property
     def summary(self) -> str:
@@ -136,6 +160,8 @@ class Family:
         answer: Any = None,
         status: int | None = None,
         media_type: str = "application/json",
+        described_body: Any = None,
+        also: Mapping[int, tuple[str, Any]] | None = None,
     ) -> Callable[[Handler], Handler]:
         def declare(handler: Handler) -> Handler:
             assert handler.__doc__, f"{method} {path} needs a docstring: it is its documentation"
@@ -151,6 +177,8 @@ class Family:
                     answer=answer,
                     status=status or (200 if answer is not None else 204),
                     media_type=media_type,
+                    described_body=described_body,
+                    also=also or {},
                 )
             )
             return handler
@@ -167,7 +195,8 @@ def decode_query(kind: type[Q], text: bytes) -> Q:
     """Query parameters as a struct.  A list takes its parameter several times; a flag alone means true."""
     given: dict[str, Any] = {}
     if text:
-        lists = {name for name, hint in kind.__annotations__.items() if "list[" in str(hint)}
+        hints = [hint for base in kind.__mro__ for hint in getattr(base, "__annotations__", {}).items()]
+        lists = {name for name, hint in hints if "list[" in str(hint)}
         try:
             pairs = parse_qsl(text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=100)
         except ValueError as problem:
@@ -186,14 +215,25 @@ def decode_query(kind: type[Q], text: bytes) -> Q:
 
 
 def decode_body(kind: Any, data: bytes) -> Any:
+    return decode_with(lambda body: msgspec.json.decode(body, type=kind), data)
+
+
+def decode_with(decode: Callable[[bytes], T], data: bytes, *, what: str = "request body") -> T:
+    """What a decoder makes of a body, or one sentence about why it cannot."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        return decode(data)
     except (msgspec.DecodeError, OverflowError, ValueError, RecursionError) as problem:
-        raise InvalidArgument(f"request body: {_in_words(problem)}") from None
+        raise InvalidArgument(f"{what}: {_in_words(problem)}") from None
 
 
 def _in_words(problem: Exception) -> str:
     return str(problem).replace(" - at `$", " - at `") or _WRONG
+
+
+async def disconnected(receive: Any) -> None:
+    """Returns when the client has gone away; for whoever has read the body."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 async def read_body(receive: Any, limit: int) -> bytes:

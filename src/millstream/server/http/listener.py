@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 
 import uvicorn
 
@@ -19,7 +20,8 @@ __all__ = ["HttpListener"]
 class HttpListener:
     """One port for the API, the dashboard and the metrics."""
 
-    def __init__(self, broker: Broker, settings: Settings) -> None:
+    def __init__(self, broker: Broker, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self._settings = settings
         self.app: App = build(broker, settings)
         self.address = ""
@@ -27,37 +29,44 @@ class HttpListener:
 
     @property
     def url(self) -> str:
-        return f"http://{self.address}"
+        return f"{'https' if self._tls else 'http'}://{self.address}"
 
     async def open(self) -> None:
-        http = self._settings.http
-        listening = await asyncio.to_thread(_bind, self._settings.server.host, http.port)
+        http, server = self._settings.http, self._settings.server
+        listening = await asyncio.to_thread(_bind, server.host, http.port)
         config = uvicorn.Config(
             self.app,
             loop="none",
             http="httptools",
             ws="websockets-sansio",
-            ws_max_size=self._settings.server.frame_bytes_max,
+            ws_max_size=server.frame_bytes_max,
+            ws_per_message_deflate=False,  # would cost each connection memory, and each frame time
+            ws_ping_interval=server.heartbeat_ms / 1000,
+            ws_ping_timeout=server.heartbeat_ms * server.heartbeat_misses / 1000,
             lifespan="off",
             log_config=None,
+            log_level="warning",  # what it says of a WebSocket that opens has the key of the query in it
             access_log=False,
             proxy_headers=False,
             server_header=False,
             date_header=False,  # nothing ticks here that would keep it right
-            backlog=self._settings.server.backlog,
+            backlog=server.backlog,
             timeout_keep_alive=http.keep_alive_ms // 1000,
-            timeout_graceful_shutdown=max(1, self._settings.server.drain_ms // 1000),
+            timeout_graceful_shutdown=max(1, server.drain_ms // 1000),
         )
         config.load()
-        server = uvicorn.Server(config)
-        server.lifespan = config.lifespan_class(config)
-        await server.startup(sockets=[listening])
-        self._server = server
+        config.ssl = self._tls
+        serving = uvicorn.Server(config)
+        serving.lifespan = config.lifespan_class(config)
+        await serving.startup(sockets=[listening])
+        self._server = serving
         host, port = listening.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def close(self) -> None:
         """Stop accepting, let what is under way finish, then close."""
+        self.app.closing.set()
+        await asyncio.gather(*(farewell() for farewell in self.app.on_closing))
         if self._server is not None:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._server.shutdown()

@@ -17,6 +17,11 @@ from millstream.version import VERSION
 __all__ = ["document", "mount"]
 
 _REF: Final = "#/components/schemas/{name}"
+#: How a request carries its key.
+_KEYS: Final = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key: ms_<id>_<secret>."},
+    "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key", "description": "The same."},
+}
 _ABOUT: Final = (
     "Everything the broker can do, over HTTP.  Paths without a namespace mean the namespace `default`; every path "
     "about topics, queues, groups, messages and schedules also stands under `/namespaces/{namespace}`."
@@ -29,7 +34,9 @@ def document(families: Iterable[Family]) -> dict[str, Any]:
     endpoints = [endpoint for family in families for endpoint in family.endpoints]
     kinds: list[Any] = [Problem]
     for endpoint in endpoints:
-        kinds += [kind for kind in (endpoint.query, endpoint.body, endpoint.answer) if _is_described(kind)]
+        spoken = (endpoint.query, endpoint.body, endpoint.described_body, endpoint.answer)
+        kinds += [kind for kind in spoken if _is_described(kind)]
+        kinds += [kind for _, kind in endpoint.also.values()]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
     by_kind = {id(kind): schema for kind, schema in zip(kinds, schemas, strict=True)}
     paths: dict[str, Any] = {}
@@ -40,7 +47,9 @@ def document(families: Iterable[Family]) -> dict[str, Any]:
         "info": {"title": "Millstream", "version": VERSION, "description": _ABOUT},
         "tags": [{"name": family.name, "description": family.about} for family in families],
         "paths": paths,
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": _KEYS},
+        # One of them, or none while the broker asks for no keys.
+        "security": [*({name: []} for name in _KEYS), {}],
     }
 
 
@@ -55,6 +64,8 @@ def _operation(endpoint: Endpoint, by_kind: dict[int, Any], components: dict[str
         "summary": endpoint.summary,
         "x-permission": endpoint.permission,
     }
+    if endpoint.permission == "open":
+        operation["security"] = []
     if endpoint.description:
         operation["description"] = endpoint.description
     parameters = [
@@ -62,7 +73,7 @@ def _operation(endpoint: Endpoint, by_kind: dict[int, Any], components: dict[str
         for part in endpoint.path.split("/")
         if part.startswith("{")
     ]
-    query = components[endpoint.query.__name__]
+    query = components[by_kind[id(endpoint.query)]["$ref"].rpartition("/")[2]]
     for name, schema in query.get("properties", {}).items():
         parameters.append(
             {"name": name, "in": "query", "required": name in query.get("required", ()), "schema": schema}
@@ -70,9 +81,10 @@ def _operation(endpoint: Endpoint, by_kind: dict[int, Any], components: dict[str
     if parameters:
         operation["parameters"] = parameters
     if endpoint.body is not None:
-        content = (
-            {"*/*": {}} if endpoint.body is bytes else {"application/json": {"schema": by_kind[id(endpoint.body)]}}
-        )
+        described = endpoint.body if endpoint.body is not bytes else endpoint.described_body
+        content = {} if described is None else {"application/json": {"schema": by_kind[id(described)]}}
+        if endpoint.body is bytes:
+            content["*/*"] = {}
         operation["requestBody"] = {"required": endpoint.body is not bytes, "content": content}
     success: dict[str, Any] = {"description": endpoint.summary}
     if endpoint.answer is not None:
@@ -81,6 +93,10 @@ def _operation(endpoint: Endpoint, by_kind: dict[int, Any], components: dict[str
     problem = {"application/json": {"schema": {"$ref": _REF.format(name="Problem")}}}
     operation["responses"] = {
         str(endpoint.status): success,
+        **{
+            str(status): {"description": text, "content": {"application/json": {"schema": by_kind[id(kind)]}}}
+            for status, (text, kind) in endpoint.also.items()
+        },
         "4XX": {"description": "The request cannot be served as it is.", "content": problem},
         "5XX": {"description": "The broker cannot serve it now.", "content": problem},
     }

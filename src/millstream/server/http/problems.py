@@ -11,9 +11,11 @@ import msgspec
 
 from millstream.errors import (
     DataDamaged,
+    Forbidden,
     GroupNotEmpty,
     GroupNotFound,
     InvalidArgument,
+    KeyNotFound,
     MessageNotFound,
     MethodNotAllowed,
     MillstreamError,
@@ -39,6 +41,7 @@ from millstream.errors import (
     Unauthorized,
     UnavailableError,
     UnknownMember,
+    WebhookNotFound,
 )
 
 __all__ = ["Problem", "describe", "status_of"]
@@ -54,6 +57,7 @@ _STATUS: Final[Mapping[type[MillstreamError], HTTPStatus]] = {
     MessageNotFound: HTTPStatus.NOT_FOUND,
     ScheduleNotFound: HTTPStatus.NOT_FOUND,
     ReplayNotFound: HTTPStatus.NOT_FOUND,
+    WebhookNotFound: HTTPStatus.NOT_FOUND,
     SubscriptionNotFound: HTTPStatus.NOT_FOUND,
     UnknownMember: HTTPStatus.NOT_FOUND,
     TopicExists: HTTPStatus.CONFLICT,
@@ -65,6 +69,8 @@ _STATUS: Final[Mapping[type[MillstreamError], HTTPStatus]] = {
     OffsetOutOfRange: HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
     PayloadTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     Unauthorized: HTTPStatus.UNAUTHORIZED,
+    Forbidden: HTTPStatus.FORBIDDEN,
+    KeyNotFound: HTTPStatus.NOT_FOUND,
     QuotaExceeded: HTTPStatus.TOO_MANY_REQUESTS,
     Throttled: HTTPStatus.TOO_MANY_REQUESTS,
     QueueFull: HTTPStatus.TOO_MANY_REQUESTS,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Generic, TypeVar
 from urllib.parse import unquote
 
 from millstream.errors import MethodNotAllowed, PathNotFound
@@ -10,6 +12,10 @@ from millstream.errors import MethodNotAllowed, PathNotFound
 __all__ = ["Router"]
 
 T = TypeVar("T")
+
+#: Paths that are remembered, and how long each may be.
+_KNOWN_MAX: Final = 1_000
+_KNOWN_CHARACTERS_MAX: Final = 300
 
 
 class _Node(Generic[T]):
@@ -28,6 +34,8 @@ class Router(Generic[T]):
 
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
+        #: What was found lately: clients ask for the same paths again and again.
+        self._known: dict[tuple[str, str], tuple[T, Mapping[str, str]]] = {}
 
     def add(self, method: str, path: str, target: T) -> None:
         node = self._root
@@ -42,8 +50,18 @@ class Router(Generic[T]):
         assert method not in node.methods, f"{method} {path} is declared twice"
         node.methods[method] = target
 
-    def find(self, method: str, path: str) -> tuple[T, dict[str, str]]:
+    def find(self, method: str, path: str) -> tuple[T, Mapping[str, str]]:
         """What serves a path, and the values of its variables.  `path` is as sent: still escaped."""
+        known = self._known.get((method, path))
+        if known is None:
+            known = self._look_up(method, path)
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            if len(path) <= _KNOWN_CHARACTERS_MAX:
+                self._known[method, path] = known
+        return known
+
+    def _look_up(self, method: str, path: str) -> tuple[T, Mapping[str, str]]:
         variables: dict[str, str] = {}
         node = self._walk(path.strip("/").split("/"), 0, self._root, variables)
         if node is None:
@@ -54,7 +72,7 @@ class Router(Generic[T]):
             error = MethodNotAllowed(f"{path[:200]} does not know {method[:20]}, only {', '.join(allowed)}")
             error.allowed = allowed
             raise error
-        return target, variables
+        return target, MappingProxyType(variables)
 
     def _walk(self, segments: list[str], at: int, node: _Node[T], variables: dict[str, str]) -> _Node[T] | None:
         if at == len(segments):

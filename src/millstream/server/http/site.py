@@ -4,12 +4,30 @@ from __future__ import annotations
 
 from typing import Final
 
+import millstream.server.http.metrics as metrics
 import millstream.server.http.openapi as openapi
+import millstream.server.http.pages as pages
 from millstream.broker.broker import Broker
 from millstream.config import Settings
 from millstream.server.http.app import App
 from millstream.server.http.endpoints import Family
-from millstream.server.http.families import namespaces, topics
+from millstream.server.http.families import (
+    admin,
+    dead_letters,
+    groups,
+    health,
+    keys,
+    messages,
+    namespaces,
+    queues,
+    schedules,
+    stats,
+    topics,
+    traces,
+    webhooks,
+    why,
+)
+from millstream.server.http.socket import door
 
 __all__ = ["FAMILIES", "build"]
 
@@ -17,10 +35,26 @@ __all__ = ["FAMILIES", "build"]
 FAMILIES: Final[tuple[Family, ...]] = (
     namespaces.family,
     topics.family,
+    messages.family,
+    groups.family,
+    queues.family,
+    dead_letters.family,
+    schedules.family,
+    why.family,
+    traces.family,
+    stats.family,
+    webhooks.family,
+    admin.family,
+    health.family,
+    keys.family,
 )
 
 
 def build(broker: Broker, settings: Settings) -> App:
     app = App(broker, settings, FAMILIES)
     openapi.mount(app)
+    metrics.mount(app)
+    health.mount(app)
+    pages.mount(app)
+    door.mount(app, settings)
     return app

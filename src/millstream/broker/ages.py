@@ -1,0 +1,67 @@
+"""About when a message was stored, from memory alone: who watches a thousand queues must not read a thousand logs."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+from millstream.log.partition import PartitionLog
+
+__all__ = ["Ages"]
+
+#: Marks closer than this say nothing new.
+_SPACING_US: Final = 1_000_000
+#: When there are so many, every other one goes: the further back, the less exact, and never more memory.
+_MARKS_MAX: Final = 64
+
+
+class Ages:
+    """Offsets of one partition with their append times, a second apart or more."""
+
+    __slots__ = ("_offsets", "_times_us", "due_us")
+
+    def __init__(self, log: PartitionLog) -> None:
+        """What was stored before is known by the beginnings and ends of its segments."""
+        self._offsets: list[int] = []
+        self._times_us: list[int] = []
+        #: An append at this time or later is worth a mark.
+        self.due_us = 0
+        for segment in log.segments[-_MARKS_MAX // 4 :]:
+            if segment.size:
+                self.note(segment.base_offset, segment.first_append_us)
+                self.note(segment.next_offset - 1, segment.last_append_us)
+
+    def note(self, offset: int, time_us: int) -> None:
+        """A batch that begins at an offset was appended; called when it is due."""
+        if self._offsets and offset <= self._offsets[-1]:
+            return
+        if len(self._offsets) >= _MARKS_MAX:
+            del self._offsets[1:-1:2], self._times_us[1:-1:2]
+        self._offsets.append(offset)
+        self._times_us.append(time_us)
+        self.due_us = time_us + _SPACING_US
+
+    def learn(self, offset: int, time_us: int) -> None:
+        """Somebody has looked at a message of the past."""
+        place = bisect_right(self._offsets, offset)
+        if place and self._offsets[place - 1] == offset:
+            self._times_us[place - 1] = time_us
+        elif len(self._offsets) < 2 * _MARKS_MAX:
+            self._offsets.insert(place, offset)
+            self._times_us.insert(place, time_us)
+
+    def time_us(self, offset: int, *, end: int, end_us: int) -> int:
+        """When an offset was appended, between the marks around it; the last offset is `end` - 1, of `end_us`."""
+        place = bisect_right(self._offsets, offset)
+        if not place:
+            return self._times_us[0] if self._times_us else end_us
+        low, low_us = self._offsets[place - 1], self._times_us[place - 1]
+        if low == offset:
+            return low_us
+        if place < len(self._offsets):
+            high, high_us = self._offsets[place], self._times_us[place]
+        else:
+            high, high_us = end - 1, end_us
+        if high <= low:
+            return low_us
+        return low_us + (high_us - low_us) * min(offset - low, high - low) // (high - low)

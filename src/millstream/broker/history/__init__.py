@@ -1,0 +1,1 @@
+"""What the broker remembers of its own numbers, for plots: the finer, the shorter."""

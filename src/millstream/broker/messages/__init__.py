@@ -1,0 +1,1 @@
+"""Looking at messages without consuming them."""

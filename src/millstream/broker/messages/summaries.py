@@ -1,0 +1,97 @@
+"""Many topics at once: how much is in each of them, who reads it, and what died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from millstream.broker.groups import Groups
+from millstream.broker.registry import Topic
+from millstream.broker.topics import Topics
+from millstream.dead_letters import DEAD_LETTER_GROUP, DEAD_LETTER_SUFFIX
+from millstream.errors import InvalidArgument
+from millstream.wire import message_calls as calls
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Session
+    from millstream.broker.queues.queues import Queues
+
+__all__ = ["Summaries"]
+
+_LIMIT_MAX: Final = 1_000
+
+
+class _Host(Protocol):
+    topics: Topics
+    queues: Queues
+    groups: Groups
+
+
+class Summaries:
+    """Answers `topic.summaries`."""
+
+    def __init__(self, host: _Host) -> None:
+        self._host = host
+
+    def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
+        return {calls.SummarizeTopics: self.summarize}
+
+    async def summarize(self, session: Session, call: calls.SummarizeTopics) -> calls.TopicSummaries:
+        namespace = session.namespace
+        if not 1 <= call.limit <= _LIMIT_MAX:
+            raise InvalidArgument(f"limit must be between 1 and {_LIMIT_MAX}, not {call.limit}")
+        if call.offset < 0:
+            raise InvalidArgument(f"offset must not be negative, it is {call.offset}")
+        topics = self._host.topics.registry.matching(namespace, call.pattern)
+        found = [topic for topic in topics if session.access.sees(namespace, topic.name)]
+        if not call.include_dead_letters:
+            found = [topic for topic in found if not topic.name.endswith(DEAD_LETTER_SUFFIX)]
+        streams = Counter(name for group in self._host.groups.summaries(namespace) for name in set(group.topics))
+        summaries = []
+        for topic in found[call.offset : call.offset + call.limit]:
+            await asyncio.sleep(0)  # opening a partition takes a moment; others go first
+            if not topic.deleting:
+                summaries.append(self._summary(topic, streams[topic.name]))
+        return calls.TopicSummaries(topics=summaries, total=len(found))
+
+    def _summary(self, topic: Topic, streams: int) -> calls.TopicSummary:
+        topics, queues = self._host.topics, self._host.queues
+        groups = queues.registry.on_topic(topic)
+        summary = calls.TopicSummary(
+            name=topic.name,
+            partition_count=len(topic.partitions),
+            messages=0,
+            size_bytes=0,
+            depth=0,
+            leased=0,
+            waiting=0,
+            groups=streams + len(groups),
+            dead_letters=self._dead_letters(topic),
+            created_ms=topic.created_ms,
+        )
+        for number in range(len(topic.partitions)):
+            if topics.is_untouched(topic, number):
+                continue
+            partition = topics.partition_of(topic, number)
+            summary.messages += partition.high_watermark - partition.log.start_offset
+            summary.size_bytes += partition.log.size_bytes
+            for group in groups:
+                part = group.part(number)
+                counts = part.ledger.counts(part.end)
+                summary.depth += counts.ready + counts.leased + counts.waiting
+                summary.leased += counts.leased
+                summary.waiting += counts.waiting
+        return summary
+
+    def _dead_letters(self, topic: Topic) -> int:
+        topics, queues = self._host.topics, self._host.queues
+        name = topic.config.dead_letter_topic or topic.name + DEAD_LETTER_SUFFIX
+        if topic.name.endswith(DEAD_LETTER_SUFFIX):
+            name = topic.name
+        box = topics.registry.find(topic.namespace, name)
+        if box is None:
+            return 0
+        numbers = [number for number in range(len(box.partitions)) if not topics.is_untouched(box, number)]
+        return sum(queues.part(box, DEAD_LETTER_GROUP, number).depth() for number in numbers)

@@ -1,0 +1,196 @@
+"""The catalogue of metrics: what each is called, what it means, and where its value comes from.
+
+The exposition, the reference page and the tests of dashboards and alerts all go by these lists.  Names follow
+Prometheus: base units, `_total` for what only grows, one name for one thing whatever its labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from millstream.traffic.modes import Mode
+
+__all__ = [
+    "BROKER",
+    "BUCKETS_SHOWN",
+    "FOLDED",
+    "HISTOGRAMS",
+    "LANES",
+    "MODES",
+    "QUEUES",
+    "STREAMS",
+    "TOPICS",
+    "Family",
+    "all_families",
+]
+
+PREFIX: Final = "millstream_"
+#: Histograms show the buckets of 2**i microseconds for these i: 64 us to 18 minutes.
+BUCKETS_SHOWN: Final = range(6, 31)
+MODES: Final[tuple[str, ...]] = get_args(Mode)
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric."""
+
+    #: Without the prefix, and without `_total`.
+    stem: str
+    kind: Kind
+    #: One sentence.
+    help: str
+    #: The attribute that holds its value: of the counters, or of a row of the survey.
+    source: str
+    labels: tuple[str, ...] = ()
+    #: The value is this many times the source: milliseconds become seconds.
+    scale: float = 1.0
+
+    @property
+    def base_name(self) -> str:
+        return PREFIX + self.stem
+
+    @property
+    def name(self) -> str:
+        return self.base_name + ("_total" if self.kind == "counter" else "")
+
+
+def _counter(stem: str, source: str, text: str, *labels: str, scale: float = 1.0) -> Family:
+    return Family(stem, "counter", text, source, labels, scale)
+
+
+def _gauge(stem: str, source: str, text: str, *labels: str, scale: float = 1.0) -> Family:
+    return Family(stem, "gauge", text, source, labels, scale)
+
+
+_TOPIC: Final = ("namespace", "topic")
+_GROUP: Final = ("namespace", "topic", "group")
+_MS: Final = 0.001
+
+#: Of the whole broker; sources are counters (broker/metrics.py) or what the exposition adds to them.
+BROKER: Final = (
+    _gauge("start_time_seconds", "started_ms", "When the broker started, in seconds since 1970.", scale=_MS),
+    _gauge("namespaces", "namespaces", "Namespaces that exist."),
+    _gauge("topics", "topics", "Topics that exist."),
+    _gauge("partitions", "partitions", "Partitions that exist."),
+    _gauge("partitions_cold", "partitions_cold", "Partitions that nobody has used since the start; not in any sum."),
+    _gauge("connections", "connections", "Clients connected to the native port."),
+    _counter("connections_opened", "connections_opened", "Connections that were taken in."),
+    _counter("connections_refused", "connections_refused", "Connections that were turned away."),
+    _counter("requests_failed", "requests_failed", "Requests that were answered with an error."),
+    _counter("protocol_errors", "protocol_errors", "Connections closed because of what they sent."),
+    _counter("published_batches", "batches_published", "Batches that were stored."),
+    _counter("duplicates", "duplicates", "Batches that were stored already and only confirmed again."),
+    _counter("publish_failures", "publish_failures", "Batches that could not be stored."),
+    _counter("fetches", "fetches", "Answers to stream readers."),
+    _counter("fetched_bytes", "bytes_fetched", "Bytes sent to stream readers."),
+    _counter("files_synced", "files_synced", "Files that were put on disk by fsync."),
+    _counter("segments_deleted", "segments_deleted", "Log files removed by retention."),
+    _counter("compactions", "compactions", "Partitions that were compacted."),
+    _counter("rebalances", "rebalances", "New generations of stream groups."),
+    _counter("offsets_committed", "offsets_committed", "Positions recorded for stream groups."),
+    _counter("leases_granted", "leases_granted", "Leases of queue messages, each of one or many."),
+    _counter("leases_expired", "leases_expired", "Leases that ended because nobody answered in time."),
+    _counter("leases_returned", "leases_returned", "Leases that came back because their consumer went away."),
+    _counter("settles_refused", "settles_refused", "Acks and nacks that came too late or from the wrong hands."),
+    _counter("released", "messages_released", "Leased messages that were given back unused."),
+    _counter("evicted", "messages_evicted", "Messages that gave way to newer ones in a full queue."),
+    _counter("purged", "messages_purged", "Messages removed by purging a queue."),
+    _gauge("subscriptions", "subscriptions", "Subscriptions and inboxes that are open."),
+    _gauge("patterns", "patterns", "Patterns that are subscribed to."),
+    _counter("pushed", "messages_delivered", "Messages sent to subscribers."),
+    _counter("missed", "messages_missed", "Messages that subscribers were too slow for."),
+    _counter("publishes_throttled", "publishes_throttled", "Publishes delayed or refused as consumers are behind."),
+    _counter("publishes_refused", "publishes_refused", "Publishes refused because a queue is full."),
+    _counter("mode_changes", "mode_changes", "Changes of the broker's mode."),
+    _counter("dead_letters_replayed", "dead_letters_replayed", "Dead letters that were published again."),
+    _counter("dead_letters_purged", "dead_letters_purged", "Dead letters that were removed."),
+    _counter("dead_letter_alerts_sent", "dead_letter_alerts_sent", "Alerts about dead letters that arrived."),
+    _counter("dead_letter_alerts_failed", "dead_letter_alerts_failed", "Alerts about dead letters that did not."),
+    _counter("webhook_deliveries", "webhook_deliveries", "Messages that receivers of webhooks have taken."),
+    _counter("webhook_failures", "webhook_failures", "Requests of webhooks that failed."),
+    _counter("webhook_dead", "webhook_messages_dead", "Messages that webhooks have given up on."),
+    _counter("keys_refused", "keys_refused", "Requests and connections with a key that is not valid."),
+    _counter("requests_forbidden", "requests_forbidden", "Requests that their key does not allow."),
+    _counter("requests_limited", "requests_limited", "Requests beyond the rate of their address or key."),
+    _counter("trace_events_recorded", "trace_events_recorded", "Records of what happened to messages."),
+    _counter("trace_events_dropped", "trace_events_dropped", "Records that were dropped: too many, or a failing disk."),
+    _counter("quota_refusals", "quota_refusals", "Requests beyond the quota of their namespace."),
+    _counter("audit_entries", "audit_entries", "Administrative actions that were written down."),
+    _gauge("memory_bytes", "memory_bytes", "Memory that the broker holds."),
+    _gauge("disk_free_bytes", "disk_free_bytes", "Room left on the disk of the data directory."),
+    _gauge("journal_bytes", "journal_bytes", "Bytes of the journals beside partitions."),
+    _gauge("history_bytes", "history_bytes", "Memory that the history of these numbers takes."),
+    _counter("scrapes", "scrapes", "Times these metrics were asked for."),
+)
+
+TOPICS: Final = (
+    _counter("published", "published", "Messages stored.", *_TOPIC),
+    _counter("published_bytes", "published_bytes", "Bytes stored.", *_TOPIC),
+    _counter("consumed", "consumed", "Messages handed out to streams, queues and subscribers.", *_TOPIC),
+    _gauge("messages", "messages", "Messages in the log.", *_TOPIC),
+    _gauge("log_bytes", "log_bytes", "Bytes of the log.", *_TOPIC),
+    _gauge("scheduled", "scheduled", "Messages that wait for their time.", *_TOPIC),
+    _gauge("dead_letters", "dead_letters", "Dead letters in a dead-letter topic, not replayed or purged.", *_TOPIC),
+    _gauge("throttle_delay_seconds", "throttle_ms", "How long publishers are made to wait.", *_TOPIC, scale=_MS),
+)
+
+QUEUES: Final = (
+    _gauge("ready", "ready", "Messages of a queue that can be leased.", *_GROUP),
+    _gauge("inflight", "leased", "Messages of a queue that are leased.", *_GROUP),
+    _gauge("waiting", "waiting", "Messages of a queue that wait for their next try.", *_GROUP),
+    _gauge("oldest_unsettled_age_seconds", "oldest_ms", "Age of the oldest unsettled message.", *_GROUP, scale=_MS),
+    _gauge("active_consumers", "consumers", "Consumers of a queue.", *_GROUP),
+    _gauge("paused", "paused", "1 while a queue is paused.", *_GROUP),
+    _counter("delivered", "delivered", "Messages of a queue that were leased.", *_GROUP),
+    _counter("redelivered", "redelivered", "Those that had been leased before.", *_GROUP),
+    _counter("acked", "acked", "Messages of a queue that were acknowledged.", *_GROUP),
+    _counter("nacked", "nacked", "Messages of a queue that failed.", *_GROUP),
+    _counter("rejected", "rejected", "Messages of a queue that were rejected.", *_GROUP),
+    _counter("timed_out", "timed_out", "Messages of a queue whose lease ran out.", *_GROUP),
+    _counter("dead_lettered", "dead", "Messages that a queue has given up.", *_GROUP),
+    _counter("expired", "expired", "Messages of a queue whose time was over.", *_GROUP),
+)
+
+#: Shown for queues in which somebody has used priorities.
+LANES: Final = (
+    _gauge("lane_ready", "ready", "Messages of a priority that can be leased.", *_GROUP, "lane"),
+    _gauge("lane_inflight", "leased", "Messages of a priority that are leased.", *_GROUP, "lane"),
+    _counter("lane_delivered", "served", "Messages of a priority that were leased.", *_GROUP, "lane"),
+)
+
+STREAMS: Final = (
+    _gauge("group_lag", "lag", "Messages that a stream group has not committed yet.", *_GROUP),
+    _gauge("group_lag_seconds", "oldest_ms", "Age of the oldest of them.", *_GROUP, scale=_MS),
+    _gauge("group_members", "members", "Members of a stream group.", *_GROUP),
+    _gauge("group_rebalancing", "rebalancing", "1 while partitions move between members.", *_GROUP),
+)
+
+HISTOGRAMS: Final = (
+    Family("publish_seconds", "histogram", "From arrival to confirmation, per message.", "publish"),
+    Family("fsync_seconds", "histogram", "One round of putting files on disk.", "fsync"),
+    Family("processing_seconds", "histogram", "From lease to ack, per message.", "processing"),
+    Family("end_to_end_seconds", "histogram", "From append to first delivery, per message.", "to_", ("kind",)),
+    Family("rebalance_seconds", "histogram", "Until a stream group's partitions are where they belong.", "rebalance"),
+    Family("http_request_seconds", "histogram", "HTTP requests; long polls wait in them.", "http", ("family",)),
+)
+
+BUILD: Final = Family("build_info", "gauge", "Always 1.", "", ("version", "node"))
+MODE: Final = Family("mode", "gauge", "1 for the mode that the broker is in.", "", ("mode",))
+FOLDED: Final = Family(
+    "series_folded", "gauge", "Topics and groups beyond metrics.series_max, summed up as `_other`.", "", ("of",)
+)
+
+
+def all_families() -> list[tuple[str, tuple[Family, ...]]]:
+    """Every metric, under the headings of the reference."""
+    return [
+        ("Broker", (BUILD, MODE, *BROKER, FOLDED)),
+        ("Topics", TOPICS),
+        ("Queues", QUEUES),
+        ("Priorities", LANES),
+        ("Stream groups", STREAMS),
+        ("Latencies", HISTOGRAMS),
+    ]

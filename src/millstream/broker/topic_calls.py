@@ -1,0 +1,117 @@
+"""The control calls about namespaces, topics and producers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from millstream.errors import InvalidArgument
+from millstream.wire import calls
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Broker
+    from millstream.broker.sessions import Session
+
+__all__ = ["TopicCalls"]
+
+_LIST_LIMIT_MAX: Final = 10_000
+
+
+class TopicCalls:
+    """Answers them, and tells groups, queues and quotas what has changed."""
+
+    def __init__(self, host: Broker) -> None:
+        self._host = host
+        self._topics = host.topics
+
+    def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
+        return {
+            calls.CreateNamespace: lambda _, call: self._topics.create_namespace(call.name),
+            calls.DeleteNamespace: self._delete_namespace,
+            calls.ListNamespaces: self._list_namespaces,
+            calls.CreateTopic: self._create_topic,
+            calls.DescribeTopic: self._describe_topic,
+            calls.ListTopics: self._list_topics,
+            calls.AlterTopic: self._alter_topic,
+            calls.DeleteTopic: self._delete_topic,
+            calls.Metadata: self._metadata,
+            calls.ListOffsets: self._list_offsets,
+            calls.NewProducer: self._new_producer,
+        }
+
+    async def _list_namespaces(self, session: Session, _: calls.ListNamespaces) -> list[str]:
+        return sorted(name for name in self._topics.registry.namespaces if session.access.may("any", name))
+
+    async def _delete_namespace(self, _: Session, call: calls.DeleteNamespace) -> None:
+        await self._topics.delete_namespace(call.name, force=call.force)
+        await self._host.queues.registry.forget_namespace(call.name)
+        await self._host.webhooks.forget_namespace(call.name)
+        await self._host.quotas.forget(call.name)
+
+    async def _create_topic(self, session: Session, call: calls.CreateTopic) -> calls.TopicInfo:
+        if self._host.settings.topics.auto_create:
+            await self._topics.ensure_namespace(session.namespace)
+        info = await self._topics.create(session.namespace, call)
+        await self._host.groups.refresh(session.namespace)
+        return info
+
+    async def _describe_topic(self, session: Session, call: calls.DescribeTopic) -> calls.TopicInfo:
+        return await self._topics.describe(session.namespace, call.name)
+
+    async def _list_topics(self, session: Session, call: calls.ListTopics) -> list[calls.TopicInfo]:
+        if not 1 <= call.limit <= _LIST_LIMIT_MAX:
+            raise InvalidArgument(f"limit must be between 1 and {_LIST_LIMIT_MAX}, not {call.limit}")
+        topics = self._topics.registry.matching(session.namespace, call.pattern)
+        sees = session.access.sees
+        found = [topic for topic in topics if topic.name > call.after and sees(session.namespace, topic.name)]
+        return [self._topics.info(topic) for topic in found[: call.limit]]
+
+    async def _alter_topic(self, session: Session, call: calls.AlterTopic) -> calls.TopicInfo:
+        info = await self._topics.alter(session.namespace, call)
+        if call.partitions is not None:
+            await self._host.groups.refresh(session.namespace)
+        return info
+
+    async def _delete_topic(self, session: Session, call: calls.DeleteTopic) -> None:
+        readers = self._host.groups.readers_of(session.namespace, call.name)
+        topic = self._topics.registry.find(session.namespace, call.name)
+        readers += (
+            [group.name for group in self._host.queues.registry.on_topic(topic) if group.consumers] if topic else []
+        )
+        if readers and not call.force:
+            raise InvalidArgument(f"topic {call.name!r} is being read by group {readers[0]!r}; stop it or use force")
+        await self._topics.delete(session.namespace, call.name)
+        await self._host.groups.refresh(session.namespace)
+
+    async def _metadata(self, session: Session, call: calls.Metadata) -> list[calls.TopicMetadata]:
+        before = len(self._topics.registry.namespaces.get(session.namespace, ()))
+        answer = await self._topics.metadata(session.namespace, call)
+        if len(self._topics.registry.namespaces.get(session.namespace, ())) != before:
+            await self._host.groups.refresh(session.namespace)
+        return answer
+
+    async def _list_offsets(self, session: Session, call: calls.ListOffsets) -> list[calls.OffsetEntry]:
+        topic = self._topics.registry.get(session.namespace, call.topic)
+        numbers = range(len(topic.partition_uids)) if call.partitions is None else call.partitions
+        if call.at == "timestamp" and call.timestamp_ms is None:
+            raise InvalidArgument("offsets at a timestamp need timestamp_ms")
+        answer = []
+        for number in numbers:
+            if number in range(len(topic.partitions)) and self._topics.is_untouched(topic, number):
+                answer.append(calls.OffsetEntry(topic=call.topic, partition=number, offset=0))
+                continue
+            await asyncio.sleep(0)  # opening takes a moment; others go first
+            partition = self._topics.partition(session.namespace, call.topic, number)
+            if call.at == "earliest":
+                offset = partition.log.start_offset
+            elif call.at == "latest":
+                offset = partition.high_watermark
+            else:
+                assert call.timestamp_ms is not None
+                offset = min(partition.log.offset_at_time(call.timestamp_ms * 1000), partition.high_watermark)
+            answer.append(calls.OffsetEntry(topic=call.topic, partition=number, offset=offset))
+        return answer
+
+    async def _new_producer(self, _: Session, __: calls.NewProducer) -> calls.ProducerIdentity:
+        return calls.ProducerIdentity(producer_id=await self._topics.new_producer_id(), epoch=0)

@@ -1,0 +1,1 @@
+"""What has happened to messages: noting it, keeping it, and finding it again."""

@@ -1,0 +1,1 @@
+"""Webhooks at run time: one sender for all of them, a runner for each."""

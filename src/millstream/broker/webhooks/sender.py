@@ -1,0 +1,242 @@
+"""Sends requests into the world: the one HTTP client of the broker.
+
+HTTP/1.1 over asyncio streams, with h11 for the grammar.  Redirects are not followed, proxies of the environment are
+not used, certificates are verified against those of the system, and of an answer only the beginning is read.  Names are
+resolved here, in threads of their own, and the connection goes to the address that was checked: a name that resolves
+to something else a moment later changes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import h11
+
+from millstream.clock import Clock
+from millstream.webhooks.targets import Target, is_public
+from millstream.webhooks.verdicts import Answer, retry_after_ms
+
+__all__ = ["Sender", "TargetForbidden"]
+
+#: More of an answer is not read; the connection is closed instead.
+_BODY_BYTES_MAX: Final = 64 * 1024
+_HEAD_BYTES_MAX: Final = 64 * 1024
+_READ_BYTES: Final = 16 * 1024
+_IDLE_S: Final = 15.0
+#: Connections that are kept for the next request, in all.
+_IDLE_MAX: Final = 500
+#: A name server that hangs holds these, and nothing else of the broker.
+_RESOLVER_THREADS: Final = 4
+
+
+class TargetForbidden(Exception):
+    """The host of a URL has an address that the broker must not connect to."""
+
+
+class _Connection:
+    """One connection to a receiver."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES_MAX)
+        self.expiry: asyncio.TimerHandle | None = None
+
+    async def exchange(self, target: Target, headers: Sequence[tuple[str, str]], body: bytes, now_ms: int) -> Answer:
+        head = [("Host", target.authority), *headers, ("Content-Length", str(len(body)))]
+        request = h11.Request(method="POST", target=target.path, headers=head)
+        pieces = [self.http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
+        self.writer.write(b"".join(piece for piece in pieces if piece))
+        with contextlib.suppress(ConnectionError):  # it may have answered before it closed
+            await self.writer.drain()
+        response, text = await self._response()
+        said = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+        return Answer(
+            response.status_code, text.decode("utf-8", "replace"), retry_after_ms(said.get("retry-after", ""), now_ms)
+        )
+
+    async def _response(self) -> tuple[h11.Response, bytes]:
+        """The status is what counts: a body that is too long or ends early changes nothing about it."""
+        response: h11.Response | None = None
+        body = b""
+        while response is None or len(body) <= _BODY_BYTES_MAX:
+            try:
+                event = self.http.next_event()
+            except h11.RemoteProtocolError:
+                if response is None:
+                    raise
+                break
+            if event is h11.NEED_DATA:
+                data = await self.reader.read(_READ_BYTES)
+                if not data and response is None:
+                    raise ConnectionResetError
+                self.http.receive_data(data)
+            elif isinstance(event, h11.Response):
+                response = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+            elif not isinstance(event, h11.InformationalResponse):
+                break
+        assert response is not None
+        return response, body[:_BODY_BYTES_MAX]
+
+    def is_reusable(self) -> bool:
+        if self.http.our_state is h11.DONE and self.http.their_state is h11.DONE and not self.reader.at_eof():
+            self.http.start_next_cycle()
+            return True
+        return False
+
+    def close(self) -> None:
+        if self.expiry is not None:
+            self.expiry.cancel()
+        self.writer.transport.abort()  # nobody waits for the politeness of TLS
+
+
+class Sender:
+    """All requests of the broker to others.  Used on its event loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, clock: Clock, allow_private: bool) -> None:
+        self._loop = loop
+        self._clock = clock
+        self._allow_private = allow_private
+        self._idle: dict[tuple[bool, str, int], list[_Connection]] = {}
+        self._idle_count = 0
+        self._tls: ssl.SSLContext | None = None
+        self._resolver: ThreadPoolExecutor | None = None
+
+    async def post(
+        self, target: Target, headers: Sequence[tuple[str, str]], body: bytes, *, timeout_s: float
+    ) -> Answer:
+        """One request.  Whatever goes wrong is an answer too; only a forbidden target raises TargetForbidden."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._post(target, headers, body)
+        except TimeoutError:
+            return Answer(0, f"no answer within {timeout_s:g} s")
+        except h11.ProtocolError as problem:
+            return Answer(0, f"{target.authority} does not speak HTTP as it should: {problem}")
+        except ssl.SSLCertVerificationError as problem:
+            return Answer(0, f"the certificate of {target.host} is not accepted: {problem.verify_message}")
+        except ConnectionResetError:
+            return Answer(0, f"{target.authority} closed the connection without an answer")
+        except OSError as problem:
+            return Answer(0, f"{target.authority} cannot be reached: {_in_words(problem)}")
+
+    async def check(self, target: Target) -> None:
+        """Raise TargetForbidden if the target must not be connected to, as far as can be told now."""
+        if not self._allow_private:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(5):
+                    await self._addresses(target)
+
+    async def _post(self, target: Target, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
+        now_ms = self._clock.now_us() // 1000
+        while (connection := self._take_idle(target)) is not None:
+            # Its other end may have closed it a moment ago; then another one is tried.
+            with contextlib.suppress(OSError, h11.RemoteProtocolError):
+                return await self._use(connection, target, headers, body, now_ms)
+        return await self._use(await self._connect(target), target, headers, body, now_ms)
+
+    async def _use(
+        self, connection: _Connection, target: Target, headers: Sequence[tuple[str, str]], body: bytes, now_ms: int
+    ) -> Answer:
+        try:
+            answer = await connection.exchange(target, headers, body, now_ms)
+        except BaseException:
+            connection.close()
+            raise
+        if self._idle_count < _IDLE_MAX and connection.is_reusable():
+            self._keep(connection, target)
+        else:
+            connection.close()
+        return answer
+
+    # --- connections ---------------------------------------------------------------------------------------------
+
+    async def _connect(self, target: Target) -> _Connection:
+        tls = await self._tls_context() if target.is_tls else None
+        problem: OSError | None = None
+        for address in await self._addresses(target):
+            try:
+                reader, writer = await asyncio.open_connection(
+                    address, target.port, ssl=tls, server_hostname=target.host if tls else None
+                )
+            except ssl.SSLError:
+                raise
+            except OSError as error:
+                problem = error
+            else:
+                return _Connection(reader, writer)
+        raise problem or OSError(f"{target.host} has no address")
+
+    async def _addresses(self, target: Target) -> list[str]:
+        """The addresses of a host, all of them checked."""
+        if self._resolver is None:
+            self._resolver = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="millstream-resolver")
+        found = await self._loop.run_in_executor(self._resolver, _resolve, target.host, target.port)
+        if not self._allow_private and not all(map(is_public, found)):
+            raise TargetForbidden(f"{target.host} has a private address, which webhooks.allow_private = false forbids")
+        return found
+
+    async def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:  # reading the certificates of the system takes a moment
+            self._tls = await self._loop.run_in_executor(None, ssl.create_default_context)
+        return self._tls
+
+    def _take_idle(self, target: Target) -> _Connection | None:
+        key = (target.is_tls, target.host, target.port)
+        while key in self._idle:
+            connection = self._idle[key][-1]
+            self._forget(key, connection)
+            if not connection.reader.at_eof() and not connection.writer.is_closing():
+                return connection
+            connection.close()
+        return None
+
+    def _keep(self, connection: _Connection, target: Target) -> None:
+        key = (target.is_tls, target.host, target.port)
+        self._idle.setdefault(key, []).append(connection)
+        self._idle_count += 1
+        connection.expiry = self._loop.call_later(_IDLE_S, self._expire, key, connection)
+
+    def _forget(self, key: tuple[bool, str, int], connection: _Connection) -> None:
+        assert connection.expiry is not None
+        connection.expiry.cancel()
+        self._idle_count -= 1
+        self._idle[key].remove(connection)
+        if not self._idle[key]:
+            del self._idle[key]
+
+    def _expire(self, key: tuple[bool, str, int], connection: _Connection) -> None:
+        self._forget(key, connection)
+        connection.close()
+
+    def close(self) -> None:
+        for line in self._idle.values():
+            for connection in line:
+                connection.close()
+        self._idle.clear()
+        if self._resolver is not None:
+            self._resolver.shutdown(wait=False, cancel_futures=True)
+
+
+def _resolve(host: str, port: int) -> list[str]:
+    try:
+        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except UnicodeError:  # how it says that a part of the name is empty or too long
+        raise OSError("no such name can exist") from None
+    return list(dict.fromkeys(str(row[4][0]) for row in rows))
+
+
+def _in_words(problem: OSError) -> str:
+    """Without numbers and addresses; asyncio and uvloop word them differently."""
+    if problem.errno is not None and problem.errno > 0:
+        return os.strerror(problem.errno).lower()
+    return str(problem.strerror or problem).lower()

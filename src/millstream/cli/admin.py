@@ -1,0 +1,154 @@
+"""`millstream admin`: for whoever runs the broker."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from millstream.cli.config import setting_text
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.output import (
+    JsonOption,
+    bytes_text,
+    document_of,
+    duration_text,
+    examples,
+    print_facts,
+    print_json,
+    print_table,
+)
+from millstream.names import DEFAULT_NAMESPACE
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, help="Look at a running broker as a whole, and work on its files.")
+
+
+@app.command(
+    epilog=examples(
+        "millstream admin config",
+        "# what somebody has set",
+        "millstream admin config --json | jq '.[] | select(.source != \"default\")'",
+    )
+)
+def config(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+    """Show the settings that a running broker goes by, and where each came from.  Secrets are not shown."""
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        settings = client.admin.config()
+    if as_json:
+        print_json(document_of(settings))
+        return
+    print_table(
+        ("setting", "value", "from"),
+        [
+            (
+                setting.name,
+                setting_text(setting.name, setting.value),
+                Text(setting.source, style="dim" if setting.source == "default" else "cyan"),
+            )
+            for setting in settings
+        ],
+    )
+
+
+@app.command(epilog=examples("# before a snapshot of the disk, or a restart", "millstream admin checkpoint"))
+def checkpoint(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+    """Put everything on disk, and write down anew what the broker remembers, so that it starts quickly."""
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        answer = client.admin.checkpoint()
+    if as_json:
+        print_json(document_of(answer))
+    else:
+        print_facts(
+            [
+                ("logs on disk", answer.logs),
+                ("journals written anew", answer.journals),
+                ("state logs written anew", answer.state_logs),
+                ("took", duration_text(answer.took_ms)),
+                *(("failed", failure) for failure in answer.failures),
+            ]
+        )
+    if answer.failures:
+        raise typer.Exit(1)
+
+
+@app.command(
+    epilog=examples(
+        "millstream admin compact orders",
+        "# also what is still being written to",
+        "millstream admin compact orders --roll",
+        "# everything",
+        "millstream admin compact",
+    )
+)
+def compact(
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="One topic; without it, everything.")] = None,
+    roll: Annotated[bool, typer.Option("--roll", help="End the segments that are being written first.")] = False,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Apply retention and compaction now instead of when their turn comes."""
+    with open_client(broker, namespace) as client:
+        answer = client.admin.compact(topic, roll=roll)
+    if as_json:
+        print_json(document_of(answer))
+        return
+    print_facts(
+        [
+            ("partitions looked at", answer.partitions),
+            ("segments deleted", answer.segments_deleted),
+            ("partitions compacted", answer.compacted),
+            ("size", f"{bytes_text(answer.bytes_before)} before, {bytes_text(answer.bytes_after)} now"),
+            ("took", duration_text(answer.took_ms)),
+        ]
+    )
+
+
+@app.command(
+    "log-level", epilog=examples("millstream admin log-level debug", "# and back", "millstream admin log-level info")
+)
+def log_level(
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        typer.Argument(metavar="LEVEL", help="debug, info, warning or error."),
+    ],
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Say how important an entry must be for the broker to log it, until it stops."""
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        info = client.admin.set_log_level(level)
+    if as_json:
+        print_json(document_of(info))
+    else:
+        print_facts([("log level", info.level), ("before", info.before)])
+
+
+@app.command(epilog=examples("millstream admin connections", "watch -n 2 millstream admin connections"))
+def connections(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+    """List the clients that are connected, the oldest first."""
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        found = client.admin.connections()
+    if as_json:
+        print_json(document_of(found))
+        return
+    print_table(
+        ("client", "address", "door", "namespace", "connected for", "queues", "leased", "subscriptions"),
+        [
+            (
+                connection.client_id,
+                connection.address,
+                connection.door,
+                connection.namespace,
+                duration_text(connection.age_ms),
+                ", ".join(connection.queues),
+                connection.leased,
+                connection.subscriptions,
+            )
+            for connection in found
+        ],
+        numbers="leased|subscriptions",
+    )

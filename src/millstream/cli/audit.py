@@ -1,0 +1,64 @@
+"""`millstream audit`: what administrators did."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Annotated, Final
+
+import typer
+
+from millstream.cli.arguments import parse_moment
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.failure import UsageProblem
+from millstream.cli.output import JsonOption, document_of, examples, print_json, print_table, time_text
+from millstream.names import DEFAULT_NAMESPACE
+
+__all__ = ["EPILOG", "audit"]
+
+EPILOG: Final = examples(
+    "millstream audit",
+    "millstream audit --since 2h --call topic.delete",
+    "millstream audit --key-id 1f2e3d4c5b6a --json",
+)
+
+
+def audit(
+    key: Annotated[str, typer.Option("--key-id", metavar="ID", help="By whoever had this key.")] = "",
+    call: Annotated[str, typer.Option("--call", metavar="OP", help="Only this call, such as topic.delete.")] = "",
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="From this time on: 2h ago, or a moment.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.")] = 50,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Show what administrators did or tried, the newest first."""
+    since_ms = 0 if since is None else _milliseconds(since)
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        entries = client.audit(limit, key=key, call=call, since_ms=since_ms).entries
+    if as_json:
+        print_json([document_of(entry) for entry in entries])
+        return
+    print_table(
+        ("time", "key", "from", "call", "namespace", "names", "outcome"),
+        [
+            (
+                time_text(entry.time_ms),
+                entry.key,
+                f"{entry.door} {entry.address}",
+                entry.call,
+                entry.namespace,
+                " ".join(entry.names),
+                entry.outcome,
+            )
+            for entry in entries
+        ],
+        empty="no entries; is access.audit on?",
+    )
+
+
+def _milliseconds(since: str) -> int:
+    moment = parse_moment(since, datetime.datetime.now(datetime.UTC))
+    if moment is None:
+        raise UsageProblem(f"--since {since!r} is neither a time such as 2026-01-31T09:30 nor an age such as 2h")
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,110 @@
+"""`millstream doctor`: is everything as it should be here, and if not, what to do?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.text import Text
+
+from millstream.cli.checks import (
+    Check,
+    check_broker,
+    check_data,
+    check_machine,
+    check_ports,
+    check_security,
+    lock_holder,
+)
+from millstream.cli.output import JsonOption, examples, print_json, print_table, stdout
+from millstream.cli.settings import (
+    ConfigFileOption,
+    DataOption,
+    HostOption,
+    HttpPortOption,
+    InsecureOption,
+    PortOption,
+    SetOption,
+    read_settings,
+)
+from millstream.errors import ConfigInvalid
+
+__all__ = ["EPILOG", "doctor"]
+
+EPILOG: Final = examples(
+    "# before the first start, or when something is wrong",
+    "millstream doctor --config millstream.yaml",
+    "# a broker elsewhere",
+    "millstream doctor --broker broker-1:9092",
+    "millstream doctor --json | jq '.checks[] | select(.verdict != \"ok\")'",
+)
+
+_STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor(
+    data: DataOption = None,
+    host: HostOption = None,
+    port: PortOption = None,
+    http_port: HttpPortOption = None,
+    config: ConfigFileOption = None,
+    insecure: InsecureOption = None,
+    overrides: SetOption = None,
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            "--broker",
+            "-b",
+            envvar="MILLSTREAM_BROKER",
+            metavar="HOST:PORT",
+            help="The broker to ask; without it, the one that the settings describe.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at this machine, the settings, the data directory and the broker, and say what to do about what is wrong.
+
+    Takes the options of `serve` and reads the same file and variables. Works with and without a broker. The exit code
+    is 1 if anything fails.
+    """
+    checks: list[Check] = []
+    flags = {
+        "storage.data": data,
+        "server.host": host,
+        "server.port": port,
+        "http.port": http_port,
+        "access.insecure": insecure,
+    }
+    try:
+        settings, _ = read_settings(config, flags, overrides)
+        checks.append(Check("settings", "ok", "valid"))
+    except ConfigInvalid as error:
+        checks.append(Check("settings", "fail", str(error), "See docs/reference/configuration.md."))
+        from millstream.config import Settings
+
+        settings = Settings()
+    in_use = lock_holder(Path(settings.storage.data)) is not None
+    its_host = "localhost" if settings.server.host in ("0.0.0.0", "::") else settings.server.host
+    scheme = "tls://" if settings.tls.certificate else ""
+    if broker is None and settings.server.port:
+        broker = f"{scheme}{its_host}:{settings.server.port}"
+    about_broker = list(check_broker(broker, in_use=in_use)) if broker else []
+    checks += check_machine(settings)
+    checks += check_data(settings)
+    checks += check_ports(settings, broker_runs=in_use)
+    checks += check_security(settings)
+    checks += about_broker
+    counts = Counter(check.verdict for check in checks)
+    if as_json:
+        rows = [{"name": it.name, "verdict": it.verdict, "found": it.found, "next": it.next} for it in checks]
+        print_json({"verdict": "fail" if counts["fail"] else "warn" if counts["warn"] else "ok", "checks": rows})
+    else:
+        print_table(
+            ("check", "", "what was found", "what to do"),
+            [(it.name, Text(it.verdict, style=_STYLES[it.verdict]), it.found, it.next) for it in checks],
+        )
+        stdout.print(f"\n{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed")
+    if counts["fail"]:
+        raise typer.Exit(1)

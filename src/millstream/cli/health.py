@@ -1,0 +1,73 @@
+"""`millstream health`: how the broker is, for people and for whatever watches it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import typer
+from rich.text import Text
+
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.output import (
+    JsonOption,
+    document_of,
+    duration_text,
+    examples,
+    print_facts,
+    print_json,
+    print_table,
+    stdout,
+)
+from millstream.names import DEFAULT_NAMESPACE
+
+__all__ = ["EPILOG", "health"]
+
+EPILOG: Final = examples(
+    "millstream health",
+    "# also store a message, read it back, and look for readers that are far behind",
+    "millstream health --deep",
+    "# for a supervisor, which looks at the exit code only",
+    "millstream health --broker broker-1:9092 > /dev/null",
+)
+
+_STYLES: Final = {"healthy": "green", "degraded": "yellow", "unknown": "yellow", "critical": "red"}
+
+
+def health(
+    deep: Annotated[bool, typer.Option("--deep", help="Try things out: store, sync and read back.")] = False,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Show how a broker is.
+
+    The exit code tells: 0 when it is healthy or degraded (it serves, and somebody should look), 1 when it is critical,
+    3 when nobody answers.
+    """
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        report = client.admin.health(deep=deep)
+    if as_json:
+        print_json(document_of(report))
+    else:
+        print_facts(
+            [
+                ("broker", broker),
+                ("status", Text(report.status, style=_STYLES[report.status])),
+                ("takes messages", "yes" if report.ready else f"no: {report.reason}"),
+                ("up for", duration_text(report.uptime_ms)),
+            ]
+        )
+        stdout.print()
+        print_table(
+            ("component", "status", "what was found", "what to do"),
+            [
+                (
+                    component.name,
+                    Text(component.status, style=_STYLES[component.status]),
+                    component.message,
+                    component.recommendation,
+                )
+                for component in report.components
+            ],
+        )
+    if report.status == "critical":
+        raise typer.Exit(1)

@@ -1,0 +1,143 @@
+"""`millstream key`: who may use a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from millstream.cli.confirm import YesOption, confirm
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.output import (
+    JsonOption,
+    document_of,
+    examples,
+    print_json,
+    print_table,
+    stderr,
+    stdout,
+    time_text,
+)
+from millstream.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from millstream.client.access import NewKey
+
+app = typer.Typer(no_args_is_help=True, help="Make API keys, list, rotate and revoke them.")
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part of it before the secret.")]
+
+
+@app.command(
+    epilog=examples(
+        "millstream key create --role admin --name alice",
+        "millstream key create --role produce --role consume --scope 'default:orders.#'",
+        "millstream key create --role read --scope 'team-a:#' --expires 30d",
+        "# the first key, while the broker does not run",
+        "millstream key create --role admin --data /var/lib/millstream",
+    )
+)
+def create(
+    roles: Annotated[
+        list[str],
+        typer.Option("--role", "-r", metavar="ROLE", help="admin, produce, consume or read; may be repeated."),
+    ],
+    scopes: Annotated[
+        list[str] | None,
+        typer.Option("--scope", "-s", metavar="NAMESPACE:TOPIC", help="Where it holds, with patterns; everywhere."),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Whose it is, for people.")] = "",
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="TIME", help="How long it lasts, such as 30d; for ever.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option("--data", metavar="DIR", help="The data of a broker that does not run.")
+    ] = None,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Make a key, and show it this once."""
+    if data is not None:
+        made = _create_offline(data, roles, scopes or [], name, expires)
+    else:
+        with open_client(broker, DEFAULT_NAMESPACE) as client:
+            made = client.keys.create(*roles, scopes=scopes or [], name=name, expires_in=expires)
+    _print_new(made, as_json)
+
+
+@app.command("list", epilog=examples("millstream key list", "millstream key list --json"))
+def list_keys(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+    """List keys, without their secrets."""
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        keys = client.keys.list()
+    if as_json:
+        print_json([document_of(key) for key in keys])
+        return
+    print_table(
+        ("id", "name", "roles", "scopes", "created", "expires", "last used"),
+        [
+            (
+                key.id,
+                key.name,
+                " ".join(key.roles),
+                " ".join(key.scopes) or "everything",
+                time_text(key.created_ms),
+                _moment(key.expires_ms),
+                _moment(key.last_used_ms),
+            )
+            for key in keys
+        ],
+        empty="no keys",
+    )
+
+
+@app.command(epilog=examples("millstream key rotate 1f2e3d4c5b6a", "millstream key rotate 1f2e3d4c5b6a --grace 0s"))
+def rotate(
+    key_id: IdArgument,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="How long the old secret is still good.")
+    ] = "24h",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Give a key another secret, and show it this once."""
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        _print_new(client.keys.rotate(key_id, grace), as_json)
+
+
+@app.command(epilog=examples("millstream key revoke 1f2e3d4c5b6a", "millstream key revoke 1f2e3d4c5b6a --yes"))
+def revoke(key_id: IdArgument, yes: YesOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+    """End a key, and the connections of whoever uses it."""
+    confirm(f"Revoke key {key_id}?", yes=yes)
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        client.keys.revoke(key_id)
+    stdout.print(f"revoked key [bold]{escape(key_id)}[/]")
+
+
+def _create_offline(data: str, roles: Sequence[str], scopes: list[str], name: str, expires: str | None) -> NewKey:
+    from millstream.client.access import create_call
+    from millstream.config import LogSettings, Settings
+    from millstream.server import lifecycle  # here, so that no other command waits for the broker to load
+    from millstream.server.logs import set_up_logs
+
+    call = create_call(roles, scopes, name, expires)
+    set_up_logs(LogSettings(level="warning"), sys.stderr)
+    settings = Settings.model_validate({"storage": {"data": data}})
+    return asyncio.run(lifecycle.offline(settings, lambda broker: broker.access.create(call)))
+
+
+def _print_new(made: NewKey, as_json: bool) -> None:
+    if as_json:
+        print_json(document_of(made))
+        return
+    stdout.print(made.key, soft_wrap=True)
+    if stderr.is_terminal:
+        stderr.print("[dim]Keep it now: it is shown this once. Clients take it from MILLSTREAM_KEY.[/]")
+
+
+def _moment(time_ms: int) -> str | None:
+    return time_text(time_ms) if time_ms else None

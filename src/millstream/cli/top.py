@@ -1,0 +1,216 @@
+"""`millstream top`: the broker, live in a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich import box
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.failure import UsageProblem
+from millstream.cli.output import JsonOption, bytes_text, document_of, duration_text, examples, print_json, stdout
+from millstream.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from millstream.client import Client
+    from millstream.client.stats import GroupStanding, Overview, TopicActivity
+
+__all__ = ["EPILOG", "Screen", "sparkline", "top"]
+
+EPILOG: Final = examples(
+    "millstream top",
+    "millstream top --everywhere --interval 5",
+    "# for a script or a mail",
+    "millstream top --once --json",
+)
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_WIDTH: Final = 40
+_PLOTTED: Final = ("published", "consumed", "acked", "failed")
+_MODE_STYLES: Final = {"normal": "green", "throttled": "yellow"}
+
+
+def top(
+    interval_s: Annotated[
+        float, typer.Option("--interval", "-i", min=0.2, max=3600, metavar="SECONDS", help="Time between two looks.")
+    ] = 2.0,
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", min=1, max=100, metavar="N", help="Topics and groups to show at most.")
+    ] = 10,
+    everywhere: Annotated[bool, typer.Option("--everywhere", "-e", help="All namespaces, not only one.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Watch a broker: rates, the busiest topics, the groups that are furthest behind.
+
+    Ends with q or Ctrl-C. What is shown comes from the broker's memory, so watching it does not slow it down.
+    """
+    if as_json and not once:
+        raise UsageProblem("--json shows one look: add --once")
+    with open_client(broker, namespace) as client:
+        overview = client.overview(limit=limit, everywhere=everywhere)
+        if as_json:
+            print_json(document_of(overview))
+            return
+        screen = Screen()
+        screen.seed(_past(client))
+        if once or not stdout.is_terminal:
+            stdout.print(screen.render(overview))
+            return
+        with (
+            _keys() as wait_for_key,
+            Live(screen.render(overview), console=stdout, screen=True, auto_refresh=False) as live,
+        ):
+            while wait_for_key(interval_s) not in ("q", "Q"):
+                live.update(screen.render(client.overview(limit=limit, everywhere=everywhere)), refresh=True)
+
+
+def _past(client: Client) -> dict[str, list[float]]:
+    """The rates of the last minutes, so that the lines do not begin empty."""
+    histories = ((name, client.history(f"{name}_rate", points=720)) for name in _PLOTTED)
+    return {name: [point.avg for point in history.points[-_WIDTH:]] for name, history in histories}
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[Any]:
+    """Single keys, as they are pressed; gives a function that waits so many seconds for one and returns it or ''."""
+    if not sys.stdin.isatty():
+        yield _no_key
+        return
+    import termios  # not everywhere, and only for terminals
+    import tty
+
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+
+        def wait(seconds: float) -> str:
+            ready, _, _ = select.select([sys.stdin], [], [], seconds)
+            return sys.stdin.read(1) if ready else ""
+
+        yield wait
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _no_key(seconds: float) -> str:
+    time.sleep(seconds)
+    return ""
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+    """The last values as bars, the highest of them full."""
+    shown = list(values)[-width:]
+    most = max(shown, default=0)
+    if most <= 0:
+        return _BARS[0] * len(shown)
+    return "".join(_BARS[min(int(value / most * len(_BARS)), len(_BARS) - 1)] for value in shown)
+
+
+class Screen:
+    """What is on the terminal."""
+
+    def __init__(self) -> None:
+        self._past: dict[str, deque[float]] = {name: deque(maxlen=_WIDTH) for name in _PLOTTED}
+
+    def seed(self, past: dict[str, list[float]]) -> None:
+        for name, values in past.items():
+            self._past[name].extend(values)
+
+    def render(self, overview: Overview) -> RenderableType:
+        for name, values in self._past.items():
+            values.append(getattr(overview.rates, name))
+        return Group(
+            self._head(overview),
+            Text(),
+            self._rates(overview),
+            Text(),
+            _topics(overview.busiest, everywhere=not overview.namespace),
+            Text(),
+            _groups(overview.furthest_behind, everywhere=not overview.namespace),
+        )
+
+    def _head(self, now: Overview) -> Text:
+        mode = Text(now.mode, style=f"bold {_MODE_STYLES.get(now.mode, 'red')}")
+        line = Text.assemble(
+            (now.software, "bold"),
+            "  ",
+            mode,
+            f"  up {duration_text(now.uptime_ms)}  connections {now.connections:,}",
+            f"  memory {bytes_text(now.memory_bytes)}  disk free {bytes_text(now.disk_free_bytes)}",
+        )
+        if now.reason:
+            line.append(f"\n{now.reason}", style="red")
+        line.append(
+            f"\n{now.topics:,} topics  {now.messages:,} messages  {bytes_text(now.log_bytes)}  "
+            f"depth {now.depth:,}  leased {now.leased:,}  waiting {now.waiting:,}  scheduled {now.scheduled:,}  "
+            f"dead letters {now.dead_letters:,}  oldest {duration_text(now.oldest_ms)}"
+        )
+        return line
+
+    def _rates(self, now: Overview) -> Table:
+        table = Table.grid(padding=(0, 2))
+        for name, values in self._past.items():
+            style = "red" if name == "failed" and values[-1] else "cyan"
+            table.add_row(name, Text(f"{values[-1]:,.0f}/s", justify="right"), Text(sparkline(values), style=style))
+        latency = (
+            f"p99 of the last seconds: publish {now.publish_p99_ms:g} ms, end to end {now.end_to_end_p99_ms:g} ms, "
+        )
+        table.add_row("latency", "", latency + f"fsync {now.fsync_p99_ms:g} ms")
+        return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < 1 else "right", no_wrap=True, overflow="ellipsis")
+    return table
+
+
+def _name(row: TopicActivity | GroupStanding, everywhere: bool) -> str:
+    return f"{row.namespace}/{row.topic}" if everywhere else row.topic
+
+
+def _topics(rows: Sequence[TopicActivity], *, everywhere: bool) -> Table:
+    table = _table("topic", "published/s", "consumed/s", "messages", "size", "depth", "leased", "throttled")
+    for row in rows:
+        table.add_row(
+            Text(_name(row, everywhere)),
+            f"{row.published_rate:,.0f}",
+            f"{row.consumed_rate:,.0f}",
+            f"{row.messages:,}",
+            bytes_text(row.size_bytes),
+            f"{row.depth:,}",
+            f"{row.leased:,}",
+            Text(duration_text(row.throttle_ms), style="yellow") if row.throttle_ms else "",
+        )
+    return table
+
+
+def _groups(rows: Sequence[GroupStanding], *, everywhere: bool) -> Table:
+    table = _table("group", "kind", "behind", "oldest", "leased", "consumers", "state")
+    for row in rows:
+        style = {"idle": "red", "paused": "yellow", "rebalancing": "yellow"}.get(row.state, "")
+        table.add_row(
+            Text(f"{_name(row, everywhere)}/{row.group}"),
+            row.kind,
+            f"{row.lag:,}",
+            duration_text(row.oldest_ms),
+            f"{row.leased:,}",
+            f"{row.consumers:,}",
+            Text(row.state, style=style),
+        )
+    return table

@@ -1,0 +1,355 @@
+"""`millstream webhook`: messages of queues, delivered by HTTP."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.text import Text
+
+from millstream.cli.arguments import parse_headers
+from millstream.cli.confirm import YesOption, confirm
+from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.failure import UsageProblem
+from millstream.cli.output import (
+    JsonOption,
+    count_text,
+    document_of,
+    duration_text,
+    examples,
+    print_facts,
+    print_json,
+    print_table,
+    stderr,
+    stdout,
+    time_text,
+)
+from millstream.cli.rendering import terminal_safe
+from millstream.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from millstream.client.webhooks import WebhookCreated, WebhookInfo, WebhookSettings
+
+app = typer.Typer(no_args_is_help=True, help="Deliver messages of queues by HTTP POST.")
+
+_HOW = "How it delivers"
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The webhook's id.")]
+HeaderOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--header",
+        "-H",
+        metavar="NAME=VALUE",
+        help="Sent with every request; may be repeated. Values are not shown again.",
+        rich_help_panel=_HOW,
+    ),
+]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option("--concurrency", metavar="N", help="Requests at a time, 1 to 100 (1).", rich_help_panel=_HOW),
+]
+RateOption = Annotated[
+    float | None,
+    typer.Option("--rate", metavar="N", help="Requests per second; 0 sets no limit (0).", rich_help_panel=_HOW),
+]
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option("--timeout", metavar="TIME", help="How long an answer may take (10s).", rich_help_panel=_HOW),
+]
+RetryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--retry",
+        metavar="TIMES",
+        help="Waits before further attempts, then it is a dead letter (1s,5s,30s); 'none' tries once.",
+        rich_help_panel=_HOW,
+    ),
+]
+ClientErrorsOption = Annotated[
+    Literal["reject", "retry"] | None,
+    typer.Option(
+        "--client-errors",
+        metavar="reject|retry",
+        help="What a 4xx answer means, except 408, 410 and 429 (reject).",
+        rich_help_panel=_HOW,
+    ),
+]
+PayloadOption = Annotated[
+    Literal["json", "raw"] | None,
+    typer.Option(
+        "--payload",
+        metavar="json|raw",
+        help="A JSON document about the message, or its value as it is (json).",
+        rich_help_panel=_HOW,
+    ),
+]
+SecretOption = Annotated[
+    str | None,
+    typer.Option(
+        "--secret",
+        envvar="MILLSTREAM_WEBHOOK_SECRET",
+        metavar="TEXT",
+        help="The key of the signatures; drawn by the broker if left out.",
+    ),
+]
+
+
+def _settings(
+    header: list[str] | None,
+    concurrency: int | None,
+    rate: float | None,
+    timeout: str | None,
+    retry: str | None,
+    client_errors: str | None,
+    payload: Literal["json", "raw"] | None,
+) -> WebhookSettings:
+    settings: WebhookSettings = {}
+    if header:
+        settings["headers"] = dict(parse_headers(header))
+    if concurrency is not None:
+        settings["concurrency"] = concurrency
+    if rate is not None:
+        settings["rate"] = rate
+    if timeout is not None:
+        settings["timeout"] = timeout
+    if retry is not None:
+        settings["retry_delays"] = [] if retry == "none" else [part.strip() for part in retry.split(",")]
+    if client_errors is not None:
+        settings["reject_client_errors"] = client_errors == "reject"
+    if payload is not None:
+        settings["payload"] = payload
+    return settings
+
+
+@app.command(
+    epilog=examples(
+        "millstream webhook create orders https://example.com/hook",
+        "# four at a time, at most 50 a second, of a group of their own",
+        "millstream webhook create orders https://example.com/hook --group crm --concurrency 4 --rate 50",
+        "millstream webhook create 'orders.#' https://example.com/hook -H 'Authorization=Bearer abc' --retry 1s,1m,10m",
+    )
+)
+def create(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic, or a pattern: orders.#")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to: http or https.")],
+    group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The queue group.")] = "default",
+    secret: SecretOption = None,
+    start: Annotated[
+        Literal["earliest", "latest"] | None,
+        typer.Option("--start", metavar="earliest|latest", help="Where a new group begins (earliest)."),
+    ] = None,
+    header: HeaderOption = None,
+    concurrency: ConcurrencyOption = None,
+    rate: RateOption = None,
+    timeout: TimeoutOption = None,
+    retry: RetryOption = None,
+    client_errors: ClientErrorsOption = None,
+    payload: PayloadOption = None,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Deliver the messages of a queue group to a URL.  The secret is shown once."""
+    settings = _settings(header, concurrency, rate, timeout, retry, client_errors, payload)
+    with open_client(broker, namespace) as client:
+        made = client.webhooks.create(topic, url, group=group, secret=secret, start=start or "", **settings)
+    _print_created(made, as_json)
+
+
+@app.command("list", epilog=examples("millstream webhook list", "millstream webhook list --topic orders --json"))
+def list_webhooks(
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only of this topic.")] = None,
+    group: Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only of this group.")] = None,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """List webhooks with their state.  What happened is counted since the broker started."""
+    with open_client(broker, namespace) as client:
+        found = client.webhooks.list(topic=topic, group=group)
+    if as_json:
+        print_json(document_of(found))
+        return
+    print_table(
+        ("id", "topic", "group", "url", "state", "delivered", "failed", "in flight", "last error"),
+        [
+            (
+                info.id,
+                info.topic,
+                info.group,
+                info.url,
+                _state(info),
+                info.delivered,
+                info.failed,
+                info.in_flight,
+                terminal_safe(info.paused_reason or (info.last_error if info.state == "failing" else "")),
+            )
+            for info in found
+        ],
+        empty="no webhooks",
+        numbers="delivered|failed|in flight",
+    )
+
+
+@app.command(epilog=examples("millstream webhook show wh-5f0c6d1e2a3b"))
+def show(
+    webhook_id: IdArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Show a webhook: its settings, its state and its last error."""
+    with open_client(broker, namespace) as client:
+        _print_one(client.webhooks.show(webhook_id), as_json)
+
+
+@app.command(
+    epilog=examples(
+        "millstream webhook update wh-5f0c6d1e2a3b --url https://example.com/new",
+        "millstream webhook update wh-5f0c6d1e2a3b --concurrency 8 --rate 0",
+    )
+)
+def update(
+    webhook_id: IdArgument,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Where to from now on.")] = None,
+    header: HeaderOption = None,
+    concurrency: ConcurrencyOption = None,
+    rate: RateOption = None,
+    timeout: TimeoutOption = None,
+    retry: RetryOption = None,
+    client_errors: ClientErrorsOption = None,
+    payload: PayloadOption = None,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Change what is given; the rest stays.  Headers that are given replace all that were set before."""
+    settings = _settings(header, concurrency, rate, timeout, retry, client_errors, payload)
+    if url is None and not settings:
+        raise UsageProblem("say what to change, such as --url or --concurrency")
+    with open_client(broker, namespace) as client:
+        _print_one(client.webhooks.update(webhook_id, url=url, **settings), as_json)
+
+
+@app.command(epilog=examples("millstream webhook pause wh-5f0c6d1e2a3b"))
+def pause(
+    webhook_id: IdArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Stop sending; what is in hand goes back to the queue."""
+    with open_client(broker, namespace) as client:
+        _print_one(client.webhooks.pause(webhook_id), as_json)
+
+
+@app.command(epilog=examples("millstream webhook resume wh-5f0c6d1e2a3b"))
+def resume(
+    webhook_id: IdArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Go on sending."""
+    with open_client(broker, namespace) as client:
+        _print_one(client.webhooks.resume(webhook_id), as_json)
+
+
+@app.command(
+    epilog=examples(
+        "millstream webhook rotate wh-5f0c6d1e2a3b",
+        "# the old secret has leaked: it must not sign any more",
+        "millstream webhook rotate wh-5f0c6d1e2a3b --keep 0s",
+    )
+)
+def rotate(
+    webhook_id: IdArgument,
+    secret: SecretOption = None,
+    keep: Annotated[
+        str, typer.Option("--keep", metavar="TIME", help="How long the secret before goes on signing too.")
+    ] = "24h",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Give a webhook a new secret.  It is shown once."""
+    with open_client(broker, namespace) as client:
+        _print_created(client.webhooks.rotate(webhook_id, secret=secret, keep=keep), as_json)
+
+
+@app.command(epilog=examples("millstream webhook delete wh-5f0c6d1e2a3b --yes"))
+def delete(
+    webhook_id: IdArgument,
+    yes: YesOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Delete a webhook.  Its queue group stays, with the messages in it."""
+    confirm(f"Delete the webhook {webhook_id}?", yes=yes)
+    with open_client(broker, namespace) as client:
+        client.webhooks.delete(webhook_id)
+    stdout.print(f"deleted webhook [bold]{webhook_id}[/]")
+
+
+@app.command("test", epilog=examples("millstream webhook test wh-5f0c6d1e2a3b"))
+def send_test(
+    webhook_id: IdArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> int:
+    """Send a signed request that is no message, and say what the receiver answered."""
+    with open_client(broker, namespace) as client:
+        tested = client.webhooks.test(webhook_id)
+    if as_json:
+        print_json(document_of(tested))
+    elif tested.delivered:
+        stdout.print(f"answered {tested.status} after {duration_text(tested.took_ms)}")
+    else:
+        stdout.print(terminal_safe(tested.error), markup=False)
+    return 0 if tested.delivered else 1
+
+
+def _print_created(made: WebhookCreated, as_json: bool) -> None:
+    if as_json:
+        print_json(document_of(made))
+        return
+    _print_one(made.webhook, as_json=False)
+    print_facts([("secret", Text(made.secret, style="bold"))])
+    stderr.print("[dim]The secret is not shown again.[/]")
+
+
+def _print_one(info: WebhookInfo, as_json: bool) -> None:
+    if as_json:
+        print_json(document_of(info))
+        return
+    reason = terminal_safe(info.paused_reason)
+    print_facts(
+        [
+            ("id", Text(info.id, style="bold")),
+            ("topic", info.topic),
+            ("group", info.group),
+            ("url", info.url),
+            ("state", Text.assemble(_state(info), f": {reason}" if reason else "")),
+            ("delivered", count_text(info.delivered)),
+            ("failed attempts", f"{info.failed:,}, {info.consecutive_failures:,} in a row"),
+            ("dead letters", count_text(info.dead)),
+            ("in flight", f"{info.in_flight} of {info.concurrency}"),
+            ("last delivery", time_text(info.last_delivery_ms) if info.last_delivery_ms else None),
+            ("last status", info.last_status or None),
+            ("last error", terminal_safe(info.last_error)),
+            ("rate", f"{info.rate:g} per second" if info.rate else "no limit"),
+            ("timeout", duration_text(info.timeout_ms)),
+            ("retries after", ", ".join(map(duration_text, info.retry_delays_ms)) or "none"),
+            ("client errors", "reject" if info.reject_client_errors else "retry"),
+            ("payload", info.payload),
+            ("headers", ", ".join(info.header_names)),
+            ("created", time_text(info.created_ms)),
+            *([("old secret until", time_text(info.rotating_until_ms))] if info.rotating_until_ms else []),
+        ]
+    )
+
+
+def _state(info: WebhookInfo) -> Text:
+    return Text(info.state, style={"active": "green", "failing": "red"}.get(info.state, "yellow"))

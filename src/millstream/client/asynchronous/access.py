@@ -1,0 +1,41 @@
+"""`client.keys`, asynchronously; see the synchronous twin."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeAlias
+
+from millstream.client.access import create_call
+from millstream.durations import Duration, parse_ms
+from millstream.wire.access_calls import KeyInfo, ListKeys, NewKey, RevokeKey, RotateKey
+
+__all__ = ["AsyncKeys"]
+
+_Keys: TypeAlias = list[KeyInfo]
+
+
+class AsyncKeys:
+    """All API keys of a broker."""
+
+    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+        self._call = call
+
+    async def create(
+        self, *roles: str, scopes: Iterable[str] = (), name: str = "", expires_in: Duration | None = None
+    ) -> NewKey:
+        """Make a key.  The answer has its text, which is kept nowhere."""
+        answer: NewKey = await self._call(create_call(roles, scopes, name, expires_in), NewKey)
+        return answer
+
+    async def list(self) -> _Keys:
+        answer: _Keys = await self._call(ListKeys(), _Keys)
+        return answer
+
+    async def rotate(self, key_id: str, grace: Duration = "24h") -> NewKey:
+        """Give a key another secret; the one before is good for `grace` more."""
+        answer: NewKey = await self._call(RotateKey(id=key_id, grace_ms=parse_ms(grace, "grace")), NewKey)
+        return answer
+
+    async def revoke(self, key_id: str) -> None:
+        """End a key, and the connections of whoever uses it."""
+        await self._call(RevokeKey(id=key_id), Any)

@@ -1,0 +1,59 @@
+"""Looking at messages without consuming them: arguments as users write them, as calls."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, TypedDict
+
+from millstream.client.values import Key, key_bytes, microseconds
+from millstream.wire.message_calls import WHOLE_VALUES, BrowseMessages, MessageInfo
+
+__all__ = ["BrowseOptions", "MessageInfo", "browse_call", "next_call"]
+
+_PAGE: Final = 1_000
+
+
+class BrowseOptions(TypedDict, total=False):
+    """Which messages; all conditions that are given must hold."""
+
+    #: All of them, merged by the time they were stored, if it is not said.
+    partition: int | None
+    #: From this offset on, in every partition.
+    offset: int | None
+    #: When they were stored: from `since` on and before `until`.
+    since: float | datetime | None
+    until: float | datetime | None
+    key: Key
+    #: A header's name, or `name=value`.
+    header: str | None
+    #: Contained in the value.
+    text: str | None
+    newest_first: bool
+    #: How much of each value to fetch; all of it if it is not said.
+    value_bytes: int
+
+
+def browse_call(topic: str, limit: int, options: BrowseOptions) -> BrowseMessages:
+    since, until = options.get("since"), options.get("until")
+    return BrowseMessages(
+        topic=topic,
+        partition=options.get("partition"),
+        offset=options.get("offset"),
+        # Rounded up: a message before the moment asked for would be a surprise.
+        from_ms=0 if since is None else -(-microseconds(since) // 1000),
+        until_ms=0 if until is None else -(-microseconds(until) // 1000),
+        key=key_bytes(options.get("key")),
+        header=options.get("header") or "",
+        text=options.get("text") or "",
+        newest_first=options.get("newest_first", False),
+        limit=min(limit, _PAGE),
+        value_bytes=options.get("value_bytes", WHOLE_VALUES),
+    )
+
+
+def next_call(call: BrowseMessages, after: str, left: int) -> BrowseMessages | None:
+    """How to go on; None when there is nothing more to look through, or enough was found."""
+    if not after or left <= 0:
+        return None
+    call.after, call.limit = after, min(left, _PAGE)
+    return call

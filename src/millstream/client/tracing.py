@@ -1,0 +1,47 @@
+"""Looking for what has happened to messages: arguments as users write them, as calls."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, TypedDict
+
+from millstream.client.values import Key, key_bytes, microseconds
+from millstream.wire.trace_calls import FindTraces, PassportInfo, TraceEvent
+
+__all__ = ["PassportInfo", "TraceEvent", "TraceOptions", "next_traces", "traces_call"]
+
+_PAGE: Final = 1_000
+
+
+class TraceOptions(TypedDict, total=False):
+    """Which traces; all conditions that are given must hold."""
+
+    trace_id: str
+    topic: str
+    #: Goes with a topic.
+    key: Key
+    #: When it happened: from `since` on and before `until`.
+    since: float | datetime | None
+    until: float | datetime | None
+    failures_only: bool
+
+
+def traces_call(limit: int, options: TraceOptions) -> FindTraces:
+    since, until = options.get("since"), options.get("until")
+    return FindTraces(
+        trace_id=options.get("trace_id") or "",
+        topic=options.get("topic") or "",
+        key=key_bytes(options.get("key")),
+        from_ms=0 if since is None else -(-microseconds(since) // 1000),
+        until_ms=0 if until is None else -(-microseconds(until) // 1000),
+        failures_only=options.get("failures_only", False),
+        limit=min(limit, _PAGE),
+    )
+
+
+def next_traces(call: FindTraces, after: str, left: int) -> FindTraces | None:
+    """How to go on; None when there is nothing more to look through, or enough was found."""
+    if not after or left <= 0:
+        return None
+    call.after, call.limit = after, min(left, _PAGE)
+    return call

@@ -1,0 +1,144 @@
+"""Holding files: a tree as it was at one moment, for as long as it takes to copy it, while everything goes on.
+
+Logs only grow, so of most files it is enough to know how long they were.  What would be removed, replaced, cut or
+overwritten is put aside first, under `held/kept/` by the same path: mostly as a second name of the same bytes, which
+costs nothing, and as a copy where bytes are changed in place (headers of small index files).
+
+A copy made this way is what a broker that was killed at that moment would have left.  Copying files one after the
+other, in whatever order, would not be: what is remembered in one file (the next producer id, how far a move has come)
+would be older or newer than the messages in another, and a message could be taken for one that is there already.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import suppress
+from typing import BinaryIO, Final
+
+import msgspec
+
+__all__ = ["HELD", "RESTORING", "HeldList", "Holding", "files_below", "open_held", "read_list"]
+
+#: Where files are put aside, and what was held.
+HELD: Final = "held"
+_KEPT: Final = f"{HELD}/kept"
+_LIST: Final = f"{HELD}/list"
+#: Stands in a directory until everything that belongs there has been put there.
+RESTORING: Final = "restoring"
+#: At the top of a data directory, and of one process or one moment only.
+_PASSING: Final = frozenset({"lock", HELD, RESTORING})
+#: Files that are being written; they count once they have another name.
+_UNFINISHED: Final = (".tmp", ".new")
+
+
+class HeldList(msgspec.Struct):
+    """What was there at the moment: how many bytes of each file count."""
+
+    hold_id: str
+    sizes: dict[str, int]
+
+
+class Holding:
+    """What a storage must ask before it takes bytes away.  `sizes` is empty while nothing is held."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self.sizes: dict[str, int] = {}
+        self._kept: set[str] = set()
+        #: Held by whoever changes names, so that the moment is one moment for threads as well.
+        self.lock: Final = threading.RLock()
+
+    def begin(self, hold_id: str) -> HeldList:
+        """From now on nothing is lost.  To be called where nobody appends meanwhile.  Raises OSError."""
+        with self.lock:
+            assert not self.sizes, "files are held already"
+            shutil.rmtree(f"{self._root}/{HELD}", ignore_errors=True)
+            held = HeldList(hold_id, files_below(self._root))
+            os.makedirs(f"{self._root}/{HELD}", mode=0o750)
+            with open(f"{self._root}/{_LIST}", "wb") as file:
+                file.write(msgspec.json.encode(held))
+            self._kept = set()
+            self.sizes = held.sizes
+        return held
+
+    def end(self) -> None:
+        """What was put aside may go; fine when nothing is held.  May take a while."""
+        with self.lock:
+            self.sizes = {}
+        shutil.rmtree(f"{self._root}/{HELD}", ignore_errors=True)
+
+    def keep(self, path: str, *, changing: bool = False) -> None:
+        """Called before a name goes away or, with `changing`, before bytes that were there at the moment do."""
+        if path not in self.sizes:
+            return
+        with self.lock:
+            size = self.sizes.get(path)
+            if size is None or path in self._kept:
+                return
+            source, kept = f"{self._root}/{path}", f"{self._root}/{_KEPT}/{path}"
+            os.makedirs(os.path.dirname(kept), mode=0o750, exist_ok=True)
+            if changing or not _linked(source, kept):
+                _copy(source, kept, size)
+            self._kept.add(path)
+
+
+def _linked(source: str, target: str) -> bool:
+    try:
+        os.link(source, target)
+    except FileNotFoundError:
+        return True  # somebody else removed it by hand; whoever copies it will say so
+    except OSError:
+        return False  # some file systems have one name per file
+    return True
+
+
+def _copy(source: str, target: str, size: int) -> None:
+    with open(source, "rb") as file:
+        data = file.read(size)
+    with open(f"{target}.part", "wb") as file:
+        file.write(data)
+    os.rename(f"{target}.part", target)
+
+
+def files_below(root: str) -> dict[str, int]:
+    """Every file that belongs to a data directory, by its path in it, and its size."""
+    found: dict[str, int] = {}
+    pending = [""]
+    while pending:
+        directory = pending.pop()
+        with suppress(FileNotFoundError), os.scandir(f"{root}/{directory}") as entries:
+            for entry in entries:
+                path = f"{directory}/{entry.name}" if directory else entry.name
+                if path in _PASSING:
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(path)
+                elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(_UNFINISHED):
+                    with suppress(FileNotFoundError):
+                        found[path] = entry.stat(follow_symlinks=False).st_size
+    return dict(sorted(found.items()))
+
+
+def read_list(root: str) -> HeldList:
+    """What a broker holds in this directory.  Raises OSError, and msgspec.DecodeError."""
+    with open(f"{root}/{_LIST}", "rb") as file:
+        return msgspec.json.decode(file.read(), type=HeldList)
+
+
+def open_held(root: str, path: str) -> BinaryIO:
+    """A file with the bytes of the moment, whatever has become of it since."""
+    kept = f"{root}/{_KEPT}/{path}"
+    with suppress(FileNotFoundError):
+        return open(kept, "rb")
+    try:
+        file = open(f"{root}/{path}", "rb")  # noqa: SIM115
+    except FileNotFoundError:
+        return open(kept, "rb")
+    # It is put aside before it is replaced: what is not there now was not yet replaced when we opened it.
+    with suppress(FileNotFoundError):
+        aside = open(kept, "rb")  # noqa: SIM115
+        file.close()
+        return aside
+    return file

@@ -1,0 +1,367 @@
+"""Queues over HTTP: leases with a long poll or as a stream of lines, settled by receipt."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from millstream.errors import GroupNotFound, InvalidArgument, ReceiptInvalid
+from millstream.names import is_pattern
+from millstream.policies import AckDurability, Ordering, Start
+from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
+from millstream.server.http.message_view import Content, content
+from millstream.server.http.parameters import Count, DurationMs, Limit, Page, WaitMs
+from millstream.server.http.streaming import LineStream
+from millstream.values import Encoding
+from millstream.wire import queue_calls as calls
+
+__all__ = ["LeasedView", "family", "leased_view"]
+
+family = Family("queues", "Topics read by queue groups: messages are leased, then acked, nacked or rejected.")
+
+Receipts = Annotated[list[Annotated[str, Meta(max_length=400)]], Meta(min_length=1, max_length=1000)]
+#: What is longer says nothing that a log could not say better.
+Reason = Annotated[str, Meta(max_length=1024)]
+LeaseMs = Annotated[int, Meta(ge=0, le=12 * 3_600_000, description="From 100 ms to 12 h; 0 = as the group says.")]
+
+
+class QueuesQuery(Page, kw_only=True, forbid_unknown_fields=True):
+    #: Only the groups of this topic.
+    topic: str | None = None
+    #: Only groups of this name.
+    group: str = ""
+
+
+class Policy(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Settings of a queue group; what is left out stays as it is."""
+
+    ordering: Ordering | UnsetType = UNSET
+    #: `header:NAME` or `key:C`: whose turn it is when many are waiting.
+    fair_by: str | UnsetType = UNSET
+    #: How long a consumer may take over a message; 0 = what the topic says.
+    lease_ms: LeaseMs | UnsetType = UNSET
+    processing_ms: DurationMs | UnsetType = UNSET
+    #: A retry policy as text; empty = what the topic says.
+    retry: str | UnsetType = UNSET
+    max_deliveries: Count | UnsetType = UNSET
+    poison: bool | UnsetType = UNSET
+    paused: bool | UnsetType = UNSET
+    ack_durability: AckDurability | UnsetType = UNSET
+    #: Where a new group begins.
+    start: Start | UnsetType = UNSET
+
+
+class ForceDelete(msgspec.Struct, forbid_unknown_fields=True):
+    #: Also while it has consumers.
+    force: bool = False
+
+
+class LeaseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    max: Limit = 1
+    wait_ms: WaitMs = 0
+    lease_ms: LeaseMs = 0
+    encoding: Encoding = "auto"
+
+
+class LeasedView(Content, kw_only=True):
+    """A message and the right to settle it."""
+
+    receipt: str
+    id: str
+    topic: str
+    partition: int
+    offset: int
+    delivery: int
+    failures: int
+    deadline_ms: int
+    append_time_ms: int
+    timestamp_ms: int
+
+
+class PeekQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    state: Literal["", "ready", "leased", "waiting"] = ""
+    limit: Limit = 50
+    encoding: Encoding = "auto"
+
+
+class QueuedView(Content, kw_only=True):
+    """A message and what a queue group has done with it."""
+
+    id: str
+    topic: str
+    group: str
+    partition: int
+    offset: int
+    state: str
+    deliveries: int
+    failures: int
+    append_time_ms: int
+    timestamp_ms: int
+    consumer: str
+    until_ms: int
+    first_delivery_ms: int
+    last_delivery_ms: int
+    attempts: list[calls.AttemptInfo]
+
+
+class LeaseStreamQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    #: Messages that may be unsettled at a time; settling some makes room for more.
+    max_in_flight: Annotated[int, Meta(ge=1, le=10_000)] = 10
+    lease_ms: LeaseMs = 0
+    #: A line without a message after this much silence.
+    heartbeat_ms: Annotated[int, Meta(ge=100, le=60_000)] = 15_000
+    #: A name for people.
+    consumer: Annotated[str, Meta(max_length=200)] = ""
+    encoding: Encoding = "auto"
+
+
+class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    receipt: Annotated[str, Meta(max_length=400)]
+    action: Literal["ack", "nack", "reject", "extend", "release"] = "ack"
+    reason: Reason = ""
+    #: nack: until the next try (by the retry policy if left out); extend: from now.
+    delay_ms: DurationMs | None = None
+
+
+class SettleBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    items: Annotated[list[Item], Meta(min_length=1, max_length=1000)]
+
+
+class ReceiptsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    receipts: Receipts
+
+
+class FailedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    receipts: Receipts
+    #: What went wrong; kept with the message.
+    reason: Reason = ""
+
+
+class NackBody(FailedBody, kw_only=True, forbid_unknown_fields=True):
+    #: Until the next try; by the retry policy if left out.
+    delay_ms: DurationMs | None = None
+
+
+class ExtendBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    receipts: Receipts
+    #: From now; as long as the lease was if left out.
+    delay_ms: DurationMs | None = None
+
+
+# --- groups ------------------------------------------------------------------------------------------------------
+
+
+@family.get("/queues", query=QueuesQuery, answer=list[calls.QueueSummary])
+async def list_queues(exchange: Exchange[QueuesQuery, None]) -> Any:
+    """Queue groups, by topic and name, with how many messages are ready, leased and waiting."""
+    query = exchange.query
+    queues: list[calls.QueueSummary] = await exchange.call(calls.ListQueues(topic=query.topic))
+    if query.group:
+        queues = [queue for queue in queues if queue.group == query.group]
+    return page(exchange, queues, limit=query.limit, offset=query.offset)
+
+
+@family.get("/queues/{topic}/{group}", answer=calls.QueueInfo)
+async def show_queue(exchange: Exchange[NoQuery, None]) -> Any:
+    """One queue group: its policy, depth, partitions, lanes and consumers."""
+    return await exchange.call(calls.DescribeQueue(**_names(exchange)))
+
+
+@family.put("/queues/{topic}/{group}", body=Policy, answer=calls.QueueInfo)
+async def configure_queue(exchange: Exchange[NoQuery, Policy]) -> Any:
+    """Make a queue group, or change the settings of one; what is left out stays as it is."""
+    names = _names(exchange)
+    if is_pattern(names["topic"]):
+        raise InvalidArgument("name one topic: a group on a pattern is opened by its consumers")
+    policy = msgspec.to_builtins(exchange.body)
+    try:
+        await exchange.call(calls.ConfigureQueue(**names, policy=policy))
+    except GroupNotFound:
+        opened = await exchange.call(calls.OpenQueue(**names, policy=policy))
+        await exchange.call(calls.CloseQueue(consumer=opened.consumer))
+    return await exchange.call(calls.DescribeQueue(**names))
+
+
+@family.delete("/queues/{topic}/{group}", query=ForceDelete)
+async def delete_queue(exchange: Exchange[ForceDelete, None]) -> None:
+    """Forget a queue group and its progress; with `force` even while it has consumers."""
+    await exchange.call(calls.DeleteQueue(**_names(exchange), force=exchange.query.force))
+
+
+@family.post("/queues/{topic}/{group}/purge", answer=calls.Purged)
+async def purge_queue(exchange: Exchange[NoQuery, None]) -> Any:
+    """Settle everything that is in the queue now, leased messages too."""
+    return await exchange.call(calls.PurgeQueue(**_names(exchange)))
+
+
+@family.get("/queues/{topic}/{group}/messages", query=PeekQuery, answer=list[QueuedView])
+async def peek_queue(exchange: Exchange[PeekQuery, None]) -> list[QueuedView]:
+    """Look at messages of a queue without leasing them, the oldest first."""
+    query = exchange.query
+    found: list[calls.QueuedMessage] = await exchange.call(
+        calls.PeekQueue(**_names(exchange), state=query.state, limit=query.limit)
+    )
+    return [_queued_view(message, query.encoding) for message in found]
+
+
+# --- leases ------------------------------------------------------------------------------------------------------
+
+
+@family.post("/queues/{topic}/{group}/lease", permission="consume", body=LeaseBody, answer=list[LeasedView])
+async def lease_messages(exchange: Exchange[NoQuery, LeaseBody]) -> list[LeasedView]:
+    """Take messages to work on, waiting for some if there are none.
+
+    The group is made if there is none.  A lease ends when it is settled or when its deadline passes; there is no
+    connection that would keep it.  Who goes away while it waits gets nothing, and nothing is leased.
+    """
+    body = exchange.body
+    call = calls.LeaseMessages(**_names(exchange), max=body.max, wait_ms=body.wait_ms, lease_ms=body.lease_ms)
+    waiting = exchange.call(call)
+    leased: list[calls.LeasedMessage] = await (exchange.wait_for(waiting) if body.wait_ms else waiting)
+    return [leased_view(message, body.encoding) for message in leased]
+
+
+@family.get(
+    "/queues/{topic}/{group}/stream",
+    permission="consume",
+    query=LeaseStreamQuery,
+    answer=LeasedView,
+    media_type="application/x-ndjson",
+)
+async def stream_messages(exchange: Exchange[LeaseStreamQuery, None]) -> LineStream:
+    """Messages as they come, one JSON document per line, each with a receipt to settle it by POST.
+
+    With `max_in_flight` messages unsettled the stream waits.  When it ends, what is not settled goes back to the queue
+    at once.  A line with `heartbeat_ms` only says that the connection is alive.
+    """
+    lines = _lines(exchange)
+    await anext(lines)  # opens the consumer: what is wrong with the request is told before anything is sent
+    return LineStream(exchange, lines)
+
+
+async def _lines(exchange: Exchange[LeaseStreamQuery, None]) -> AsyncGenerator[bytes, None]:
+    query, names, broker = exchange.query, _names(exchange), exchange.broker
+    asking = exchange.session
+    session = broker.open_session(
+        namespace=asking.namespace,
+        client_id=asking.client_id,
+        address=asking.address,
+        push=asking.push,
+        door="http",
+        access=asking.access,
+    )
+    try:
+        opened: Any = await broker.call(
+            session, calls.OpenQueue(**names, consumer=query.consumer, lease_ms=query.lease_ms, by_receipt=True)
+        )
+        yield b""
+        call = calls.LeaseMessages(
+            **names,
+            consumer=opened.consumer,
+            max=min(query.max_in_flight, 1000),
+            max_in_flight=query.max_in_flight,
+            wait_ms=query.heartbeat_ms,
+        )
+        while True:
+            leased: Any = await broker.call(session, call)
+            views = [leased_view(message, query.encoding) for message in leased]
+            yield b"".join(msgspec.json.encode(view) + b"\n" for view in views) or b'{"heartbeat_ms":%d}\n' % (
+                broker.now_us() // 1000
+            )
+    finally:
+        broker.session_closed(session)
+
+
+def leased_view(message: calls.LeasedMessage, encoding: Encoding) -> LeasedView:
+    """A leased message as JSON."""
+    return LeasedView(
+        receipt=message.receipt,
+        id=message.id,
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        delivery=message.delivery,
+        failures=message.failures,
+        deadline_ms=message.deadline_ms,
+        append_time_ms=message.append_time_ms,
+        timestamp_ms=message.timestamp_ms,
+        priority=message.priority,
+        **content(message.key, message.value, message.headers, encoding),
+    )
+
+
+def _queued_view(message: calls.QueuedMessage, encoding: Encoding) -> QueuedView:
+    fields = {name: getattr(message, name) for name in QueuedView.__struct_fields__ if hasattr(message, name)}
+    return QueuedView(**fields | content(message.key, message.value, message.headers, encoding))
+
+
+# --- settles -----------------------------------------------------------------------------------------------------
+
+
+@family.post("/queues/settle", permission="consume", body=SettleBody, answer=list[calls.SettleOutcome])
+async def settle_messages(exchange: Exchange[NoQuery, SettleBody]) -> Any:
+    """Say what became of leased messages, each with an action of its own; one outcome per item, in their order.
+
+    If none of the receipts is good any more, the answer is 409.
+    """
+    items = exchange.body.items
+    return await _settle(
+        exchange,
+        [
+            calls.SettleItem(receipt=item.receipt, action=item.action, reason=item.reason, delay_ms=item.delay_ms)
+            for item in items
+        ],
+    )
+
+
+@family.post("/queues/ack", permission="consume", body=ReceiptsBody, answer=list[calls.SettleOutcome])
+async def ack_messages(exchange: Exchange[NoQuery, ReceiptsBody]) -> Any:
+    """The work is done."""
+    return await _settle(exchange, [calls.SettleItem(receipt=receipt) for receipt in exchange.body.receipts])
+
+
+@family.post("/queues/nack", permission="consume", body=NackBody, answer=list[calls.SettleOutcome])
+async def nack_messages(exchange: Exchange[NoQuery, NackBody]) -> Any:
+    """It failed; try again, by the retry policy or after `delay_ms`."""
+    body = exchange.body
+    return await _settle(
+        exchange,
+        [
+            calls.SettleItem(receipt=receipt, action="nack", reason=body.reason, delay_ms=body.delay_ms)
+            for receipt in body.receipts
+        ],
+    )
+
+
+@family.post("/queues/reject", permission="consume", body=FailedBody, answer=list[calls.SettleOutcome])
+async def reject_messages(exchange: Exchange[NoQuery, FailedBody]) -> Any:
+    """It will never work: make it a dead letter."""
+    body = exchange.body
+    return await _settle(
+        exchange,
+        [calls.SettleItem(receipt=receipt, action="reject", reason=body.reason) for receipt in body.receipts],
+    )
+
+
+@family.post("/queues/extend", permission="consume", body=ExtendBody, answer=list[calls.SettleOutcome])
+async def extend_leases(exchange: Exchange[NoQuery, ExtendBody]) -> Any:
+    """It takes longer: move the deadline."""
+    body = exchange.body
+    return await _settle(
+        exchange,
+        [calls.SettleItem(receipt=receipt, action="extend", delay_ms=body.delay_ms) for receipt in body.receipts],
+    )
+
+
+async def _settle(exchange: Exchange[Any, Any], items: list[calls.SettleItem]) -> list[calls.SettleOutcome]:
+    outcomes: list[calls.SettleOutcome] = await exchange.call(calls.SettleMessages(items=items))
+    if all(outcome.result == "receipt_invalid" for outcome in outcomes):
+        raise ReceiptInvalid("none of these receipts is good: the lease has ended, or the message is settled already")
+    return outcomes
+
+
+def _names(exchange: Exchange[Any, Any]) -> dict[str, Any]:
+    return {"topic": exchange.path["topic"], "group": exchange.path["group"]}

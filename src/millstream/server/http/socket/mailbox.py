@@ -1,0 +1,132 @@
+"""Deliveries that a subscriber has not been sent yet, and the credit that it has given.  Does no I/O.
+
+What waits is bounded.  Beyond that the broker is told that the client is slow, counts what it misses, and tells it so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import structlog
+
+from millstream.errors import MillstreamError
+from millstream.records import Batch
+from millstream.server.http.incoming import ShownMessage, shown_batch
+from millstream.server.http.socket.frames import DeliveredMessages
+from millstream.values import Encoding
+from millstream.wire.deliveries import Delivery
+
+__all__ = ["FRAME_BYTES", "FRAME_MESSAGES", "Mailbox"]
+
+_log = structlog.get_logger("millstream.websocket")
+
+#: Of values in one frame of messages, unless a single one is larger; and messages in it.
+FRAME_BYTES: Final = 256 * 1024
+FRAME_MESSAGES: Final = 500
+
+
+class _Box:
+    """One subscription."""
+
+    def __init__(self, credit: int | None, encoding: Encoding) -> None:
+        self.credit = credit
+        self.encoding: Encoding = encoding
+        self.waiting: deque[Delivery] = deque()
+        #: Messages of the first delivery, once it was opened.
+        self.opened: deque[ShownMessage] = deque()
+        self.missed = 0
+
+    def has_something(self) -> bool:
+        return (self.credit is None or self.credit > 0) and bool(self.waiting or self.opened)
+
+
+class Mailbox:
+    """All subscriptions of one connection."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._boxes: dict[int, _Box] = {}
+        #: Whether something was refused since the mailbox was last empty.
+        self.refused = False
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+    def open(self, subscription: int, credit: int | None, encoding: Encoding) -> None:
+        self._boxes[subscription] = _Box(credit, encoding)
+
+    def close(self, subscription: int) -> None:
+        box = self._boxes.pop(subscription, None)
+        if box is not None:
+            self._bytes -= sum(map(_size, box.waiting))
+
+    def give(self, subscription: int, more: int) -> bool:
+        """More credit; says whether there is such a subscription."""
+        box = self._boxes.get(subscription)
+        if box is not None and box.credit is not None:
+            box.credit += more
+        return box is not None
+
+    def offer(self, delivery: Delivery) -> bool:
+        """Take a delivery, unless the client is behind.  An idle subscription can always have one."""
+        box = self._boxes.get(delivery.subscription)
+        if box is None:
+            return False
+        size = _size(delivery)
+        if box.waiting and self._bytes + size > self._bytes_max:
+            self.refused = True
+            return False
+        self._bytes += size
+        box.waiting.append(delivery)
+        return True
+
+    def frames(self) -> Iterator[DeliveredMessages]:
+        """Everything that may be sent, subscription by subscription, a frame of each at a time.
+
+        A frame counts as sent when the next one is asked for.
+        """
+        found = True
+        while found:
+            found = False
+            for number, box in list(self._boxes.items()):
+                if number in self._boxes and box.has_something():
+                    found = True
+                    yield self._frame(number, box)
+
+    def _frame(self, number: int, box: _Box) -> DeliveredMessages:
+        if not box.opened:
+            self._unpack(box)
+        messages: list[ShownMessage] = []
+        room = FRAME_MESSAGES if box.credit is None else min(FRAME_MESSAGES, box.credit)
+        size = 0
+        while box.opened and len(messages) < room and (not messages or size + box.opened[0].size <= FRAME_BYTES):
+            message = box.opened.popleft()
+            size += message.size
+            messages.append(message)
+        if box.credit is not None:
+            box.credit -= len(messages)
+        missed, box.missed = box.missed, 0
+        return DeliveredMessages(subscription=number, missed=missed, messages=messages)
+
+    def _unpack(self, box: _Box) -> None:
+        delivery = box.waiting.popleft()
+        self._bytes -= _size(delivery)
+        box.missed += delivery.missed
+        for buffer in delivery.buffers:
+            at = 0
+            try:
+                while at < len(buffer):
+                    batch = Batch.parse(buffer, at, verify=False)
+                    at += batch.header.length
+                    box.opened.extend(
+                        shown_batch(batch, delivery.topic, delivery.partition, delivery.uid, 0, box.encoding)
+                    )
+            except MillstreamError as error:
+                _log.error("messages for a subscriber cannot be read", topic=delivery.topic, reason=str(error))
+
+
+def _size(delivery: Delivery) -> int:
+    return sum(map(len, delivery.buffers))

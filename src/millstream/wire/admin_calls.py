@@ -1,0 +1,184 @@
+"""The control calls of whoever runs the broker: its health, its settings, its files and its connections."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from millstream.wire.forms import AnswerForm, CallForm
+
+__all__ = [
+    "CheckHealth",
+    "Checkpoint",
+    "Checkpointed",
+    "Compact",
+    "Compacted",
+    "ComponentHealth",
+    "ConnectionInfo",
+    "FileHold",
+    "HealthReport",
+    "HealthStatus",
+    "HoldFiles",
+    "ListConnections",
+    "LogLevel",
+    "LogLevelInfo",
+    "ReleaseFiles",
+    "SetLogLevel",
+    "SettingInfo",
+    "ShowConfig",
+]
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+#: `degraded`: it serves, and somebody should look.  `unknown`: it could not be looked at.
+HealthStatus = Literal["healthy", "degraded", "critical", "unknown"]
+
+
+# --- health ------------------------------------------------------------------------------------------------------
+
+
+class CheckHealth(CallForm, tag="broker.health"):
+    """Answers with HealthReport.  `deep` also writes and reads back, and looks at how far readers are behind."""
+
+    deep: bool = False
+    #: How long each probe of a deep check may take.
+    timeout_ms: int = 5000
+
+
+class ComponentHealth(AnswerForm):
+    name: str
+    status: HealthStatus
+    #: What was found, in one sentence.
+    message: str
+    #: What to do about it; empty when there is nothing to do.
+    recommendation: str
+    latency_ms: float
+    #: How often it was not healthy since the broker started.
+    errors: int
+
+
+class HealthReport(AnswerForm):
+    #: That of the component that is worst off.
+    status: HealthStatus
+    #: Whether messages can be published; if not, why not.
+    ready: bool
+    reason: str
+    deep: bool
+    uptime_ms: int
+    checked_ms: int
+    components: list[ComponentHealth]
+
+
+# --- settings ----------------------------------------------------------------------------------------------------
+
+
+class ShowConfig(CallForm, tag="admin.config"):
+    """Answers with a list of SettingInfo: what is in force, and where it came from.  Secrets are not told."""
+
+
+class SettingInfo(AnswerForm):
+    #: `section.key`.
+    name: str
+    value: Any
+    source: str
+
+
+class SetLogLevel(CallForm, tag="admin.log_level"):
+    """Says from how important an entry on the broker logs, until it stops.  Answers with LogLevelInfo."""
+
+    level: LogLevel
+
+
+class LogLevelInfo(AnswerForm):
+    level: LogLevel
+    before: LogLevel
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+class Checkpoint(CallForm, tag="admin.checkpoint"):
+    """Puts everything on disk, and writes down anew what the broker remembers, so that a start is quick.
+
+    Answers with Checkpointed.
+    """
+
+
+class Checkpointed(AnswerForm):
+    #: Logs that were synced, or were already; journals and state logs that were written anew.
+    logs: int
+    journals: int
+    state_logs: int
+    #: Where that did not succeed, and why.
+    failures: list[str]
+    took_ms: int
+
+
+class Compact(CallForm, tag="admin.compact"):
+    """Does now what the broker does from time to time: removes what retention and compaction have decided.
+
+    Of one topic, or of everything.  Answers with Compacted.
+    """
+
+    topic: str = ""
+    #: Also the segments that are being written: they are ended first.
+    roll: bool = False
+
+
+class Compacted(AnswerForm):
+    partitions: int
+    segments_deleted: int
+    #: Partitions that were rewritten without what newer messages replace.
+    compacted: int
+    bytes_before: int
+    bytes_after: int
+    took_ms: int
+
+
+class HoldFiles(CallForm, tag="admin.hold_files"):
+    """Keeps all files as they are at this moment readable, while the broker goes on, so that they can be copied.
+
+    With the `id` of a hold it goes on for another `hold_ms`.  It ends after that time, when it is released, and with
+    its connection.  `held/list` in the data directory says what there was.  Answers with FileHold.
+    """
+
+    id: str = ""
+    hold_ms: int = 60_000
+
+
+class FileHold(AnswerForm):
+    id: str
+    #: The moment that a copy shows.
+    moment_ms: int
+    until_ms: int
+    files: int
+    bytes: int
+    #: The broker's data directory, as the broker names it.
+    data: str
+
+
+class ReleaseFiles(CallForm, tag="admin.release_files"):
+    """The copy is done.  Fails when the files were not held all the time."""
+
+    id: str
+
+
+# --- connections -------------------------------------------------------------------------------------------------
+
+
+class ListConnections(CallForm, tag="admin.connections"):
+    """Answers with a list of ConnectionInfo, the oldest first: every client that is connected, of all namespaces.
+
+    A plain HTTP request is not a connection in this sense; a stream or a WebSocket is.
+    """
+
+
+class ConnectionInfo(AnswerForm):
+    door: str
+    address: str
+    client_id: str
+    namespace: str
+    opened_ms: int
+    age_ms: int
+    #: The queues it consumes, as `topic/group`, and how many messages it holds of them.
+    queues: list[str]
+    leased: int
+    subscriptions: int

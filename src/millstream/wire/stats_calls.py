@@ -1,0 +1,182 @@
+"""Calls about how the broker is doing: now, since the start, and over the last month."""
+
+from __future__ import annotations
+
+from msgspec import field
+
+from millstream.wire.forms import AnswerForm, CallForm
+
+__all__ = [
+    "DescribeOverview",
+    "GroupStanding",
+    "History",
+    "HistoryPoint",
+    "Metrics",
+    "MetricsText",
+    "Overview",
+    "Rates",
+    "ReadHistory",
+    "TopicActivity",
+    "Totals",
+]
+
+
+class DescribeOverview(CallForm, tag="stats.overview"):
+    """Everything that matters, from memory.  Answers with Overview."""
+
+    #: Topics and groups that are listed: those with most traffic, those that are furthest behind.
+    limit: int = 10
+    #: All namespaces instead of the connection's own.
+    everywhere: bool = False
+
+
+class Rates(AnswerForm):
+    """Per second, over the last few seconds."""
+
+    published: float = 0.0
+    published_bytes: float = 0.0
+    #: Handed out to streams, queues and subscribers.
+    consumed: float = 0.0
+    acked: float = 0.0
+    #: Nacked, rejected, or not answered in time.
+    failed: float = 0.0
+    dead_lettered: float = 0.0
+
+
+class Totals(AnswerForm):
+    """Messages since the broker started."""
+
+    published: int = 0
+    published_bytes: int = 0
+    consumed: int = 0
+    acked: int = 0
+    failed: int = 0
+    dead_lettered: int = 0
+
+
+class TopicActivity(AnswerForm):
+    namespace: str
+    topic: str
+    published_rate: float
+    consumed_rate: float
+    messages: int
+    size_bytes: int
+    #: Not settled, in the queue group that has most.
+    depth: int
+    leased: int
+    waiting: int
+    scheduled: int
+    #: By how much its publishers are slowed down.
+    throttle_ms: int
+
+
+class GroupStanding(AnswerForm):
+    namespace: str
+    topic: str
+    group: str
+    #: `queue` or `stream`.
+    kind: str
+    #: Not settled, or not committed.
+    lag: int
+    #: Age of the oldest of them; 0 when there is none.
+    oldest_ms: int
+    leased: int
+    #: Consumers or members.
+    consumers: int
+    #: `paused`, `rebalancing`, `idle` (somebody is behind and nobody reads), `active`, or `caught up`.
+    state: str
+
+
+class Overview(AnswerForm):
+    """Sums are over the topics of the namespace, or of all of them; mode, memory and so on are the broker's."""
+
+    time_ms: int
+    #: Empty when it is about all of them.
+    namespace: str
+    software: str
+    node_id: str
+    uptime_ms: int
+    mode: str
+    reason: str
+    rates: Rates
+    totals: Totals
+    namespaces: int
+    topics: int
+    partitions: int
+    #: Partitions that nobody has used since the start; what is in them is in no sum.
+    cold_partitions: int
+    queue_groups: int
+    stream_groups: int
+    #: Messages in all logs.
+    messages: int
+    depth: int
+    ready: int
+    leased: int
+    waiting: int
+    #: Age of the oldest message that a queue group has not settled.
+    oldest_ms: int
+    scheduled: int
+    dead_letters: int
+    consumers: int
+    connections: int
+    subscriptions: int
+    throttled_topics: int
+    memory_bytes: int
+    disk_free_bytes: int
+    log_bytes: int
+    #: Of the last few seconds; 0 when nothing was published.
+    publish_p99_ms: float
+    end_to_end_p99_ms: float
+    fsync_p99_ms: float
+    busiest: list[TopicActivity] = field(default_factory=list)
+    furthest_behind: list[GroupStanding] = field(default_factory=list)
+
+
+class ReadHistory(CallForm, tag="stats.history"):
+    """How a number came to be what it is.  Answers with History.
+
+    The last hour is kept every 5 seconds, the last day every minute, the last month every quarter of an hour.
+    """
+
+    metric: str
+    #: For numbers of a topic or of a group on a topic.
+    topic: str = ""
+    group: str = ""
+    #: 0 = an hour before the end, and now.
+    from_ms: int = 0
+    until_ms: int = 0
+    #: At most so many; neighbours are joined.
+    points: int = 300
+
+
+class HistoryPoint(AnswerForm):
+    """What was measured from `time_ms` on, for `step_ms`; there is none for a time without measurements."""
+
+    time_ms: int
+    avg: float
+    min: float
+    max: float
+
+
+class History(AnswerForm):
+    metric: str
+    #: `messages`, `messages/s`, `bytes`, `bytes/s`, `ms` or nothing.
+    unit: str
+    topic: str
+    group: str
+    from_ms: int
+    until_ms: int
+    step_ms: int
+    points: list[HistoryPoint]
+
+
+class Metrics(CallForm, tag="stats.metrics"):
+    """What `/metrics` answers, for those who have no HTTP.  Answers with MetricsText."""
+
+    #: As in the HTTP header: `application/openmetrics-text` or the older text format.
+    accept: str = ""
+
+
+class MetricsText(AnswerForm):
+    media_type: str
+    text: str

@@ -1,0 +1,67 @@
+"""`key`, `audit` and `namespace quota`, from the first key on, against a broker that asks for keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from millstream.cli.main import main
+from millstream.testing.broker import BrokerForTests
+from tests.e2e.access_world import guarded
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The command line in this process: twenty of its own would take half a minute."""
+
+    def run(*arguments: str, key: str = "", code: int = 0) -> str:
+        monkeypatch.setenv("MILLSTREAM_KEY", key)
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        out, err = capsys.readouterr()
+        assert end.value.code == code, out + err
+        return out if not code else err
+
+    return run
+
+
+def test_from_the_first_key_to_the_last(tmp_path: Path, run: Run) -> None:
+    refused = run(
+        "serve", "--data", str(tmp_path), "--port", "0", "--set", "access.mode=keys", "--http-port", "0", code=1
+    )
+    assert "make the first one with `millstream key create --role admin --data" in refused
+    admin = run("key", "create", "--role", "admin", "--name", "root", "--data", str(tmp_path)).strip()
+    assert admin.startswith("ms_")
+    with BrokerForTests(tmp_path, settings=guarded().settings) as broker:
+        at = ("--broker", broker.address)
+        assert "UNAUTHORIZED" in run("status", *at, code=1)
+        run("topic", "create", "orders", *at, key=admin)
+        made = json.loads(run("key", "create", "-r", "produce", "-s", "default:orders", "--json", *at, key=admin))
+        run("publish", "orders", "hello", *at, key=made["key"])
+        assert "FORBIDDEN" in run("consume", "orders", "--max", "1", *at, key=made["key"], code=1)
+        # In front of the command as well, for those who cannot set variables.
+        run("--api-key", made["key"], "publish", "orders", "again", *at)
+        rotated = run("key", "rotate", made["info"]["id"], "--grace", "0s", *at, key=admin).strip()
+        assert "UNAUTHORIZED" in run("publish", "orders", "late", *at, key=made["key"], code=1)
+        run("publish", "orders", "new", *at, key=rotated)
+        listed = run("key", "list", *at, key=admin)
+        assert "root" in listed
+        assert "default:orders" in listed
+        assert rotated.rpartition("_")[2] not in listed
+        run("key", "revoke", made["info"]["id"], "--yes", *at, key=admin)
+        assert [key["name"] for key in json.loads(run("key", "list", "--json", *at, key=admin))] == ["root"]
+        quota = json.loads(
+            run("namespace", "quota", "default", "--topics", "9", "--storage", "1GiB", "--json", *at, key=admin)
+        )
+        assert (quota["topics"], quota["storage_bytes"]) == (9, 1 << 30)
+        shown = run("namespace", "quota", "default", "--connections", "7", *at, key=admin)
+        assert "1 GiB" in shown, "what is not named stays as it is"
+        audited = [entry["call"] for entry in json.loads(run("audit", "--since", "1h", "--json", *at, key=admin))]
+        assert audited == [
+            "namespace.quota.set", "namespace.quota.set", "key.revoke", "key.rotate", "key.create", "topic.create",
+        ]  # fmt: skip

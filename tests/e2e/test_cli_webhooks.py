@@ -1,0 +1,85 @@
+"""Webhooks from a shell: `millstream webhook`, against a real broker."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from millstream.cli.main import main
+from millstream.config import LogSettings
+from millstream.server.logs import set_up_logs
+from millstream.testing.broker import BrokerForTests
+
+NOBODY = "http://127.0.0.1:1/hook?token=hidden"
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[BrokerForTests]:
+    with BrokerForTests() as running:
+        set_up_logs(LogSettings(), io.StringIO())  # it shares this process and would log into the output
+        yield running
+
+
+@pytest.fixture
+def run(broker: BrokerForTests, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `millstream webhook ARGUMENTS...` and returns what it says; fails unless it ends with the code expected."""
+    monkeypatch.setenv("MILLSTREAM_BROKER", broker.address)
+
+    def invoke(*arguments: str, code: int = 0, errors: bool = False) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main(["webhook", *arguments])
+        shown = capsys.readouterr()
+        assert caught.value.code == code, shown
+        return shown.err if errors else shown.out
+
+    return invoke
+
+
+def test_a_webhook_from_its_making_to_its_end(run: Run) -> None:
+    options = ["--group", "crm", "--concurrency", "4", "--rate", "50", "--retry", "1s,1m", "-H", "X-Token=hidden"]
+    made = json.loads(run("create", "orders", NOBODY, *options, "--timeout", "3s", "--json"))
+    webhook, secret = made["webhook"], made["secret"]
+    assert webhook["retry_delays_ms"] == [1000, 60_000]
+    assert (webhook["timeout_ms"], webhook["header_names"]) == (3000, ["X-Token"])
+
+    webhook_id = webhook["id"]
+    assert "orders" in run("list")
+    shown = run("show", webhook_id)
+    assert "50 per second" in shown
+    assert "1 s, 1 m" in shown
+    changed = json.loads(run("update", webhook_id, "--retry", "none", "--client-errors", "retry", "--json"))
+    assert (changed["retry_delays_ms"], changed["reject_client_errors"], changed["rate"]) == ([], False, 50)
+    assert "paused" in run("pause", webhook_id)
+    assert "active" in run("resume", webhook_id)
+    assert secret not in run("rotate", webhook_id, "--keep", "1h")
+    assert "cannot be reached: connection refused" in run("test", webhook_id, code=1)
+    for text in (shown, run("list"), run("list", "--json"), run("show", webhook_id, "--json")):
+        assert secret not in text
+        assert "hidden" not in text
+    assert "Add --yes" in run("delete", webhook_id, code=2, errors=True)
+    run("delete", webhook_id, "--yes")
+    assert json.loads(run("list", "--json")) == []
+
+
+def test_the_secret_is_shown_once_with_a_warning(run: Run) -> None:
+    assert "The secret is not shown again." in run("create", "billing", NOBODY, errors=True)
+    (webhook,) = json.loads(run("list", "--topic", "billing", "--json"))
+    run("delete", webhook["id"], "--yes")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (("create", "orders", "ftp://x"), 1, "http:// or https://"),
+        (("create", "orders", "http://x", "--retry", "soon"), 1, "not a length of time"),
+        (("show", "wh-0"), 1, "there is no webhook 'wh-0'"),
+        (("update", "wh-0"), 2, "say what to change"),
+    ],
+)
+def test_mistakes_are_answered_with_a_sentence(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:
+    assert complaint in run(*arguments, code=code, errors=True)

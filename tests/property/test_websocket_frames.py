@@ -1,0 +1,108 @@
+"""Whatever a client sends over a WebSocket is a frame or one sentence; what it is sent keeps to its credit."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from millstream.entries import encode_entries
+from millstream.errors import InvalidArgument
+from millstream.server.http.socket import frames
+from millstream.server.http.socket.mailbox import Mailbox
+from millstream.wire.deliveries import Delivery
+
+KINDS = ["auth", "subscribe", "consume", "unsubscribe", "credit", "ack", "nack", "extend", "publish", "ping", "x", 1]
+FIELDS = ["id", "key", "patterns", "credit", "topic", "receipts", "messages", "more", "delay_ms", "policy", "encoding"]
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("\ud800")
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+frame_like = st.fixed_dictionaries({"type": st.sampled_from(KINDS)}, optional=dict.fromkeys(FIELDS, values))
+
+
+def check(data: str | bytes) -> None:
+    found = frames.decode(data)
+    if isinstance(found, frames.Unreadable):
+        assert isinstance(found.error, InvalidArgument)
+        assert str(found.error)
+    else:
+        assert isinstance(found.id, str | int | None)
+
+
+@given(st.binary(max_size=200) | st.text(max_size=200))
+def test_any_bytes_are_a_frame_or_an_error(data: str | bytes) -> None:
+    check(data)
+
+
+@given(frame_like)
+@settings(max_examples=60)
+def test_anything_like_a_frame_is_one_or_an_error(frame: dict[str, Any]) -> None:
+    check(json.dumps(frame))
+    check(json.dumps(frame, ensure_ascii=False).encode(errors="surrogatepass"))
+
+
+@given(st.integers(0, 10_000), st.text(max_size=100))
+def test_a_wrong_frame_is_known_by_its_id(credit: int, name: str) -> None:
+    found = frames.decode(json.dumps({"id": name, "type": "consume", "credit": credit, "topic": 7}))
+    assert isinstance(found, frames.Unreadable)
+    assert found.id == name
+
+
+def delivery(first: int, count: int, missed: int = 0) -> Delivery:
+    head, tail = encode_entries([str(number).encode() for number in range(first, first + count)], base_timestamp_us=1)
+    return Delivery(1, missed, "orders", 0, 7, [bytes(head) + bytes(tail)])
+
+
+@given(
+    st.integers(0, 50) | st.none(),
+    st.lists(st.tuples(st.sampled_from(["offer", "give", "read"]), st.integers(1, 30)), max_size=40),
+)
+def test_a_subscription_gets_messages_in_order_and_never_beyond_its_credit(
+    credit: int | None, steps: list[tuple[str, int]]
+) -> None:
+    mailbox = Mailbox(bytes_max=2_000)
+    mailbox.open(1, credit, "auto")
+    given_credit, offered, taken = credit, 0, []
+    got: list[int] = []
+    for what, number in steps:
+        if what == "offer":
+            if mailbox.offer(delivery(offered, number)):
+                taken += range(offered, offered + number)
+            else:
+                assert mailbox.refused
+            offered += number
+        elif what == "give":
+            assert mailbox.give(1, number)
+            given_credit = None if given_credit is None else given_credit + number
+        else:
+            got += [int(message.value) for frame in mailbox.frames() for message in frame.messages]
+            expected = len(taken) if given_credit is None else min(len(taken), given_credit)
+            assert got == taken[:expected]
+
+
+def test_what_waits_for_a_slow_subscriber_is_bounded() -> None:
+    mailbox = Mailbox(bytes_max=10_000)
+    mailbox.open(1, 0, "auto")
+    mailbox.open(2, None, "auto")
+    taken = 0
+    while mailbox.offer(delivery(0, 20)):
+        taken += 1
+    assert 5 < taken < 60
+    assert mailbox.offer(delivery(0, 20)._replace(subscription=2)), "who reads is not held up by who does not"
+    assert not mailbox.offer(delivery(0, 1)._replace(subscription=3)), "nobody has subscribed"
+    mailbox.close(1)
+    mailbox.open(1, 1_000_000, "auto")
+    assert mailbox.offer(delivery(0, 3, missed=17))
+    [frame] = [frame for frame in mailbox.frames() if frame.subscription == 1]
+    assert (frame.missed, len(frame.messages)) == (17, 3)
+
+
+def test_a_large_delivery_comes_in_several_frames() -> None:
+    mailbox = Mailbox(bytes_max=10_000_000)
+    mailbox.open(1, None, "auto")
+    mailbox.offer(delivery(0, 1_200))
+    assert [len(frame.messages) for frame in mailbox.frames()] == [500, 500, 200]

@@ -1,0 +1,119 @@
+"""Backups as files: nothing that is wrong with one is believed, and nothing half restored can be used."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import msgspec
+import pytest
+import zstandard
+
+from millstream.errors import DataDamaged, InvalidArgument, MillstreamError
+from millstream.log.archive import read_archive, restore_archive, write_archive
+from millstream.log.holding import RESTORING, files_below
+
+FILES = {"node_id": b"17\n", "topics/default/orders/0/0.log": b"some messages" * 50, "topics/default/a/0/0.log": b""}
+
+
+def packed(files: dict[str, bytes] = FILES) -> bytes:
+    target = io.BytesIO()
+    sizes = {path: len(data) for path, data in files.items()}
+    write_archive(target, sizes, lambda p: io.BytesIO(files[p]), node_id="17", created_ms=1000, running=False)
+    return target.getvalue()
+
+
+def rewritten(change: object) -> bytes:
+    """The archive with its members changed by a function from (name, data) pairs to such pairs."""
+    unpacked = io.BytesIO(zstandard.ZstdDecompressor().stream_reader(packed()).read())
+    with tarfile.open(fileobj=unpacked) as tar:
+        members = [(member.name, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as out:
+        for name, data in change(members):  # type: ignore[operator]
+            if isinstance(data, tarfile.TarInfo):
+                out.addfile(data)
+                continue
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            out.addfile(member, io.BytesIO(data))
+    return zstandard.ZstdCompressor().compress(target.getvalue())
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    heading = restore_archive(io.BytesIO(packed()), tmp_path / "new")
+    assert (heading.node_id, heading.files, heading.created_ms) == ("17", 3, 1000)
+    assert {path: (tmp_path / "new" / path).read_bytes() for path in files_below(str(tmp_path / "new"))} == FILES
+    assert not (tmp_path / "new" / RESTORING).exists()
+
+
+def test_no_cut_and_no_flipped_byte_is_believed(tmp_path: Path) -> None:
+    whole = packed()
+    damaged = [whole[:at] for at in range(0, len(whole), 2)]
+    damaged += [whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :] for at in range(0, len(whole), 2)]
+    refused = 0
+    for data in damaged:
+        found: dict[str, bytes] = {}
+        try:
+            read_archive(io.BytesIO(data), lambda path, chunks, into=found: into.update({path: b"".join(chunks)}))
+        except MillstreamError:
+            refused += 1
+        else:  # behind the list of files there is nothing left to damage
+            assert found == FILES
+    assert refused > 0.9 * len(damaged)
+
+
+def test_a_restore_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    for size in (0, 20, len(packed()) // 2):
+        with pytest.raises(MillstreamError):
+            restore_archive(io.BytesIO(packed()[:size]), tmp_path / "new")
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "topics/../../evil", "topics//evil", ".", RESTORING])
+def test_names_do_not_lead_outside(tmp_path: Path, name: str) -> None:
+    evil = rewritten(lambda members: [*members[:-1], (name, b"evil"), members[-1]])
+    with pytest.raises(MillstreamError):
+        restore_archive(io.BytesIO(evil), tmp_path / "a" / "new")
+    assert not list(tmp_path.rglob("*evil*"))
+    assert not (tmp_path / "a" / "new").exists()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("topics/out")
+    link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path)
+    evil = rewritten(lambda members: [members[0], ("", link), *members[1:]])
+    with pytest.raises(DataDamaged, match="not a plain file"):
+        restore_archive(io.BytesIO(evil), tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda m: [m[0], *m[2:]], "missing"),
+        (lambda m: [*m[:-1], ("surplus", b"x"), m[-1]], "does not belong"),
+        (lambda m: [*m[:-1], m[1], m[-1]], "twice"),
+        (lambda m: [*m, ("after", b"")], "follows the end"),
+        (lambda m: [m[0], (m[1][0], b"18\n"), *m[2:]], "is damaged"),
+        (lambda m: m[:-1], "cut short"),
+    ],
+)
+def test_what_the_list_does_not_say_is_refused(change: object, reason: str) -> None:
+    with pytest.raises(DataDamaged, match=reason):
+        read_archive(io.BytesIO(rewritten(change)), lambda _, chunks: list(chunks) and None)
+
+
+def test_a_newer_format_and_other_files_are_named(tmp_path: Path) -> None:
+    newer = rewritten(lambda m: [(m[0][0], msgspec.json.encode({"format": 2})), *m[1:]])
+    with pytest.raises(InvalidArgument, match="format 2"):
+        restore_archive(io.BytesIO(newer), tmp_path / "new")
+    with pytest.raises(InvalidArgument, match="not a backup"):
+        restore_archive(io.BytesIO(b"PK something else"), tmp_path / "new")
+
+
+def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    with pytest.raises(InvalidArgument, match="not empty"):
+        restore_archive(io.BytesIO(packed()), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
