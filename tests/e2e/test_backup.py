@@ -150,7 +150,7 @@ class Load:
         client.delete_topic("passing", force=True)
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 def test_a_backup_under_load_shows_one_moment(
     tmp_path: Path, command: Command, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
