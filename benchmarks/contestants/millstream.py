@@ -82,7 +82,7 @@ class _Client:
         self._connection = connection
         self._topic = topic
         self._style = style
-        self._keys = [b"key-%d" % number for number in range(style.keys)]
+        self._keys = [b"%d-key" % number for number in range(style.keys)]
 
     def publish_many(self, bodies: Sequence[bytes]) -> None:
         with self._connection.producer(self._topic, linger_ms=_LINGER_MS, acks="leader") as producer:

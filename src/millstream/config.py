@@ -157,6 +157,12 @@ class HttpSettings(_Section):
     keep_alive_ms: _Millis = Field(
         default=75_000, ge=1000, le=_HOUR_MS, description="An idle HTTP connection is closed after this time."
     )
+    request_ms: _Millis = Field(
+        default=30_000,
+        ge=100,
+        le=_HOUR_MS,
+        description="Time a client gets to send a request, head and body each.",
+    )
 
 
 class StorageSettings(_Section):

@@ -24,6 +24,8 @@ from millstream.errors import (
     InvalidArgument,
     MethodNotAllowed,
     MillstreamError,
+    PayloadTooLarge,
+    RequestTimeout,
     Unauthorized,
     UnavailableError,
 )
@@ -57,6 +59,7 @@ class App:
         self.broker = broker
         self.families = list(families)
         self._body_bytes_max = settings.server.frame_bytes_max
+        self._request_s = settings.http.request_ms / 1000
         self._checks_origin = not (settings.is_public or settings.needs_keys or settings.access.insecure)
         self._router: Router[Endpoint] = Router()
         self._id_prefix, self._ids = secrets.token_hex(4), count()
@@ -183,7 +186,7 @@ class App:
         return address
 
     async def _body(self, endpoint: Endpoint, receive: Receive) -> Any:
-        data = await read_body(receive, self._body_bytes_max)
+        data = await read_body(receive, self._body_bytes_max, self._request_s)
         if endpoint.body is bytes:
             return data
         if endpoint.body is None:
@@ -210,6 +213,8 @@ class App:
         if isinstance(problem, UnavailableError):
             wait_s = -(-getattr(problem, "retry_after_ms", 0) // 1000) or 1
             headers.append((b"retry-after", str(wait_s).encode()))
+        if isinstance(problem, PayloadTooLarge | RequestTimeout) and kind == "http.response":
+            headers.append((b"connection", b"close"))  # the rest of its body may still come; nobody waits for it
         await send({"type": f"{kind}.start", "status": int(status_of(problem)), "headers": headers})
         await send({"type": f"{kind}.body", "body": body})
 

@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from millstream.broker.broker import Broker, Session
-from millstream.errors import InvalidArgument, PayloadTooLarge, ShuttingDown
+from millstream.errors import InvalidArgument, PayloadTooLarge, RequestTimeout, ShuttingDown
 from millstream.server.http.visitors import RequestHeaders
 
 __all__ = [
@@ -236,13 +236,23 @@ async def disconnected(receive: Any) -> None:
         pass
 
 
-async def read_body(receive: Any, limit: int) -> bytes:
-    """The whole body, or an error when it is larger than the broker would take anyway."""
+async def read_body(receive: Any, limit: int, time_s: float) -> bytes:
+    """The whole body, or an error when it is larger than the broker would take anyway, or slower."""
+    message = await receive()
+    if message["type"] == "http.request" and not message.get("more_body") and len(message.get("body", b"")) <= limit:
+        body: bytes = message.get("body", b"")
+        return body
+    try:
+        async with asyncio.timeout(time_s):
+            return await _rest_of_body(message, receive, limit)
+    except TimeoutError:
+        raise RequestTimeout(f"the body of the request did not come within {time_s:g} s") from None
+
+
+async def _rest_of_body(message: Any, receive: Any, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
-    more = True
-    while more:
-        message = await receive()
+    while True:
         if message["type"] == "http.disconnect":
             raise InvalidArgument("the client went away in the middle of its request")
         chunk = message.get("body", b"")
@@ -250,8 +260,9 @@ async def read_body(receive: Any, limit: int) -> bytes:
         if size > limit:
             raise PayloadTooLarge(f"the body is larger than {limit} bytes, the limit of this broker")
         chunks.append(chunk)
-        more = message.get("more_body", False)
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if not message.get("more_body", False):
+            return b"".join(chunks)
+        message = await receive()
 
 
 def page(exchange: Exchange[Any, Any], items: Sequence[T], *, limit: int, offset: int) -> list[T]:

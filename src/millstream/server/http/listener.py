@@ -12,6 +12,7 @@ import uvicorn
 from millstream.broker.broker import Broker
 from millstream.config import Settings
 from millstream.server.http.app import App
+from millstream.server.http.protocol import limited
 from millstream.server.http.site import build
 
 __all__ = ["HttpListener"]
@@ -23,6 +24,7 @@ class HttpListener:
     def __init__(self, broker: Broker, settings: Settings, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self._settings = settings
+        self._metrics = broker.metrics
         self.app: App = build(broker, settings)
         self.address = ""
         self._server: uvicorn.Server | None = None
@@ -37,7 +39,9 @@ class HttpListener:
         config = uvicorn.Config(
             self.app,
             loop="none",
-            http="httptools",
+            http=limited(
+                connections_max=server.max_connections, request_s=http.request_ms / 1000, metrics=self._metrics
+            ),
             ws="websockets-sansio",
             ws_max_size=server.frame_bytes_max,
             ws_per_message_deflate=False,  # would cost each connection memory, and each frame time
