@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,23 +11,6 @@ from millstream.client import Client
 from millstream.config import Settings
 from millstream.testing.broker import BrokerForTests
 from millstream.testing.storage import Fault, SimulatedStorage
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerForTests]:
-    with BrokerForTests(http=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerForTests) -> Client:
-    return broker.connect(client_id="tester")
-
-
-@pytest.fixture(scope="module")
-def http(broker: BrokerForTests) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{broker.url}/api/v1", timeout=10) as session:
-        yield session
 
 
 def component(report: dict[str, Any], name: str) -> dict[str, Any]:

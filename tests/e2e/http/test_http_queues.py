@@ -16,23 +16,6 @@ from millstream.client import Client
 from millstream.testing.broker import BrokerForTests
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerForTests]:
-    with BrokerForTests(http=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerForTests) -> Client:
-    return broker.connect()
-
-
-@pytest.fixture(scope="module")
-def http(broker: BrokerForTests) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{broker.url}/api/v1", timeout=10) as session:
-        yield session
-
-
 def eventually(check: Callable[[], bool]) -> None:
     until_s = time.monotonic() + 5
     while not check():

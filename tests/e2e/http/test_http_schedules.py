@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,23 +10,6 @@ import pytest
 
 from millstream.client import Client
 from millstream.testing.broker import BrokerForTests
-
-
-@pytest.fixture(scope="module")
-def broker() -> Iterator[BrokerForTests]:
-    with BrokerForTests(http=True) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(broker: BrokerForTests) -> Client:
-    return broker.connect()
-
-
-@pytest.fixture(scope="module")
-def http(broker: BrokerForTests) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=f"{broker.url}/api/v1", timeout=10) as session:
-        yield session
 
 
 def test_what_is_pending_is_listed_soonest_first_and_shown(http: httpx.Client, client: Client) -> None:
