@@ -27,6 +27,7 @@ __all__ = [
     "HttpSettings",
     "LimitSettings",
     "LogSettings",
+    "MetricsSettings",
     "ScheduleSettings",
     "ServerSettings",
     "Settings",

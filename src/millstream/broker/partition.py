@@ -21,14 +21,7 @@ from millstream.clock import Clock
 from millstream.errors import InvalidArgument, MillstreamError, OffsetOutOfRange, PayloadTooLarge, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog
 from millstream.log.segment import Segment, Verified
-from millstream.records import (
-    PRIORITY_DEFAULT,
-    Batch,
-    BatchHeader,
-    Columns,
-    check_batch,
-    largest_message_bytes,
-)
+from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader, Columns, check_batch, largest_message_bytes
 
 __all__ = [
     "LABEL_DISK",
