@@ -160,6 +160,19 @@ def test_an_id_of_a_scheduled_message_finds_it_before_and_after_it_is_due(
         client.find(cancelled.id)
 
 
+@pytest.mark.parametrize("delay", ["1m", "2h"])
+def test_an_id_of_a_scheduled_message_finds_it_also_if_it_was_moved(
+    broker: BrokerForTests, client: Client, delay: str
+) -> None:
+    receipt = client.publish("orders", "moved", delay="1h")
+    client.publish("orders", "before")
+    client.schedules.move(receipt.id, delay=delay)
+    broker.clock.advance(delay)
+    broker.clock.advance("1m")
+    client.publish("orders", "after")
+    assert client.find(receipt.id).value == b"moved"
+
+
 def test_another_namespace_sees_nothing(broker: BrokerForTests, client: Client) -> None:
     receipt = client.publish("orders", "secret")
     client.create_namespace("other")

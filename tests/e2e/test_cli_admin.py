@@ -90,6 +90,7 @@ def test_a_group_is_paused_resumed_and_dealt_anew(command: Command, broker: Brok
         client.commit_offsets("audit", {("orders", 0): 0})
     assert "paused" in command("group", "pause", "audit")
     assert "paused" in command("group", "show", "audit")
+    assert "paused" in command("group", "list")
     assert json.loads(command("group", "resume", "audit", "--json"))["paused"] is False
     assert json.loads(command("group", "rebalance", "audit", "--json"))["name"] == "audit"
     command("group", "pause", "nobody", code=1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.entries import encode_entries
 from millstream.errors import InvalidArgument
+from millstream.server.http.incoming import ShownMessage, shown_batch
 from millstream.server.http.socket import frames
 from millstream.server.http.socket.mailbox import Mailbox
 from millstream.wire.deliveries import Delivery
@@ -99,6 +102,36 @@ def test_what_waits_for_a_slow_subscriber_is_bounded() -> None:
     assert mailbox.offer(delivery(0, 3, missed=17))
     [frame] = [frame for frame in mailbox.frames() if frame.subscription == 1]
     assert (frame.missed, len(frame.messages)) == (17, 3)
+
+
+def test_what_is_said_about_missed_messages_is_bounded_and_adds_up() -> None:
+    mailbox = Mailbox(bytes_max=10_000)
+    mailbox.open(1, 0, "auto")
+    while mailbox.offer(delivery(0, 20)):
+        pass
+    told = sum(mailbox.offer(Delivery(1, 1, "", 0, 0, ())) for _ in range(10_000))
+    assert told < 100, "each would be kept until there is credit"
+    mailbox.give(1, 1_000_000)
+    assert sum(frame.missed for frame in mailbox.frames()) == told
+
+
+def test_a_batch_is_opened_as_far_as_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = 0
+
+    def counted(*arguments: Any) -> Iterator[ShownMessage]:
+        nonlocal shown
+        for message in shown_batch(*arguments):
+            shown += 1
+            yield message
+
+    monkeypatch.setattr("millstream.server.http.socket.mailbox.shown_batch", counted)
+    mailbox = Mailbox(bytes_max=10_000_000)
+    mailbox.open(1, 10, "auto")
+    mailbox.offer(delivery(0, 5_000))
+    assert [len(frame.messages) for frame in mailbox.frames()] == [10]
+    assert shown < 20, "a batch may hold a million messages"
+    mailbox.give(1, 4_990)
+    assert sum(len(frame.messages) for frame in mailbox.frames()) == 4_990
 
 
 def test_a_large_delivery_comes_in_several_frames() -> None:

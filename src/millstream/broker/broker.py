@@ -22,6 +22,7 @@ from millstream.broker.access.quotas import MEASURE_S, Quotas
 from millstream.broker.administration import Administration
 from millstream.broker.cleanup import Cleanup
 from millstream.broker.committer import Committer, Rounds
+from millstream.broker.group_calls import GroupCalls
 from millstream.broker.group_topics import GroupTopics
 from millstream.broker.groups import Groups
 from millstream.broker.health import Health
@@ -57,19 +58,14 @@ from millstream.broker.webhooks.sender import Sender
 from millstream.broker.webhooks.webhooks import Webhooks
 from millstream.clock import Clock, SystemClock
 from millstream.config import Settings
-from millstream.errors import (
-    InvalidArgument,
-    MillstreamError,
-    ShuttingDown,
-    StartFailed,
-)
+from millstream.errors import MillstreamError, ShuttingDown, StartFailed
 from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.holding import RESTORING
 from millstream.log.storage import Storage
 from millstream.names import check_namespace
 from millstream.version import VERSION
-from millstream.wire import calls, queue_calls
+from millstream.wire import queue_calls
 from millstream.wire.deliveries import Delivery
 from millstream.wire.leases import LeaseRequest, SettleEntry
 from millstream.wire.messages import FSYNC_POLICIES, FetchRequest, PublishRequest
@@ -114,6 +110,7 @@ class Broker:
         self._rounds = rounds
         self._fsync = settings.storage.fsync
         self._to_flush: list[Partition] = []
+        self._state_logs: list[StateLog] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._sessions: dict[Session, None] = {}
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[object]]] = {}
@@ -130,7 +127,25 @@ class Broker:
         if self._storage.exists(RESTORING):
             raise StartFailed("the data directory holds a restore that was cut short: empty it and restore again")
         loop = asyncio.get_running_loop()
-        storage_settings = self.settings.storage
+        self._open_storage(loop)
+        clean = self._take_clean_marker()
+        self.node_id = self._load_node_id()
+        self._open_topics(loop)
+        self._open_queues(loop)
+        self._open_access()
+        self.messages = Messages(self, clock=self._clock, loop=loop)
+        if not clean:
+            self._recover()
+        await self.topics.finish_deletions()
+        await self.queues.registry.forget_stale()
+        if not clean:
+            await self.groups.mend()
+        self._open_watches(loop)
+        self._handlers = self._call_handlers()
+        self._begin(loop, clean=clean)
+
+    def _open_storage(self, loop: asyncio.AbstractEventLoop) -> None:
+        settings = self.settings.storage
         self._committer = Committer(loop, on_round=self._count_sync, rounds=self._rounds)
         self._opener = PartitionOpener(
             storage=self._storage,
@@ -139,22 +154,28 @@ class Broker:
             loop=loop,
             committer=self._committer,
             metrics=self.metrics,
-            files=FileCache(limit=storage_settings.open_files_max),
-            tail=TailCache(bytes_max=storage_settings.tail_cache_bytes),
+            files=FileCache(limit=settings.open_files_max),
+            tail=TailCache(bytes_max=settings.tail_cache_bytes),
             flush_later=self._to_flush.append,
             on_failed=self._partition_failed,
         )
+
+    def _take_clean_marker(self) -> bool:
+        """Whether the last run has stopped in an orderly way; only the next one may say so of this one."""
         clean = self._storage.exists(_CLEAN_MARKER)
         if clean:
             self._storage.remove(_CLEAN_MARKER)
             self._storage.sync_directory("")
-        self.node_id = self._load_node_id()
+        return clean
+
+    def _open_topics(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Topics, and those who only read them: subscriptions and stream groups."""
+        log = self._open_state("state/topics")
         registry = Registry(topics_max=self.settings.topics.max_topics)
-        topics_log = self._open_state("state/topics")
-        registry.replay(StateLog.replay(topics_log.partition.log))
+        registry.replay(log.replay())
         self.topics = Topics(
             registry,
-            topics_log,
+            log,
             self._opener,
             draw_uid=lambda: self._rng.getrandbits(32),
             on_deleted=self._topic_deleted,
@@ -163,64 +184,68 @@ class Broker:
         self.inboxes = Inboxes(
             self.subscriptions, clock=self._clock, draw_name=lambda: f"{self._rng.getrandbits(128):032x}"
         )
-        groups_log = self._open_state("state/groups")
+        log = self._open_state("state/groups")
         self.groups = Groups(
             GroupTopics(self.topics),
-            groups_log,
+            log,
             clock=self._clock,
             metrics=self.metrics,
             draw_suffix=lambda: secrets.token_hex(4),
         )
-        self.groups.replay(StateLog.replay(groups_log.partition.log))
-        trace_settings = self.settings.traces
-        store = TraceStore(self._opener, trace_settings)
-        self.recorder = Recorder(self, store, trace_settings, clock=self._clock, loop=loop)
-        if trace_settings.enabled and trace_settings.otlp_endpoint:
-            provider = open_provider(trace_settings.otlp_endpoint, self.node_id)
+        self.groups.replay(log.replay())
+
+    def _open_queues(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Queues, who records what happens in them, and everything that moves messages in or out of them."""
+        settings = self.settings.traces
+        self.recorder = Recorder(self, TraceStore(self._opener, settings), settings, clock=self._clock, loop=loop)
+        if settings.enabled and settings.otlp_endpoint:
+            provider = open_provider(settings.otlp_endpoint, self.node_id)
             self.spans = Spans(provider, self.recorder, clock=self._clock)
-        queues_log = self._open_state("state/queues")
+        log = self._open_state("state/queues")
         self.queues = Queues(
             self.topics,
-            queues_log,
+            log,
             clock=self._clock,
             metrics=self.metrics,
             rng=self._rng,
             loop=loop,
-            flush_s=storage_settings.ack_flush_interval_ms / 1000,
+            flush_s=self.settings.storage.ack_flush_interval_ms / 1000,
             recorder=self.recorder,
         )
-        self.queues.registry.replay(StateLog.replay(queues_log.partition.log))
+        self.queues.registry.replay(log.replay())
         self.topics.on_changed = self.queues.registry.topic_changed
         self._sender = Sender(loop, clock=self._clock, allow_private=self.settings.webhooks.allow_private)
         self.letters = Letters(self, self._sender, clock=self._clock, loop=loop)
         self.letters.listeners.append(self.recorder.dead_letter)
-        replays_log = self._open_state("state/replays")
-        self.replays = Replays(self, replays_log, clock=self._clock, rng=self._rng)
-        self.replays.replay(StateLog.replay(replays_log.partition.log))
-        schedules_log = self._open_state("state/schedules")
-        self.schedules = Schedules(self, schedules_log, clock=self._clock, loop=loop)
-        webhooks_log = self._open_state("state/webhooks")
+        log = self._open_state("state/replays")
+        self.replays = Replays(self, log, clock=self._clock, rng=self._rng)
+        self.replays.replay(log.replay())
+        self.schedules = Schedules(self, self._open_state("state/schedules"), clock=self._clock, loop=loop)
+        log = self._open_state("state/webhooks")
         self.webhooks = Webhooks(
             self,
-            webhooks_log,
+            log,
             self._sender,
             clock=self._clock,
             loop=loop,
             draw_id=lambda: f"wh-{self._rng.getrandbits(48):012x}",
             draw_secret=lambda: secrets.token_hex(32),
         )
-        self.webhooks.replay(StateLog.replay(webhooks_log.partition.log))
-        self._open_access(loop)
-        self.messages = Messages(self, clock=self._clock, loop=loop)
-        self._state_logs = [topics_log, groups_log, queues_log, schedules_log, replays_log, self._access_log]
-        self._state_logs.append(webhooks_log)
-        if not clean:
-            self._recover()
-        await self.topics.finish_deletions()
-        await self.queues.registry.forget_stale()
-        if not clean:
-            await self.groups.mend()
-        self.flow = Flow(registry, self.queues, clock=self._clock, loop=loop, metrics=self.metrics)
+        self.webhooks.replay(log.replay())
+
+    def _open_access(self) -> None:
+        log = self._open_state("state/access")
+        documents = log.replay()
+        self.audit = Audit(self, clock=self._clock)
+        self.access = AccessControl(self, log, self.audit, clock=self._clock, rng=self._rng)
+        self.access.replay(documents)
+        self.quotas = Quotas(self, log, clock=self._clock)
+        self.quotas.replay(documents)
+        self.topics.admit = self.quotas.admit_topic
+
+    def _open_watches(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Who looks after the broker itself: its limits, its figures, its files and its health."""
+        self.flow = Flow(self.topics.registry, self.queues, clock=self._clock, loop=loop, metrics=self.metrics)
         self.modes = ModeKeeper(
             self.settings,
             free_bytes=self._storage.free_bytes,
@@ -241,27 +266,32 @@ class Broker:
         self._holds = Holds(
             self, self._storage, clock=self._clock, loop=loop, draw_id=lambda: f"{self._rng.getrandbits(64):016x}"
         )
-        self._handlers = self._call_handlers()
-        self._tasks = [
-            loop.create_task(self._every(_EXPIRE_INTERVAL_S, self.groups.expire)),
-            loop.create_task(self._every(storage_settings.fsync_interval_ms / 1000, self._sync_interval)),
-            loop.create_task(self._every(storage_settings.cleanup_interval_ms / 1000, self._cleanup.run)),
-            loop.create_task(self._every(_SWEEP_INTERVAL_S, self.queues.sweep)),
-            loop.create_task(self._every(_ACCESS_INTERVAL_S, self.access.expire)),
-            loop.create_task(self._every(MEASURE_S, self.quotas.measure)),
-            loop.create_task(self._every(WATCH_S, self.modes.watch)),
-            loop.create_task(self._every(SAMPLE_S, self.flow.sample)),
-            loop.create_task(self._every(STATS_S, self.stats.sample)),
-            loop.create_task(self._every(storage_settings.cleanup_interval_ms / 1000, self.recorder.tidy)),
-            loop.create_task(self._every(_CLOCK_INTERVAL_S, self.schedules.watch)),
-            loop.create_task(self._every(_NOTE_INTERVAL_S, self.replays.note)),
-            loop.create_task(self._every(storage_settings.cleanup_interval_ms / 1000, self.schedules.tidy)),
+
+    def _begin(self, loop: asyncio.AbstractEventLoop, *, clean: bool) -> None:
+        """What goes on by itself from now on."""
+        sync_s = self.settings.storage.fsync_interval_ms / 1000
+        cleanup_s = self.settings.storage.cleanup_interval_ms / 1000
+        again_and_again: list[tuple[float, Callable[[], Awaitable[None]]]] = [
+            (_EXPIRE_INTERVAL_S, self.groups.expire),
+            (sync_s, self._sync_interval),
+            (cleanup_s, self._cleanup.run),
+            (_SWEEP_INTERVAL_S, self.queues.sweep),
+            (_ACCESS_INTERVAL_S, self.access.expire),
+            (MEASURE_S, self.quotas.measure),
+            (WATCH_S, self.modes.watch),
+            (SAMPLE_S, self.flow.sample),
+            (STATS_S, self.stats.sample),
+            (cleanup_s, self.recorder.tidy),
+            (_CLOCK_INTERVAL_S, self.schedules.watch),
+            (_NOTE_INTERVAL_S, self.replays.note),
+            (cleanup_s, self.schedules.tidy),
         ]
+        self._tasks = [loop.create_task(self._every(seconds, work)) for seconds, work in again_and_again]
         self.schedules.start()
         self.stats.start()
         self.replays.resume()
         self.webhooks.start()
-        if trace_settings.enabled:
+        if self.settings.traces.enabled:
             self._tasks.append(loop.create_task(self.recorder.resume()))
         if not clean:
             self._tasks.append(loop.create_task(self._finish_moves()))
@@ -337,19 +367,11 @@ class Broker:
         self._storage.replace("node_id", node_id.encode() + b"\n")
         return node_id
 
-    def _open_access(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._access_log = log = self._open_state("state/access")
-        documents = StateLog.replay(log.partition.log)
-        self.audit = Audit(self, clock=self._clock, loop=loop)
-        self.access = AccessControl(self, log, self.audit, clock=self._clock, rng=self._rng)
-        self.access.replay(documents)
-        self.quotas = Quotas(self, log, clock=self._clock)
-        self.quotas.replay(documents)
-        self.topics.admit = self.quotas.admit_topic
-
     def _open_state(self, directory: str) -> StateLog:
         partition = self._opener.open(directory, 0, segment_bytes=_STATE_SEGMENT_BYTES, counted=False)
-        return StateLog(partition, self._opener.loop)
+        log = StateLog(partition)
+        self._state_logs.append(log)
+        return log
 
     async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
         """Do something again and again until the broker stops; it is never cut off in the middle."""
@@ -527,21 +549,9 @@ class Broker:
         return await self.access.perform(session, call, handler)
 
     def _call_handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
-        groups = self.groups
         return {
             **TopicCalls(self).handlers(),
-            calls.JoinGroup: self._join_group,
-            calls.HeartbeatGroup: lambda session, call: groups.heartbeat(session.namespace, call, push=session.push),
-            calls.LeaveGroup: lambda session, call: groups.leave(session.namespace, call),
-            calls.CommitOffsets: lambda session, call: groups.commit(session.namespace, call),
-            calls.CommittedOffsets: self._committed,
-            calls.ListGroups: self._list_groups,
-            calls.DescribeGroup: self._describe_group,
-            calls.ResetOffsets: lambda session, call: groups.reset(session.namespace, call),
-            calls.DeleteGroup: lambda session, call: groups.delete(session.namespace, call.name),
-            calls.EvictMember: lambda session, call: groups.evict(session.namespace, call),
-            calls.RebalanceGroup: lambda session, call: groups.rebalance(session.namespace, call.name),
-            calls.PauseGroup: lambda session, call: groups.pause(session.namespace, call),
+            **GroupCalls(self.groups, session_ms_max=self.settings.groups.session_ms_max).handlers(),
             queue_calls.Explain: Why(self).explain,
             **QueueViews(self.queues).handlers(),
             **TextLeases(self.queues, self._check_serving).handlers(),
@@ -566,21 +576,3 @@ class Broker:
                 self, self._cleanup, self._state_logs, clock=self._clock, sessions=lambda: list(self._sessions)
             ).handlers(),
         }
-
-    async def _join_group(self, session: Session, call: calls.JoinGroup) -> calls.Assignment:
-        if call.session_ms > self.settings.groups.session_ms_max:
-            raise InvalidArgument(
-                f"session_ms is {call.session_ms}, this broker allows {self.settings.groups.session_ms_max}"
-            )
-        return await self.groups.join(
-            session.namespace, call, client_id=session.client_id, address=session.address, push=session.push
-        )
-
-    async def _committed(self, session: Session, call: calls.CommittedOffsets) -> list[calls.OffsetEntry]:
-        return self.groups.committed(session.namespace, call)
-
-    async def _list_groups(self, session: Session, _: calls.ListGroups) -> list[calls.GroupSummary]:
-        return self.groups.summaries(session.namespace)
-
-    async def _describe_group(self, session: Session, call: calls.DescribeGroup) -> calls.GroupInfo:
-        return await self.groups.describe(session.namespace, call.name)

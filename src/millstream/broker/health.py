@@ -225,7 +225,7 @@ class Health:
         if (found := self._not_now()) is not None:
             return found
         if self._log is None:
-            self._log = StateLog(self._open("state/health", _PROBE_SEGMENT_BYTES), self._opener.loop)
+            self._log = StateLog(self._open("state/health", _PROBE_SEGMENT_BYTES))
         partition = self._log.partition
         now_us = self._clock.now_us()
         offset = partition.log.next_offset

@@ -423,6 +423,22 @@ class Partition:
         self._advance(parked[0][0] if parked else self.log.next_offset)
         return answered
 
+    async def append_durably(self, batch: bytearray) -> int:
+        """Store a batch of the broker's own; its first offset, once it is on disk.  Raises as `publish`."""
+        stored: asyncio.Future[int] = self._loop.create_future()
+
+        def confirmed(error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool) -> None:
+            if stored.done():
+                return
+            if error is None:
+                stored.set_result(base)
+            else:
+                stored.set_exception(error)
+
+        self.publish(memoryview(batch), fsync="group", max_message_bytes=len(batch), reply=confirmed)
+        self.flush()
+        return await stored
+
     async def sync(self) -> None:
         """Wait until everything appended so far is on disk, whatever its publishers were promised.
 

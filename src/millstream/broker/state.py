@@ -7,14 +7,12 @@ nothing: there is no second way of loading state.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from millstream.broker.partition import Partition
-from millstream.errors import MillstreamError
 from millstream.log.partition import PartitionLog
 from millstream.records import Batch, encode_batch
 
@@ -42,15 +40,13 @@ def all_batches(log: PartitionLog) -> Iterator[Batch]:
 class StateLog:
     """Writes facts, and reads all of them back once at start."""
 
-    def __init__(self, partition: Partition, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, partition: Partition) -> None:
         self.partition = partition
-        self._loop = loop
 
-    @staticmethod
-    def replay(log: PartitionLog) -> dict[str, Any]:
+    def replay(self) -> dict[str, Any]:
         """The newest document of every key, in the order the keys were last written."""
         documents: dict[str, Any] = {}
-        for batch in all_batches(log):
+        for batch in all_batches(self.partition.log):
             for key, value in zip(batch.keys() or (), batch.values(), strict=True):
                 assert key is not None
                 name = key.decode()
@@ -66,19 +62,4 @@ class StateLog:
             keys=[key.encode() for key in facts],
             base_timestamp_us=now_us,
         )
-        await self._append(memoryview(batch))
-
-    def _append(self, batch: memoryview) -> asyncio.Future[None]:
-        future: asyncio.Future[None] = self._loop.create_future()
-
-        def confirmed(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-
-        self.partition.publish(batch, fsync="group", max_message_bytes=len(batch), reply=confirmed)
-        self.partition.flush()
-        return future
+        await self.partition.append_durably(batch)

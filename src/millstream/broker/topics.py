@@ -182,7 +182,6 @@ class Topics:
         if transfer is None:
             transfer = topic.beside[name] = Transfer(
                 self.journal(topic, number),
-                loop=self._opener.loop,
                 resolve=lambda target: self.partition(*target),
                 new_producer=self.new_producer_id,
             )

@@ -22,7 +22,7 @@ from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError, OutOfSequence, ProducerFenced, RequestError
 from millstream.records import BatchHeader, assign_producer
 
-__all__ = ["Target", "Transfer", "append_durably"]
+__all__ = ["Target", "Transfer"]
 
 _log = structlog.get_logger("millstream.transfer")
 
@@ -30,7 +30,6 @@ _ENTITY: Final = "transfers"
 _SEQUENCE: Final = 0xFFFF_FFFF
 _RETRY_S_FIRST: Final = 0.05
 _RETRY_S_MAX: Final = 5.0
-_MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Target(NamedTuple):
@@ -52,12 +51,10 @@ class Transfer:
         self,
         journal: Journal,
         *,
-        loop: asyncio.AbstractEventLoop,
         resolve: Callable[[Target], Partition],
         new_producer: Callable[[], Awaitable[int]],
     ) -> None:
         self._journal = journal
-        self._loop = loop
         self._resolve = resolve
         self._new_producer = new_producer
         self._producer = 0
@@ -129,7 +126,7 @@ class Transfer:
         wait_s = _RETRY_S_FIRST
         while True:
             try:
-                base = await self._append(intent.target, batch)
+                base = await self._resolve(intent.target).append_durably(batch)
                 break
             except (OutOfSequence, ProducerFenced) as error:
                 # The target lost what it had of ours, to damage on its disk.  Rather twice than never.
@@ -151,9 +148,6 @@ class Transfer:
         fact = ["done", number]
         self._apply(fact)
         self._journal.record(_ENTITY, fact)
-
-    def _append(self, target: Target, batch: bytearray) -> asyncio.Future[int]:
-        return append_durably(self._resolve(target), batch, self._loop)
 
     # --- facts ---------------------------------------------------------------------------------------------------
 
@@ -180,20 +174,3 @@ class Transfer:
             yield ["next", *target, first]
         for number, intent in self._intents.items():
             yield ["intent", number, *intent.target, BatchHeader(intent.batch).first_sequence, intent.batch]
-
-
-def append_durably(partition: Partition, batch: bytearray, loop: asyncio.AbstractEventLoop) -> asyncio.Future[int]:
-    """Publish a batch of the broker's own; its first offset once it is on disk.  Raises as `Partition.publish`."""
-    stored: asyncio.Future[int] = loop.create_future()
-
-    def confirmed(error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool) -> None:
-        if stored.done():
-            return
-        if error is None:
-            stored.set_result(base)
-        else:
-            stored.set_exception(error)
-
-    partition.publish(memoryview(batch), fsync="group", max_message_bytes=_MESSAGE_BYTES_MAX, reply=confirmed)
-    partition.flush()
-    return stored

@@ -41,14 +41,19 @@ class _Lag(Protocol):
     member_id: str | None
 
 
-class _Summary(Protocol):
+class _Standing(Protocol):
+    """Whether a group reads, as the broker answers."""
+
+    state: str
+    paused: bool
+
+
+class _Summary(_Standing, Protocol):
     """A group in a few words, as the broker answers."""
 
     name: str
-    state: str
     members: int
     generation: int
-    paused: bool
 
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
@@ -68,7 +73,10 @@ def list_groups(
         return
     print_table(
         ("group", "state", "members", "generation", "topics"),
-        [(group.name, group.state, group.members, group.generation, ", ".join(group.topics)) for group in groups],
+        [
+            (group.name, _state_text(group), group.members, group.generation, ", ".join(group.topics))
+            for group in groups
+        ],
         empty="no groups",
         numbers="members|generation",
     )
@@ -90,7 +98,7 @@ def show(
     print_facts(
         [
             ("group", Text(group.name, style="bold")),
-            ("state", f"{group.state}, paused" if group.paused else group.state),
+            ("state", _state_text(group)),
             ("generation", group.generation),
             ("assignment", f"{group.strategy}, {group.protocol}"),
         ]
@@ -252,8 +260,18 @@ def _print_summary(group: _Summary, as_json: bool) -> None:
     if as_json:
         print_json(document_of(group))
         return
-    state = f"{group.state}, paused" if group.paused else group.state
-    print_facts([("group", group.name), ("state", state), ("generation", group.generation), ("members", group.members)])
+    print_facts(
+        [
+            ("group", group.name),
+            ("state", _state_text(group)),
+            ("generation", group.generation),
+            ("members", group.members),
+        ]
+    )
+
+
+def _state_text(group: _Standing) -> str:
+    return f"{group.state}, paused" if group.paused else group.state
 
 
 def _print_lag(lags: Sequence[_Lag]) -> None:

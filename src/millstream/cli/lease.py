@@ -13,7 +13,8 @@ from millstream.cli.arguments import parse_length
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import ExitCode, UsageProblem
 from millstream.cli.output import JsonOption, examples, print_json, print_json_line, print_table, stderr, time_text
-from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.cli.rendering import json_content
+from millstream.cli.terminal import terminal_safe
 from millstream.errors import InvalidArgument
 from millstream.names import DEFAULT_NAMESPACE
 from millstream.receipts import ReceiptHandle
@@ -189,9 +190,7 @@ def _document(message: LeasedMessage) -> dict[str, Any]:
         "deadline_ms": message.deadline_ms,
         "timestamp_ms": message.timestamp_ms,
         "priority": message.priority,
-        **json_bytes("key", message.key),
-        "headers": {name: value.decode("utf-8", "replace") for name, value in message.headers},
-        **json_bytes("value", message.value),
+        **json_content(message.key, message.headers, message.value),
     }
 
 

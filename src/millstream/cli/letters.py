@@ -19,7 +19,8 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
-from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.cli.rendering import json_content
+from millstream.cli.terminal import terminal_safe
 
 if TYPE_CHECKING:
     from millstream.dead_letters import DeadLetter, LetterStatistics, ReplayInfo, ReplayPlan
@@ -42,8 +43,7 @@ def letter_document(letter: DeadLetter) -> dict[str, Any]:
     """A letter as JSON values; bytes that are not UTF-8 travel as base 64 under a name that says so."""
     document: dict[str, Any] = document_of(letter)
     del document["key"], document["value"]
-    document["headers"] = {name: content.decode("utf-8", "replace") for name, content in letter.headers}
-    return {**document, **json_bytes("key", letter.key), **json_bytes("value", letter.value)}
+    return {**document, **json_content(letter.key, letter.headers, letter.value)}
 
 
 def print_letters(letters: Sequence[DeadLetter]) -> None:

@@ -30,7 +30,8 @@ from millstream.cli.output import (
     time_text,
 )
 from millstream.cli.progress import Meter
-from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.cli.rendering import json_content
+from millstream.cli.terminal import terminal_safe
 from millstream.errors import BatchDamaged, StorageFailed
 from millstream.names import DEFAULT_NAMESPACE
 
@@ -306,9 +307,7 @@ def _messages(stored: Iterator[StoredBatch], start: int) -> Iterator[dict[str, A
                 yield {
                     "offset": offset,
                     "timestamp_ms": timestamp_us // 1000,
-                    **json_bytes("key", key),
-                    "headers": {name: text.decode("utf-8", "replace") for name, text in decode_headers(headers)},
-                    **json_bytes("value", value),
+                    **json_content(key, decode_headers(headers), value),
                 }
 
 

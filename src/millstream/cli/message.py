@@ -23,7 +23,8 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
-from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.cli.rendering import json_content
+from millstream.cli.terminal import terminal_safe
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -162,10 +163,7 @@ def show(
         facts.append(("delivered at", time_text(message.deliver_at_ms)))
     if message.expiry_ms:
         facts.append(("expires", time_text(message.expiry_ms)))
-    facts += [
-        (f"header {terminal_safe(name)}", terminal_safe(content.decode("utf-8", "surrogateescape")))
-        for name, content in message.headers
-    ]
+    facts += [(f"header {name}", content.decode("utf-8", "surrogateescape")) for name, content in message.headers]
     print_facts(facts)
     stdout.print()
     if message.value is None:
@@ -178,8 +176,7 @@ def show(
 def _document(message: MessageInfo) -> dict[str, Any]:
     document: dict[str, Any] = document_of(message)
     del document["key"], document["value"]
-    document["headers"] = {name: content.decode("utf-8", "replace") for name, content in message.headers}
-    return {**document, **json_bytes("key", message.key), **json_bytes("value", message.value)}
+    return {**document, **json_content(message.key, message.headers, message.value)}
 
 
 def _shown(data: bytes | None) -> str:

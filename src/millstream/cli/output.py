@@ -19,6 +19,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from millstream.cli.terminal import terminal_safe
+
 __all__ = [
     "JsonOption",
     "bytes_text",
@@ -78,7 +80,7 @@ def print_table(
 
 
 def _cell(value: object) -> str | Text:
-    """Text of a cell.  Strings are shown as they are; only a rich Text brings its own style."""
+    """Text of a cell.  Strings are shown as they are, without acting on the terminal; only a rich Text has a style."""
     if isinstance(value, Text):
         return value
     if value is None or value == "":
@@ -87,7 +89,7 @@ def _cell(value: object) -> str | Text:
         return "yes" if value else "no"
     if isinstance(value, int):
         return f"{value:,}"
-    return escape(str(value))
+    return escape(terminal_safe(str(value)))
 
 
 def print_facts(facts: Iterable[tuple[str, object]]) -> None:
@@ -96,7 +98,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in facts:
-        table.add_row(name, _cell(value))
+        table.add_row(_cell(name), _cell(value))
     stdout.print(table)
 
 

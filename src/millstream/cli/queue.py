@@ -24,7 +24,8 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
-from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.cli.rendering import json_content
+from millstream.cli.terminal import terminal_safe
 from millstream.durations import format_ms
 from millstream.names import DEFAULT_NAMESPACE
 
@@ -328,9 +329,8 @@ def _setting(name: str, value: object) -> object:
 
 def _document(message: QueuedMessage) -> dict[str, Any]:
     document: dict[str, Any] = document_of(message)
-    headers = {name: value.decode("utf-8", "replace") for name, value in message.headers}
-    del document["key"], document["value"], document["headers"]
-    return {**document, **json_bytes("key", message.key), "headers": headers, **json_bytes("value", message.value)}
+    del document["key"], document["value"]
+    return {**document, **json_content(message.key, message.headers, message.value)}
 
 
 def _note(message: QueuedMessage) -> str:

@@ -20,12 +20,11 @@ from millstream.broker.stats import families
 from millstream.cli.config import setting_text
 from millstream.cli.failure import ExitCode
 from millstream.cli.main import app
+from millstream.cli.markdown import NOTICE, cell, table
 from millstream.cli.reference_api import errors_page, http_page, sdk_page
 from millstream.config import FLAGS, Settings, allowed_values, environment_name, setting_fields
 
-__all__ = ["PAGES", "commands_page", "metrics_page", "settings_page"]
-
-_NOTICE: Final = "<!-- Written by `python -m millstream.cli.reference`; do not edit. -->"
+__all__ = ["PAGES", "commands_page", "metrics_page", "permissions_page", "settings_page"]
 
 _EXIT_CODES: Final = {
     ExitCode.OK: "done",
@@ -40,35 +39,20 @@ _EXIT_CODES: Final = {
 def commands_page() -> str:
     """The page of all commands."""
     root = typer.main.get_command(app)
+    context = root.make_context("millstream", [], resilient_parsing=True)
     lines = [
         "# Commands",
-        _NOTICE,
+        NOTICE,
         "Noun, then verb. Results go to standard output; progress, hints and errors to standard error. Every command "
         "that reads takes `--json`.",
         "An error is one sentence with its code and a hint. `millstream errors explain CODE` tells more, and with "
         "`MILLSTREAM_DEBUG=1` the traceback is shown as well.",
-        "\n".join(
-            [
-                "| Exit code | Meaning |",
-                "|---|---|",
-                *(f"| {int(code)} | {text} |" for code, text in _EXIT_CODES.items()),
-            ]
-        ),
+        table("| Exit code | Meaning |", (f"| {int(code)} | {text} |" for code, text in _EXIT_CODES.items())),
         "In front of any command that talks to a broker:",
-        "\n".join(
-            [
-                "| Option | Meaning |",
-                "|---|---|",
-                *(_option_row(p, root.make_context("millstream", [], resilient_parsing=True)) for p in _global(root)),
-            ]
-        ),
+        table("| Option | Meaning |", (_option_row(p, context) for p in root.params if p.envvar)),
         *_command_sections(root, "millstream"),
     ]
     return "\n\n".join(lines) + "\n"
-
-
-def _global(root: Any) -> list[Any]:
-    return [parameter for parameter in root.params if parameter.envvar]
 
 
 def _command_sections(command: Any, path: str) -> Iterator[str]:
@@ -83,17 +67,17 @@ def _command_sections(command: Any, path: str) -> Iterator[str]:
         return
     yield f"{'##' if path.count(' ') == 1 else '###'} {path}"
     yield _plain(command.help)
-    arguments = [" ".join(_argument_name(p)) for p in command.params if p.param_type_name == "argument"]
+    arguments = [_argument_name(p) for p in command.params if p.param_type_name == "argument"]
     yield f"```\n{' '.join([path, *arguments, '[OPTIONS]'])}\n```"
     rows = [_option_row(p, context) for p in command.params if not getattr(p, "hidden", False)]
-    yield "\n".join(["| Option | Meaning |", "|---|---|", *rows])
+    yield table("| Option | Meaning |", rows)
     yield f"```\n{_examples(command.epilog)}\n```"
 
 
-def _argument_name(parameter: Any) -> Iterator[str]:
+def _argument_name(parameter: Any) -> str:
     name = parameter.metavar or parameter.name.upper()
     repeated = f"{name}..." if parameter.nargs == -1 else name
-    yield repeated if parameter.required else f"[{repeated}]"
+    return repeated if parameter.required else f"[{repeated}]"
 
 
 def _option_row(parameter: Any, context: Any) -> str:
@@ -102,7 +86,7 @@ def _option_row(parameter: Any, context: Any) -> str:
     else:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
         if not parameter.is_flag:
-            names += f" {_cell(parameter.metavar)}"
+            names += f" {cell(parameter.metavar)}"
     notes = []
     default = parameter.get_default(context, call=False)
     if default not in (None, False, True, []) and parameter.param_type_name != "argument":
@@ -110,11 +94,7 @@ def _option_row(parameter: Any, context: Any) -> str:
     if parameter.envvar:
         notes.append(f"or `{parameter.envvar}`")
     text = _plain(parameter.help).rstrip(".") + "." + (f" ({'; '.join(notes)})" if notes else "")
-    return f"| {names} | {_cell(text)} |".replace("  ", " ")
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+    return f"| {names} | {cell(text)} |".replace("  ", " ")
 
 
 def _plain(markup: str | None) -> str:
@@ -130,7 +110,7 @@ def settings_page() -> str:
     """The page of all settings."""
     lines = [
         "# Configuration",
-        _NOTICE,
+        NOTICE,
         "Settings come from a YAML file (`millstream serve --config FILE`, or `MILLSTREAM_CONFIG`), overruled by "
         "variables of the environment, overruled by options. `millstream config show` prints every value and where it "
         "came from. A key that does not exist is an error, not a warning.",
@@ -144,21 +124,21 @@ def settings_page() -> str:
     for section, field in Settings.model_fields.items():
         lines += [f"## {section}", (field.annotation.__doc__ or "").strip() if field.annotation else ""]
         rows = [_setting_row(key, leaf) for key, leaf in setting_fields() if key.startswith(f"{section}.")]
-        lines.append("\n".join(["| Setting | Default | Meaning |", "|---|---|---|", *rows]))
+        lines.append(table("| Setting | Default | Meaning |", rows))
     return "\n\n".join(lines) + "\n"
 
 
 def _setting_row(key: str, field: Any) -> str:
     flag = f" Option `{FLAGS[key]}`." if key in FLAGS else ""
     meaning = f"{field.description}{flag} Allowed: {allowed_values(key)}."
-    return f"| `{key}` | `{setting_text(key, field.default)}` | {_cell(meaning)} |"
+    return f"| `{key}` | `{setting_text(key, field.default)}` | {cell(meaning)} |"
 
 
 def metrics_page() -> str:
     """The page of all metrics, and of what is kept of them."""
     lines = [
         "# Metrics",
-        _NOTICE,
+        NOTICE,
         "`GET /metrics` on the HTTP port answers in Prometheus' text format, or as OpenMetrics if that is asked for; "
         "`millstream metrics` shows the same. Counters end in `_total` and count since the broker started; times are "
         "in seconds and sizes in bytes. Besides these there are the usual `process_*` and `python_*`.",
@@ -166,8 +146,8 @@ def metrics_page() -> str:
         '`topic="_other"`, and `millstream_series_folded` says how many they are.',
     ]
     for heading, metrics in families.all_families():
-        rows = [f"| `{it.name}` | {it.kind} | {', '.join(it.labels) or '–'} | {_cell(it.help)} |" for it in metrics]
-        lines += [f"## {heading}", "\n".join(["| Metric | Type | Labels | Meaning |", "|---|---|---|---|", *rows])]
+        rows = [f"| `{it.name}` | {it.kind} | {', '.join(it.labels) or '–'} | {cell(it.help)} |" for it in metrics]
+        lines += [f"## {heading}", table("| Metric | Type | Labels | Meaning |", rows)]
     lines += [
         "## History",
         "The broker measures itself every 5 seconds and keeps the averages, least and most of the last hour (every "
@@ -180,7 +160,7 @@ def metrics_page() -> str:
         ("Of a group", measures.GROUP),
     ):
         rows = [f"| `{name}` | {unit or '–'} |" for name, unit in named.items()]
-        lines += [f"### {heading}", "\n".join(["| Metric | Unit |", "|---|---|", *rows])]
+        lines += [f"### {heading}", table("| Metric | Unit |", rows)]
     return "\n\n".join(lines) + "\n"
 
 
@@ -188,7 +168,7 @@ def permissions_page() -> str:
     """The page of who may make which call."""
     lines = [
         "# Permissions",
-        _NOTICE,
+        NOTICE,
         "What a key needs for each call, whichever door it comes through: [access](../guide/access.md) says what roles "
         "and scopes are. A permission is needed on what the call names: topics, groups, messages, namespaces. `any` is "
         "any role, `open` needs no key. Calls marked so are written to the audit log.",
@@ -199,7 +179,7 @@ def permissions_page() -> str:
             for call, rule in PERMISSIONS.items()
             if rule.permission == permission
         )
-        lines += [f"## {permission}", "\n".join(["| Call | |", "|---|---|", *rows])]
+        lines += [f"## {permission}", table("| Call | |", rows)]
     lines += [
         "## On the hot path",
         "PUBLISH needs `produce`, FETCH `read`, LEASE and SETTLE `consume`, which `queue.open` checks on the topic.",

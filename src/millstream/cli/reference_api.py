@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream import aio
+from millstream.cli.markdown import NOTICE, cell, table
 from millstream.errors import InternalError, MillstreamError, catalogue
 from millstream.server.http.app import API
 from millstream.server.http.openapi import document
@@ -23,8 +24,6 @@ __all__ = ["errors_page", "http_page", "sdk_page"]
 #: The package itself: what it says in `__all__` is what there is.
 millstream: Final = importlib.import_module("millstream")
 
-_NOTICE: Final = "<!-- Written by `python -m millstream.cli.reference`; do not edit. -->"
-
 
 # --- HTTP --------------------------------------------------------------------------------------------------------
 
@@ -34,7 +33,7 @@ def http_page() -> str:
     api = document(FAMILIES)
     lines = [
         "# HTTP API",
-        _NOTICE,
+        NOTICE,
         f"All paths begin with `{API}`. Those about things in a namespace also stand under "
         "`/namespaces/{namespace}`; without it they mean `default`. A running broker has the same as "
         f"`{API}/openapi.json` and as a page at `{API}/docs`. The [guide](../guide/http.md) shows how it is used, "
@@ -80,7 +79,7 @@ def _endpoint(method: str, path: str, operation: dict[str, Any]) -> Iterator[str
             f"| `{it['name']}` | {_type(it['schema'])} | {_default(it['schema'], it['required'])} |"
             for it in parameters
         ]
-        yield "\n".join(["| Parameter | Type | Default |", "|---|---|---|", *rows])
+        yield table("| Parameter | Type | Default |", rows)
 
 
 def _content(kind: str, content: dict[str, Any]) -> str:
@@ -96,7 +95,7 @@ def _fields(schema: dict[str, Any]) -> str:
         f"| `{name}` | {_type(field)} | {_default(field, name in required)} |"
         for name, field in schema["properties"].items()
     ]
-    return "\n".join(["| Field | Type | Default |", "|---|---|---|", *rows])
+    return table("| Field | Type | Default |", rows)
 
 
 def _default(schema: dict[str, Any], required: bool) -> str:
@@ -140,21 +139,18 @@ def errors_page() -> str:
     found = [InternalError if error is MillstreamError else error for _, error in sorted(catalogue().items())]
     lines = [
         "# Errors",
-        _NOTICE,
+        NOTICE,
         "An error is a situation with a name. The same names and numbers are used at every door: `code` in the JSON "
         "of an HTTP answer, the number in the native protocol, a class of `millstream.errors` in Python, the brackets "
         "behind a message of the command line (`millstream errors explain CODE`). They never change their meaning.",
         "*Retry* says whether the same request can succeed later without being changed; the SDK does so by itself.",
-        "\n".join(
-            [
-                "| Code | Number | HTTP | Retry | Meaning | What to do |",
-                "|---|---|---|---|---|---|",
-                *(
-                    f"| `{error.code}` | {error.number} | {int(status_of(error('')))} | "
-                    f"{'yes' if error.retriable else 'no'} | {_cell(_first(error))} | {_cell(error.remedy)} |"
-                    for error in found
-                ),
-            ]
+        table(
+            "| Code | Number | HTTP | Retry | Meaning | What to do |",
+            (
+                f"| `{error.code}` | {error.number} | {int(status_of(error('')))} | "
+                f"{'yes' if error.retriable else 'no'} | {cell(_first(error))} | {cell(error.remedy)} |"
+                for error in found
+            ),
         ),
         "## Over HTTP",
         "Every answer that is not a success has one shape:",
@@ -171,10 +167,6 @@ def _first(thing: Any) -> str:
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 # --- SDK ---------------------------------------------------------------------------------------------------------
 
 #: What hangs on a client, by the property that leads to it.
@@ -185,7 +177,7 @@ def sdk_page() -> str:
     """The page of everything that `import millstream` gives."""
     lines = [
         "# Python SDK",
-        _NOTICE,
+        NOTICE,
         "`millstream.connect` is for programs without an event loop, `millstream.aio.connect` for those with one. Both "
         "have the same names. What is marked `# await` is a coroutine in `millstream.aio`; what is iterated here is "
         "iterated there with `async for`.",
@@ -230,9 +222,7 @@ def _class(name: str, kind: Any, twin: Any) -> Iterator[str]:
         name: hint for base in reversed(kind.__mro__) for name, hint in getattr(base, "__annotations__", {}).items()
     }
     if fields:
-        yield "\n".join(
-            ["| Field | Type |", "|---|---|", *(f"| `{it}` | `{_cell(_hint(hints.get(it)))}` |" for it in fields)]
-        )
+        yield table("| Field | Type |", (f"| `{it}` | `{cell(_hint(hints.get(it)))}` |" for it in fields))
     if members := getattr(kind, "__members__", None):
         yield ", ".join(f"`{member}`" for member in members)
     for member, value in sorted(_public(kind).items()):

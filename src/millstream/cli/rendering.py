@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.cli.failure import UsageProblem
+from millstream.cli.terminal import terminal_safe
 
 if TYPE_CHECKING:
     from millstream.client import Message
 
-__all__ = ["json_bytes", "make_renderer", "message_document", "terminal_safe"]
+__all__ = ["json_bytes", "json_content", "make_renderer", "message_document"]
 
 _FIELDS: Final[Mapping[str, Callable[[Message], object]]] = {
     "value": lambda message: _text(message.value),
@@ -26,10 +26,6 @@ _FIELDS: Final[Mapping[str, Callable[[Message], object]]] = {
     "timestamp": lambda message: message.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     "id": lambda message: message.id,
 }
-
-# Everything a terminal acts upon except tab and newline, and bytes that are no text (which `_text` lets through as
-# surrogates): a message must not be able to move the cursor or worse.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\udc80-\udcff]")
 
 
 def make_renderer(line_format: str, *, as_json: bool, terminal: bool) -> Callable[[Message], bytes]:
@@ -48,11 +44,6 @@ def make_renderer(line_format: str, *, as_json: bool, terminal: bool) -> Callabl
         return line.encode("utf-8", "surrogateescape") + b"\n"
 
     return render
-
-
-def terminal_safe(text: str) -> str:
-    """The text with everything that a terminal would act upon made visible."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]) & 0xFF:02x}", text)
 
 
 def _fields_of(template: str) -> set[str]:
@@ -89,6 +80,12 @@ def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
         return {name: data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def json_content(key: bytes | None, headers: Iterable[tuple[str, bytes]], value: bytes | None) -> dict[str, Any]:
+    """The entries of a JSON object that say what is in a stored message."""
+    texts = {name: content.decode("utf-8", "replace") for name, content in headers}
+    return {**json_bytes("key", key), "headers": texts, **json_bytes("value", value)}
 
 
 def _text(data: bytes | None) -> str:

@@ -27,7 +27,7 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
-from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.cli.rendering import json_bytes, json_content
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -103,9 +103,8 @@ def show(
     """Show a scheduled message and what became of it."""
     with open_client(broker, namespace) as client:
         info = client.schedules.show(schedule_id)
-    headers = {name: text.decode("utf-8", "replace") for name, text in info.headers}
     if as_json:
-        print_json({**_document(info), **json_bytes("value", info.value), "headers": headers})
+        print_json(_whole_document(info))
         return
     now = datetime.datetime.now(datetime.UTC)
     due = f"{time_text(info.due_ms)} (in {_ahead_text(info.due_ms, now)})" if info.due_ms else None
@@ -121,7 +120,7 @@ def show(
             *([("expires", time_text(info.expiry_ms))] if info.expiry_ms else []),
             ("priority", info.priority),
             ("key", _text(info.key)),
-            *((f"header {name}", terminal_safe(text)) for name, text in headers.items()),
+            *((f"header {name}", _text(content)) for name, content in info.headers),
             ("value", _text(info.value)),
         ]
     )
@@ -278,7 +277,7 @@ def repeating(
             return
         found = client.schedules.repeating()
     if as_json:
-        print_json([_repeating_document(entry) for entry in found])
+        print_json([_whole_document(entry) for entry in found])
         return
     print_table(
         ("name", "topic", "cron", "time zone", "next", "last", "published"),
@@ -339,7 +338,7 @@ def stop(
 
 def _print_one(entry: Repeating, as_json: bool) -> None:
     if as_json:
-        print_json(_repeating_document(entry))
+        print_json(_whole_document(entry))
         return
     now = datetime.datetime.now(datetime.UTC)
     next_text = f"{time_text(entry.next_ms)} (in {_ahead_text(entry.next_ms, now)})" if entry.next_ms else None
@@ -366,9 +365,8 @@ def _document(schedule: ScheduleSummary | ScheduleInfo | Repeating) -> dict[str,
     return {**document, **json_bytes("key", schedule.key)}
 
 
-def _repeating_document(entry: Repeating) -> dict[str, Any]:
-    headers = {name: text.decode("utf-8", "replace") for name, text in entry.headers}
-    return {**_document(entry), **json_bytes("value", entry.value), "headers": headers}
+def _whole_document(schedule: ScheduleInfo | Repeating) -> dict[str, Any]:
+    return {**_document(schedule), **json_content(schedule.key, schedule.headers, schedule.value)}
 
 
 def _ahead_text(time_ms: int, now: datetime.datetime) -> str:
@@ -376,4 +374,4 @@ def _ahead_text(time_ms: int, now: datetime.datetime) -> str:
 
 
 def _text(data: bytes | None) -> str | None:
-    return None if data is None else terminal_safe(data.decode("utf-8", "surrogateescape"))
+    return None if data is None else data.decode("utf-8", "surrogateescape")

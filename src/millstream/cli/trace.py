@@ -25,7 +25,8 @@ from millstream.cli.output import (
     print_table,
     stdout,
 )
-from millstream.cli.rendering import json_bytes, terminal_safe
+from millstream.cli.rendering import json_bytes
+from millstream.cli.terminal import terminal_safe
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
-from millstream.cli.rendering import terminal_safe
+from millstream.cli.terminal import terminal_safe
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def list_webhooks(
                 info.delivered,
                 info.failed,
                 info.in_flight,
-                terminal_safe(info.paused_reason or (info.last_error if info.state == "failing" else "")),
+                info.paused_reason or (info.last_error if info.state == "failing" else ""),
             )
             for info in found
         ],
@@ -338,7 +338,7 @@ def _print_one(info: WebhookInfo, as_json: bool) -> None:
             ("in flight", f"{info.in_flight} of {info.concurrency}"),
             ("last delivery", time_text(info.last_delivery_ms) if info.last_delivery_ms else None),
             ("last status", info.last_status or None),
-            ("last error", terminal_safe(info.last_error)),
+            ("last error", info.last_error),
             ("rate", f"{info.rate:g} per second" if info.rate else "no limit"),
             ("timeout", duration_text(info.timeout_ms)),
             ("retries after", ", ".join(map(duration_text, info.retry_delays_ms)) or "none"),

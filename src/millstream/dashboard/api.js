@@ -6,17 +6,16 @@ export function namespace() { return state.namespace; }
 export function choose(name) { state.namespace = name; localStorage.setItem("millstream.namespace", name); }
 export function useKey(key) { state.key = key; sessionStorage.setItem("millstream.key", key); }
 
-export class Problem extends Error {
+class Problem extends Error {
   constructor(status, body) {
     super(body?.message || `the broker answered ${status}`);
     this.status = status;
-    this.code = body?.code || "";
     this.suggestions = body?.suggestions || [];
     this.data = body;
   }
 }
 
-export async function ask(method, path, { query = {}, body = undefined, signal = undefined, whole = false } = {}) {
+async function ask(method, path, { query = {}, body = undefined, whole = false } = {}) {
   const parameters = new URLSearchParams();
   for (const [name, value] of Object.entries(query)) {
     if (value === "" || value === null || value === undefined) continue;
@@ -28,10 +27,9 @@ export async function ask(method, path, { query = {}, body = undefined, signal =
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {
-    answer = await fetch(`${prefix}${path}${parameters.size ? `?${parameters}` : ""}`, { method, headers, signal, body: body === undefined ? undefined : JSON.stringify(body) });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Problem(0, { message: "the broker does not answer", code: "UNREACHABLE" });
+    answer = await fetch(`${prefix}${path}${parameters.size ? `?${parameters}` : ""}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  } catch {
+    throw new Problem(0, { message: "the broker does not answer" });
   }
   const text = await answer.text();
   const data = text && answer.headers.get("content-type")?.includes("json") ? JSON.parse(text) : text || null;

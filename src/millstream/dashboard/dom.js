@@ -44,10 +44,10 @@ function pathTo(parent, element) {
 
 // --- pieces -------------------------------------------------------------------------------------------------------
 
-export function heading(text, { crumbs = [], actions = [], after = null } = {}) {
+export function heading(text, { crumbs = [], actions = [] } = {}) {
   return [
     crumbs.length ? h("nav", { class: "crumbs", "aria-label": "Where this is" }, crumbs.map(([name, href], index) => [index ? " / " : "", h("a", { href }, name)])) : null,
-    h("div", { class: "heading" }, h("h1", { tabindex: -1 }, text, after ? [" ", after] : null), actions),
+    h("div", { class: "heading" }, h("h1", { tabindex: -1 }, text), actions),
   ];
 }
 

@@ -7,7 +7,7 @@ const colours = ["var(--one)", "var(--two)", "var(--three)", "var(--four)"];
 const seconds = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 600, 1200, 3600, 7200, 21600, 43200, 86400, 172800, 604800];
 
 // What an axis ends with, and how its figures are written.
-export const units = {
+const units = {
   count: { most: (value) => Math.max(2, rounded(value)), text: (value) => short(Math.round(value)) },
   rate: { most: rounded, text: rate },
   time: { most: (value) => (seconds.find((step) => step * 1000 >= value) || Math.ceil(value / 604800000) * 604800) * 1000, text: duration },

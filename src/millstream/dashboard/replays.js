@@ -22,13 +22,13 @@ export function planned(plan) {
   ];
 }
 
-// Asks how, shows what would happen, and begins.  `edit` is sent along with it.
-export function planReplay(selection, again, edit = null) {
+// Asks how, shows what would happen, and begins.
+export function planReplay(selection, again) {
   open("Replay dead letters", (close) => {
     const target = h("input", { placeholder: "where each came from", list: "jump-topics", autocomplete: "off" });
     const speed = h("input", { type: "number", min: 0, step: "any", placeholder: "as fast as possible" });
     const plan = h("div", { role: "status", class: "card", style: "margin-top:14px" });
-    const body = (dry_run) => ({ ...selection, ...(target.value.trim() ? { target: target.value.trim() } : {}), ...(speed.value ? { rate: Number(speed.value) } : {}), ...(edit ? { edit } : {}), dry_run });
+    const body = (dry_run) => ({ ...selection, ...(target.value.trim() ? { target: target.value.trim() } : {}), ...(speed.value ? { rate: Number(speed.value) } : {}), dry_run });
     const look = h("button", { type: "button" }, "Dry run");
     const start = h("button", { class: "main", type: "submit" }, "Replay");
     look.onclick = doing(look, async () => { replace(plan, h("h3", { style: "margin-bottom:8px" }, "What would happen"), planned((await post("/dead-letters/replays", body(true))).plan)); });

@@ -9,12 +9,12 @@ export function number(value) {
   return Math.round(value).toLocaleString("en");
 }
 
-export function short(value, digits = 1) {
+export function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const units = ["", " k", " M", " G", " T"];
   let step = 0;
   while (Math.abs(value) >= 10000 && step < units.length - 1) { value /= 1000; step += 1; }
-  const text = Math.abs(value) >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toFixed(digits);
+  const text = Math.abs(value) >= 100 || Number.isInteger(value) ? Math.round(value).toLocaleString("en") : value.toFixed(1);
   return text + units[step];
 }
 
@@ -68,6 +68,13 @@ function utc(moment) { return `${moment.toISOString().replace("T", " ").replace(
 export function localInput(ms) { return new Date(ms - new Date(ms).getTimezoneOffset() * 60000).toISOString().slice(0, 19); }
 
 export function plain(word) { return word.toLowerCase().replaceAll("_", " "); }
+
+export function keyed(key) { return key === null ? "–" : h("code", { title: key }, key); }
+
+// Headers as they are typed: `name: value`, one per line.
+export function headersOf(text) {
+  return Object.fromEntries(text.split("\n").filter((line) => line.trim()).map((line) => line.split(/:(.*)/s)).map(([name, value = ""]) => [name.trim(), value.trim()]));
+}
 
 // A setting, with what its number means.
 export function setting(name, value) {

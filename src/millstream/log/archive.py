@@ -189,10 +189,13 @@ def _read_heading(member: tarfile.TarInfo, content: BinaryIO) -> Heading:
     if member.name != _HEADING:
         raise InvalidArgument(f"this is not a backup of Millstream: it begins with {member.name[:200]!r}")
     data = _document(content, member)
-    written = msgspec.json.decode(data).get("format")
-    if written != _FORMAT:
-        raise InvalidArgument(f"this backup has the format {written}; this version of Millstream reads {_FORMAT}")
-    return msgspec.json.decode(data, type=Heading)
+    try:
+        written = msgspec.json.decode(data, type=dict[str, object]).get("format")
+        if written != _FORMAT:
+            raise InvalidArgument(f"this backup has the format {written}; this version of Millstream reads {_FORMAT}")
+        return msgspec.json.decode(data, type=Heading)
+    except msgspec.DecodeError:
+        raise InvalidArgument("this is not a backup of Millstream: its heading cannot be read") from None
 
 
 def _checked_name(member: tarfile.TarInfo, found: Mapping[str, object]) -> str:

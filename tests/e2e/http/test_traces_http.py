@@ -74,6 +74,17 @@ def test_traces_are_found_and_come_in_pages(web: httpx.Client) -> None:
     assert [event["kind"] for event in found["events"]].count("stored") == 3
 
 
+def test_without_a_condition_the_newest_of_everything_is_listed(web: httpx.Client) -> None:
+    ids = [publish(web, topic) for topic in ("all.a", "all.b")]
+    for topic in ("all.a", "all.b"):
+        reject(web, topic)
+
+    events = web.get("/traces", params={"limit": 4}).json()["events"]
+
+    assert {event["id"] for event in events} == set(ids)
+    assert [event["topic"] for event in events] == ["all.b"] * 2 + ["all.a"] * 2
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

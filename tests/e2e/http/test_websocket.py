@@ -474,6 +474,17 @@ def test_a_connection_has_so_many_consumers_and_subscriptions(broker: BrokerForT
             assert greedy.ask(**frame)["error"]["code"] == "QUOTA_EXCEEDED"
 
 
+def test_the_limit_of_consumers_holds_for_frames_that_come_together(broker: BrokerForTests, client: Client) -> None:
+    client.create_topic("together")
+    with open_socket(broker) as greedy:
+        for number in range(60):
+            greedy.send(type="consume", topic="together", id=number)
+        answers = [greedy.next(lambda told, number=number: told.get("id") == number) for number in range(60)]
+        assert [answer["type"] for answer in answers].count("result") == 32
+        queue = httpx.get(f"{broker.url}/api/v1/queues/together/default").json()
+        assert len(queue["consumers"]) == 32
+
+
 def test_a_request_that_is_no_websocket_is_told_so(broker: BrokerForTests) -> None:
     answer = httpx.get(f"{broker.url}/api/v1/ws")
     assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
@@ -529,6 +540,15 @@ def test_who_says_nothing_is_not_waited_for(strict: BrokerForTests) -> None:
     with open_socket(strict) as silent:
         strict.clock.advance("11s")
         assert silent.next(lambda told: True)["error"]["code"] == "UNAUTHORIZED"
+
+
+def test_who_has_not_said_its_key_does_not_delay_a_stop() -> None:
+    running = guarded(http=True)
+    with running, open_socket(running) as silent:
+        began_s = time.monotonic()
+        running.stop()
+        assert time.monotonic() - began_s < 2
+        assert silent.next(lambda told: True)["error"]["code"] == "SHUTTING_DOWN"
 
 
 def test_a_key_allows_what_its_role_allows(strict: BrokerForTests) -> None:

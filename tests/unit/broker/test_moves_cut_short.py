@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
+from millstream.broker.partition import Partition
 from millstream.broker.transfer import Target
 from millstream.records import Batch, encode_batch
 from millstream.testing.broker import BrokerForTests
@@ -24,11 +24,11 @@ def test_the_next_move_waits_for_the_one_that_was_cut_short(
         transfer = topics.transfer(topics.registry.get("default", "source"), 0)
         target = Target("default", "target", 0)
 
-        def cut(*_: Any) -> asyncio.Future[int]:
+        def cut(_: Target) -> Partition:
             raise asyncio.CancelledError
 
         with monkeypatch.context() as patched:
-            patched.setattr(transfer, "_append", cut)
+            patched.setattr(transfer, "_resolve", cut)
             with pytest.raises(asyncio.CancelledError):
                 await transfer.move(target, encode_batch([b"first"], base_timestamp_us=1))
         assert transfer.undone == 1

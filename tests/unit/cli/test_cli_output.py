@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from millstream.cli.output import bytes_text, duration_text, plural, print_json, print_table, prose, time_text
+from millstream.cli.output import (
+    bytes_text,
+    duration_text,
+    plural,
+    print_facts,
+    print_json,
+    print_table,
+    prose,
+    time_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +53,13 @@ def test_a_piped_table_is_never_cut_to_a_terminal(capsys: pytest.CaptureFixture[
 def test_markup_in_data_is_data(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("value",), [("[red]not markup[/red]",)])
     assert "[red]not markup[/red]" in capsys.readouterr().out
+
+
+def test_what_others_named_does_not_act_on_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("client",), [("worker\x1b[2J",)])
+    assert "worker\\x1b[2J" in capsys.readouterr().out
+    print_facts([("header [red]\x1b[31m", "v\x9b")])
+    assert capsys.readouterr().out.split() == ["header", "[red]\\x1b[31m", "v\\x9b"]
 
 
 def test_an_empty_table_leaves_standard_output_empty(capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,6 +112,13 @@ def test_a_newer_format_and_other_files_are_named(tmp_path: Path) -> None:
         restore_archive(io.BytesIO(b"PK something else"), tmp_path / "new")
 
 
+@pytest.mark.parametrize("heading", [b"[]", b"1", b'{"format": 1}', b"{"])
+def test_a_heading_that_is_none_is_refused(heading: bytes) -> None:
+    other = rewritten(lambda m: [(m[0][0], heading), *m[1:]])
+    with pytest.raises(InvalidArgument, match="not a backup"):
+        read_archive(io.BytesIO(other), lambda _, chunks: list(chunks) and None)
+
+
 def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     with pytest.raises(InvalidArgument, match="not empty"):

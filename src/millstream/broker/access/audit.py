@@ -6,7 +6,6 @@ entry that cannot be written is an error in the broker's own log and does not un
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -18,7 +17,6 @@ from millstream.broker.access.permissions import names_of
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topics
-from millstream.broker.transfer import append_durably
 from millstream.clock import Clock
 from millstream.config import Settings
 from millstream.errors import InvalidArgument, MillstreamError
@@ -52,10 +50,9 @@ class _Host(Protocol):
 class Audit:
     """Writes entries, and finds them again."""
 
-    def __init__(self, host: _Host, *, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, host: _Host, *, clock: Clock) -> None:
         self._host = host
         self._clock = clock
-        self._loop = loop
         self.is_on = host.settings.keeps_audit
         self._refusals = Bucket(_REFUSALS_PER_S, _REFUSALS_PER_S, 0)
 
@@ -87,7 +84,7 @@ class Audit:
         )
         try:
             batch = encode_batch([msgspec.json.encode(entry)], keys=[entry.key.encode()], base_timestamp_us=now_us)
-            await append_durably(await self._partition(), batch, self._loop)
+            await (await self._partition()).append_durably(batch)
             self._host.metrics.audit_entries += 1
         except MillstreamError as error:
             _log.error("an audit entry could not be written", code=error.code, reason=str(error), entry=repr(entry))

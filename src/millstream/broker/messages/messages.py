@@ -22,6 +22,7 @@ from millstream.headers import readable_headers
 from millstream.ids import message_id, parse_message_id
 from millstream.options import SCHEDULED_ID
 from millstream.wire import message_calls as calls
+from millstream.wire.schedule_calls import ScheduleInfo
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
@@ -121,18 +122,8 @@ class Messages:
             scheduled = await self._host.schedules.show(namespace, text)
         except ScheduleNotFound:
             raise MessageNotFound(f"no message has the id {text}") from None
-        if scheduled.state == "fired":
-            call = calls.BrowseMessages(
-                topic=scheduled.topic,
-                partition=scheduled.partition,
-                from_ms=scheduled.due_ms,
-                header=f"{SCHEDULED_ID}={scheduled.id}",
-                limit=1,
-                value_bytes=calls.WHOLE_VALUES,
-            )
-            page = await self.browse(namespace, call)
-            if page.messages:
-                return page.messages[0]
+        if scheduled.state == "fired" and (message := await self.fired(namespace, scheduled)) is not None:
+            return message
         if scheduled.state not in ("pending", "firing"):
             raise MessageNotFound(f"the message {text} was scheduled, and is {scheduled.state} now")
         return calls.MessageInfo(
@@ -150,6 +141,23 @@ class Messages:
             expiry_ms=scheduled.expiry_ms,
             deliver_at_ms=scheduled.due_ms,
         )
+
+    async def fired(self, namespace: str, schedule: ScheduleInfo) -> calls.MessageInfo | None:
+        """What a schedule has become, if it is still there."""
+        # A schedule that was moved and has fired has forgotten where to: it may have been before its first time.
+        for from_ms in (schedule.due_ms, parse_message_id(schedule.id).append_time_ms):
+            call = calls.BrowseMessages(
+                topic=schedule.topic,
+                partition=schedule.partition,
+                from_ms=from_ms,
+                header=f"{SCHEDULED_ID}={schedule.id}",
+                limit=1,
+                value_bytes=calls.WHOLE_VALUES,
+            )
+            page = await self.browse(namespace, call)
+            if page.messages:
+                return page.messages[0]
+        return None
 
 
 class _Search:

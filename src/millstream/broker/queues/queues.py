@@ -1,8 +1,8 @@
 """Queues: all queue groups of the broker, their consumers, and the way of every LEASE and SETTLE.
 
-A group is a topic and a name.  Which groups exist is written down in queue_registry.py; what has become of each message
-is in the journals beside the partitions, one ledger for each group and partition (queue_part.py).  LEASE and SETTLE are
-plain calls, like publish and fetch, and answer through a callback.
+A group is a topic and a name.  Which groups exist is written down by registry.py; what has become of each message is in
+the journals beside the partitions, one ledger for each group and partition (part.py).  LEASE and SETTLE are plain
+calls, like publish and fetch, and answer through a callback.
 """
 
 from __future__ import annotations

@@ -16,7 +16,6 @@ import structlog
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
 from millstream.broker.traffic.modes import ModeKeeper
-from millstream.broker.transfer import append_durably
 from millstream.clock import Clock
 from millstream.errors import (
     InvalidArgument,
@@ -163,7 +162,7 @@ class Recurring:
             producer=schedule.producer_id << 16,
             first_sequence=schedule.published & _SEQUENCE,
         )
-        await append_durably(topics.partition_of(topic, number), batch, self._loop)
+        await topics.partition_of(topic, number).append_durably(batch)
 
     async def _record(self, schedule: RecurringSchedule) -> RecurringSchedule:
         await self._log.record({f"{schedule.namespace}/{schedule.name}": schedule}, now_us=self._clock.now_us())

@@ -65,7 +65,7 @@ class Schedules:
         self._clock = clock
         self._loop = loop
         self.recurring = Recurring(host, state, clock=clock, loop=loop)
-        self.recurring.replay(StateLog.replay(state.partition.log))
+        self.recurring.replay(state.replay())
         #: By the topic's key, then by partition.
         self._logs: dict[str, dict[int, ScheduleLog]] = {}
         self._clock_offset_ms = self._measure_clock()

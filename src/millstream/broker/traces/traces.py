@@ -274,17 +274,8 @@ class Traces:
         if schedule.state in ("cancelled", "expired") and not passport.has(schedule.state):
             events.append(Event(schedule.state, max(passport.last_ms, published_ms)))
         if schedule.state == "fired":
-            # A schedule that was moved and has fired has forgotten where to.
-            moved = [event.time_ms for event in passport.events() if event.kind == "moved"]
-            call = BrowseMessages(
-                topic=schedule.topic,
-                partition=schedule.partition,
-                from_ms=moved[-1] if moved else schedule.due_ms,
-                header=f"{SCHEDULED_ID}={schedule.id}",
-                limit=1,
-            )
-            page = await self._host.messages.browse(namespace, call)
-            fired = [Event("fired", message.append_time_ms, link=message.id) for message in page.messages]
+            message = await self._host.messages.fired(namespace, schedule)
+            fired = [] if message is None else [Event("fired", message.append_time_ms, link=message.id)]
             events += fired or [Event("fired", max(passport.last_ms, published_ms))]
         passport.add(events)
 

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, Unpack
 
 from millstream.client.asynchronous.access import AsyncKeys
-from millstream.client.asynchronous.administration import Administration
+from millstream.client.asynchronous.administration import AsyncAdministration
 from millstream.client.asynchronous.letters import AsyncDeadLetters
 from millstream.client.asynchronous.schedules import AsyncSchedules
 from millstream.client.asynchronous.webhooks import AsyncWebhooks
@@ -279,9 +279,9 @@ class AsyncAdmin:
     # --- the broker as a whole -----------------------------------------------------------------------------------
 
     @property
-    def admin(self) -> Administration:
+    def admin(self) -> AsyncAdministration:
         """For whoever runs the broker: health, settings, files and connections."""
-        return Administration(self._call)
+        return AsyncAdministration(self._call)
 
     # --- dead letters --------------------------------------------------------------------------------------------
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from millstream.wire import admin_calls as calls
 
-__all__ = ["Administration"]
+__all__ = ["AsyncAdministration"]
 
 
-class Administration:
+class AsyncAdministration:
     """The broker as a whole: its health, its settings, its files and its connections."""
 
     def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:

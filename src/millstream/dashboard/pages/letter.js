@@ -5,7 +5,7 @@ import { get, part, post } from "../api.js";
 import { button, doing } from "../dialogs.js";
 import { planned, watch } from "../replays.js";
 import { table } from "../tables.js";
-import { ago, bytes, duration, number, plain, pretty, priorities, when } from "../words.js";
+import { ago, bytes, duration, headersOf, number, plain, pretty, priorities, when } from "../words.js";
 
 export const title = "Dead letter";
 
@@ -83,7 +83,6 @@ function reads(text) { try { JSON.parse(text); return /^\s*[[{]/.test(text); } c
 
 function headerChanges(before, now) {
   if (before === now) return {};
-  const parse = (text) => Object.fromEntries(text.split("\n").filter((line) => line.trim()).map((line) => { const [name, ...rest] = line.split(":"); return [name.trim(), rest.join(":").trim()]; }));
-  const was = parse(before), is = parse(now);
+  const was = headersOf(before), is = headersOf(now);
   return { set_headers: Object.fromEntries(Object.entries(is).filter(([name, value]) => was[name] !== value)), remove_headers: Object.keys(was).filter((name) => !(name in is)) };
 }

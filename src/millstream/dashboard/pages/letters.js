@@ -5,7 +5,7 @@ import { get, part, post } from "../api.js";
 import { button, confirm, doing } from "../dialogs.js";
 import { planReplay, replays } from "../replays.js";
 import { table } from "../tables.js";
-import { ago, many, number, plain, short } from "../words.js";
+import { ago, keyed, many, number, plain, short } from "../words.js";
 
 export const title = "Dead letters";
 const limit = 50;
@@ -44,7 +44,7 @@ export async function show(place, words, query, again) {
       { title: "Reason", cell: (row) => pill(plain(row.reason), "bad"), sort: (row) => row.reason },
       { title: "Error", wrap: true, cell: (row) => h("a", { href: `#/letter/${row.id}`, class: "clip", title: row.error }, row.error || "no error was given") },
       { title: "Tries", num: true, cell: (row) => number(row.deliveries), sort: (row) => row.deliveries },
-      { title: "Key", name: true, cell: (row) => (row.key === null ? "–" : h("code", { title: row.key }, row.key)) },
+      { title: "Key", name: true, cell: (row) => keyed(row.key) },
       { title: "", act: true, cell: (row) => h("a", { class: "button small", href: `#/letter/${row.id}`, "aria-label": `Open dead letter ${row.id}` }, "Open") },
     ], rows, { key: "letters", sorted: { index: 1, down: true }, caption: "Dead letters", mark: (row) => chosen.has(row.id), empty: filtered ? empty("No dead letter matches", h("a", { href: "#/letters" }, "Show all of them")) : empty("No dead letters", "Every message was handled, or is still being tried.") }),
     after ? h("div", { class: "tools after" }, more, h("span", { class: "soft" }, `${number(rows.length)} of ${number(counted.total)} shown`)) : null);
@@ -59,7 +59,7 @@ export async function show(place, words, query, again) {
     counted = await get("/dead-letters/statistics", filter);
     replace(reasons, counted.total ? h("div", { class: "chips", role: "group", "aria-label": "Reasons" }, h("span", { class: "soft" }, "Reason"), chips(counted.by_reason, "reason", plain, 8)) : null);
     const named = Object.keys(counted.by_error).length;
-    replace(errors, named > 1 || filter.error ? h("div", { class: "chips", role: "group", "aria-label": "Errors" }, h("span", { class: "soft" }, "Error"), chips(counted.by_error, "error", (text) => clipped(text), 5)) : null);
+    replace(errors, named > 1 || filter.error ? h("div", { class: "chips", role: "group", "aria-label": "Errors" }, h("span", { class: "soft" }, "Error"), chips(counted.by_error, "error", clipped, 5)) : null);
     say();
   };
   replace(place, heading("Dead letters", { actions: [scope, replay, purge] }), h("p", { class: "lead" }, "Messages that a group has given up on. See why, mend the cause, then replay them."),

@@ -19,7 +19,9 @@ const plots = [
 const old = 5 * 60 * 1000;
 let span = 3600000;
 
-export function standing(row) {
+function page(row) { return row.kind === "stream" ? `#/group/${part(row.group)}` : `#/queue/${part(row.topic)}/${part(row.group)}`; }
+
+function standing(row) {
   const kind = { paused: "warn", idle: "warn", rebalancing: "warn", active: "good", "caught up": "good" }[row.state] || "";
   return pill({ idle: row.kind === "stream" ? "no member" : "no consumer" }[row.state] || row.state, kind);
 }
@@ -47,7 +49,7 @@ export async function show(place) {
       card("Stored", bytes(now.log_bytes), `${bytes(now.disk_free_bytes)} free`),
       card("Topics", number(now.topics), `${many(now.connections, "connection")}`));
     replace(worst, table([
-      { title: "Group", name: true, cell: (row) => h("a", { href: row.kind === "stream" ? `#/group/${part(row.group)}` : `#/queue/${part(row.topic)}/${part(row.group)}`, title: `${row.topic} / ${row.group}` }, `${row.topic} / ${row.group}`) },
+      { title: "Group", name: true, cell: (row) => h("a", { href: page(row), title: `${row.topic} / ${row.group}` }, `${row.topic} / ${row.group}`) },
       { title: "Behind", num: true, cell: (row) => count(row.lag) },
       { title: "Oldest", num: true, cell: (row) => (row.oldest_ms ? duration(row.oldest_ms) : "–") },
       { title: "State", cell: standing },
@@ -73,8 +75,7 @@ function concerns(now, health, hooks) {
   if (now.dead_letters) found.push(["bad", `${many(now.dead_letters, "message is a dead letter", "messages are dead letters")}.`, "#/letters", "Look at them"]);
   const failing = hooks.filter((hook) => hook.state === "failing"), said = new Set(failing.map((hook) => `${hook.topic} / ${hook.group}`));
   for (const row of now.furthest_behind.filter((one) => !said.has(`${one.topic} / ${one.group}`))) {
-    const href = row.kind === "stream" ? `#/group/${part(row.group)}` : `#/queue/${part(row.topic)}/${part(row.group)}`;
-    const name = `${row.topic} / ${row.group}`, waits = many(row.lag, "message waits", "messages wait");
+    const href = page(row), name = `${row.topic} / ${row.group}`, waits = many(row.lag, "message waits", "messages wait");
     if (row.lag && row.state === "paused") found.push(["warn", `${name} is paused; ${waits}.`, href, "Open the group"]);
     else if (row.lag && row.state === "idle") found.push(["warn", `${name} has nobody who reads it; ${waits}${row.oldest_ms ? `, the oldest for ${duration(row.oldest_ms)}` : ""}.`, href, "Open the group"]);
     else if (row.oldest_ms > old) found.push(["warn", `${name} is behind: ${waits}, the oldest for ${duration(row.oldest_ms)}.`, href, "Open the group"]);

@@ -3,7 +3,7 @@
 import { field, h, heading, replace } from "../dom.js";
 import { part, post } from "../api.js";
 import { doing } from "../dialogs.js";
-import { priorities } from "../words.js";
+import { headersOf, priorities } from "../words.js";
 
 export const title = "Publish";
 const survives = { disk: "a power cut", os: "a crash of the broker", memory: "nothing" };
@@ -27,8 +27,7 @@ export async function show(place, words, query) {
     if (dedup.value) message.dedup_id = dedup.value;
     if (delay.value) message.delay_ms = Math.round(Number(delay.value) * 1000);
     if (ttl.value) message.ttl_ms = Math.round(Number(ttl.value) * 1000);
-    const lines = headers.value.split("\n").filter((line) => line.trim()).map((line) => line.split(/:(.*)/s));
-    if (lines.length) message.headers = Object.fromEntries(lines.map(([name, text]) => [name.trim(), (text || "").trim()]));
+    if (headers.value.trim()) message.headers = headersOf(headers.value);
     const [receipt] = await post(`/topics/${part(topic.value.trim())}/messages`, message);
     const what = receipt.duplicate ? "Was stored before" : receipt.scheduled ? "Is scheduled" : "Stored";
     replace(result, h("div", { class: "notice good" }, `${what} as `, h("a", { href: `#/message/${receipt.id}`, class: "mono" }, receipt.id), receipt.scheduled ? "" : ` in partition ${receipt.partition} at offset ${receipt.offset}`, `; it survives ${survives[receipt.durability] || receipt.durability}. `, h("a", { href: `#/topic/${part(receipt.topic)}` }, "Open the topic")));

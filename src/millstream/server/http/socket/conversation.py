@@ -77,6 +77,8 @@ class _Consumer:
         self.encoding: Encoding = encoding
         #: Something was settled, or there is more credit.
         self.room = asyncio.Event()
+        #: Leases for it.
+        self.pump: asyncio.Task[None]
 
 
 class Conversation:
@@ -100,7 +102,8 @@ class Conversation:
         self._session: Session
         self._mailbox = Mailbox(bytes_max)
         self._consumers: dict[int, _Consumer] = {}
-        self._pumps: dict[int, asyncio.Task[None]] = {}
+        #: One is opened after the other, so that their number is known.
+        self._opening = asyncio.Lock()
         #: What is to be said about flow, the latest about each topic.
         self._notices: dict[str, FlowNotice] = {}
         self._mail = asyncio.Event()
@@ -131,7 +134,7 @@ class Conversation:
         mailing = asyncio.ensure_future(self._deliver_mail())
         stopping = asyncio.ensure_future(closing.wait())
         ended = asyncio.ensure_future(self._ended.wait())
-        tasks = (reading, mailing, stopping, ended)
+        tasks: tuple[asyncio.Future[Any], ...] = (reading, mailing, stopping, ended)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             reading.cancel()
@@ -147,9 +150,10 @@ class Conversation:
         finally:
             self._closed = True
             self._broker.session_closed(session)
-            for task in (*tasks, *self._pumps.values()):
+            tasks += tuple(consumer.pump for consumer in self._consumers.values())
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, *self._pumps.values(), return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def end(self, why: MillstreamError) -> None:
         """Say why, and close."""
@@ -275,6 +279,7 @@ class Conversation:
                     await self._say(frames.Flow(**msgspec.structs.asdict(notice)))
                 for frame in self._mailbox.frames():
                     await self._say(frame)
+                    await asyncio.sleep(0)  # a socket that takes everything at once waits for nobody
                 if self._mailbox.refused:
                     self._mailbox.refused = False
                     self._broker.session_drained(self._session)
@@ -282,6 +287,10 @@ class Conversation:
     # --- consumers -----------------------------------------------------------------------------------------------
 
     async def _consume(self, frame: frames.Consume) -> Any:
+        async with self._opening:
+            return await self._open_consumer(frame)
+
+    async def _open_consumer(self, frame: frames.Consume) -> Any:
         if len(self._consumers) >= CONSUMERS_MAX:
             raise QuotaExceeded(f"a WebSocket has {CONSUMERS_MAX} consumers at most; a topic may be a pattern")
         policy = None if frame.policy is None else msgspec.to_builtins(frame.policy)
@@ -292,7 +301,8 @@ class Conversation:
         if not self._closed:
             consumer = _Consumer(opened.consumer, frame.credit, frame.encoding)
             self._consumers[consumer.number] = consumer
-            self._pumps[consumer.number] = asyncio.ensure_future(self._lease(consumer))
+            consumer.pump = asyncio.ensure_future(self._lease(consumer))
+            self._own(consumer.pump)
         self._forget_if_gone()
         return {"consumer": opened.consumer, "topics": opened.topics}
 
@@ -325,7 +335,6 @@ class Conversation:
     async def _end_consumer(self, number: int, problem: Exception) -> None:
         """The queue was deleted, or the client may not read it any more."""
         if self._consumers.pop(number, None) is not None and not self._closed:
-            self._pumps.pop(number, None)
             with contextlib.suppress(OSError, MillstreamError):
                 await self._broker.call(self._session, queue_calls.CloseQueue(consumer=number))
                 await self._say(self._refusal(problem, consumer=number))
@@ -339,10 +348,9 @@ class Conversation:
             self._mailbox.close(frame.subscription)
         elif frame.consumer is not None:
             await self._broker.call(self._session, queue_calls.CloseQueue(consumer=frame.consumer))
-            self._consumers.pop(frame.consumer, None)
-            pump = self._pumps.pop(frame.consumer, None)
-            if pump is not None:
-                pump.cancel()
+            consumer = self._consumers.pop(frame.consumer, None)
+            if consumer is not None:
+                consumer.pump.cancel()
 
     async def _credit(self, frame: frames.Credit) -> None:
         _check_one(frame)

@@ -165,11 +165,15 @@ class Door:
 
     async def _asked_key(self, line: _AsgiLine) -> str:
         """The key in a client's first frame."""
+        first, stopping = asyncio.ensure_future(line.receive()), asyncio.ensure_future(self._app.closing.wait())
         try:
-            async with asyncio.timeout(_AUTH_S):
-                data = await line.receive()
-        except TimeoutError:
-            data = ""
+            await asyncio.wait((first, stopping), timeout=_AUTH_S, return_when=asyncio.FIRST_COMPLETED)
+            data = first.result() if first.done() else ""
+        finally:
+            first.cancel()
+            stopping.cancel()
+        if self._app.closing.is_set():
+            raise ShuttingDown("the broker is shutting down")
         if data is None:
             raise ConnectionResetError
         frame = frames.decode(data)

@@ -25,6 +25,8 @@ _log = structlog.get_logger("millstream.websocket")
 #: Of values in one frame of messages, unless a single one is larger; and messages in it.
 FRAME_BYTES: Final = 256 * 1024
 FRAME_MESSAGES: Final = 500
+#: What a delivery takes besides its messages; one may have none, and only say how many were missed.
+_DELIVERY_BYTES: Final = 500
 
 
 class _Box:
@@ -34,12 +36,12 @@ class _Box:
         self.credit = credit
         self.encoding: Encoding = encoding
         self.waiting: deque[Delivery] = deque()
-        #: Messages of the first delivery, once it was opened.
-        self.opened: deque[ShownMessage] = deque()
-        self.missed = 0
+        #: The delivery that was opened last: its next message, and those behind it.
+        self.next: ShownMessage | None = None
+        self.opened: Iterator[ShownMessage] = iter(())
 
     def has_something(self) -> bool:
-        return (self.credit is None or self.credit > 0) and bool(self.waiting or self.opened)
+        return (self.credit is None or self.credit > 0) and bool(self.waiting or self.next)
 
 
 class Mailbox:
@@ -84,10 +86,7 @@ class Mailbox:
         return True
 
     def frames(self) -> Iterator[DeliveredMessages]:
-        """Everything that may be sent, subscription by subscription, a frame of each at a time.
-
-        A frame counts as sent when the next one is asked for.
-        """
+        """Everything that may be sent, subscription by subscription, a frame of each at a time."""
         found = True
         while found:
             found = False
@@ -97,36 +96,39 @@ class Mailbox:
                     yield self._frame(number, box)
 
     def _frame(self, number: int, box: _Box) -> DeliveredMessages:
-        if not box.opened:
-            self._unpack(box)
+        missed = 0 if box.next else self._open_first(box)
         messages: list[ShownMessage] = []
         room = FRAME_MESSAGES if box.credit is None else min(FRAME_MESSAGES, box.credit)
         size = 0
-        while box.opened and len(messages) < room and (not messages or size + box.opened[0].size <= FRAME_BYTES):
-            message = box.opened.popleft()
-            size += message.size
-            messages.append(message)
+        while box.next and len(messages) < room and (not messages or size + box.next.size <= FRAME_BYTES):
+            size += box.next.size
+            messages.append(box.next)
+            box.next = next(box.opened, None)
         if box.credit is not None:
             box.credit -= len(messages)
-        missed, box.missed = box.missed, 0
         return DeliveredMessages(subscription=number, missed=missed, messages=messages)
 
-    def _unpack(self, box: _Box) -> None:
+    def _open_first(self, box: _Box) -> int:
+        """Go on with the delivery that waits longest; returns how many messages were missed before it."""
         delivery = box.waiting.popleft()
         self._bytes -= _size(delivery)
-        box.missed += delivery.missed
-        for buffer in delivery.buffers:
-            at = 0
-            try:
-                while at < len(buffer):
-                    batch = Batch.parse(buffer, at, verify=False)
-                    at += batch.header.length
-                    box.opened.extend(
-                        shown_batch(batch, delivery.topic, delivery.partition, delivery.uid, 0, box.encoding)
-                    )
-            except MillstreamError as error:
-                _log.error("messages for a subscriber cannot be read", topic=delivery.topic, reason=str(error))
+        box.opened = _messages(delivery, box.encoding)
+        box.next = next(box.opened, None)
+        return delivery.missed
+
+
+def _messages(delivery: Delivery, encoding: Encoding) -> Iterator[ShownMessage]:
+    """Lazily: a batch may hold a million."""
+    for buffer in delivery.buffers:
+        at = 0
+        try:
+            while at < len(buffer):
+                batch = Batch.parse(buffer, at, verify=False)
+                at += batch.header.length
+                yield from shown_batch(batch, delivery.topic, delivery.partition, delivery.uid, 0, encoding)
+        except MillstreamError as error:
+            _log.error("messages for a subscriber cannot be read", topic=delivery.topic, reason=str(error))
 
 
 def _size(delivery: Delivery) -> int:
-    return sum(map(len, delivery.buffers))
+    return _DELIVERY_BYTES + sum(map(len, delivery.buffers))
