@@ -56,6 +56,14 @@ def locked(data: Path) -> Iterator[None]:
         lock.release()
 
 
+def _until_cleared(data: Path) -> None:
+    """What was put aside is removed by a thread, after the answer."""
+    deadline_s = time.monotonic() + 10
+    while (data / HELD).exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
 def values(client: millstream.Client, topic: str) -> list[str]:
     return [message.text for message in client.stream(topic, start="earliest", timeout_s=0.3)]
 
@@ -171,7 +179,7 @@ def test_a_backup_under_load_shows_one_moment(
                 assert made["running"] is True
                 known.append((before, set(load.settled), schedules, keyed))
         assert not load.failures, load.failures
-        assert not (data / HELD).exists()
+        _until_cleared(data)
     for number, (confirmed, settled, schedules, keyed) in enumerate(known):
         command("restore", tmp_path / f"{number}.backup", "--data", tmp_path / f"{number}")
         with BrokerForTests(tmp_path / f"{number}") as copy, millstream.connect(copy.address) as client:
@@ -219,13 +227,46 @@ def test_a_hold_ends_with_its_time_its_connection_and_its_release(broker: Broker
             other.admin.hold_files(late.id)
         other.admin.hold_files()
         other.close()
-        deadline_s = time.monotonic() + 10
-        while (data / HELD).exists():
-            assert time.monotonic() < deadline_s
+        _until_cleared(data)
         for wrong in (0, -1, 600_001):
             with pytest.raises(InvalidArgument):
                 client.admin.hold_files(hold_ms=wrong)
         client.admin.hold_files()  # and the broker stops with it
+
+
+def test_a_disk_without_room_for_a_backup_costs_the_backup_and_not_the_broker(
+    broker: BrokerForTests, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    with millstream.connect(broker.address, timeout_s=5) as client:
+        client.create_topic("small", config={"segment_bytes": 65_536})
+        client.create_topic("gone")
+        client.publish("small", b"x" * 60_000)
+        client.publish("gone", b"x")
+        hold = client.admin.hold_files(hold_ms=60_000)
+        (data / HELD / "kept").write_bytes(b"")  # nothing can be put aside any more
+        client.delete_topic("gone")
+        for _ in range(3):
+            client.publish("small", b"x" * 60_000)
+        assert client.topic("small").partitions[0].failed is None
+        with pytest.raises(HoldLost, match="put aside"):
+            client.admin.hold_files(hold.id)
+        with pytest.raises(HoldLost):
+            client.admin.release_files(hold.id)
+        client.admin.release_files(client.admin.hold_files().id)
+
+
+def test_a_backup_is_not_written_into_a_file_that_somebody_has_put_there(tmp_path: Path, command: Command) -> None:
+    with BrokerForTests(tmp_path / "data"):
+        pass
+    (tmp_path / "elsewhere").write_text("not mine")
+    (tmp_path / "b.part").symlink_to(tmp_path / "elsewhere")
+    assert "b.part" in command("backup", tmp_path / "b", "--data", tmp_path / "data", code=2)
+    assert (tmp_path / "elsewhere").read_text() == "not mine"
+    assert not (tmp_path / "b").exists()
+    (tmp_path / "b.part").unlink()
+    command("backup", tmp_path / "b", "--data", tmp_path / "data")
+    assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_a_killed_broker_held_is_cleared_away(tmp_path: Path) -> None:

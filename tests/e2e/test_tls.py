@@ -22,6 +22,7 @@ from millstream.config import Settings, TlsSettings
 from millstream.errors import ConnectionLost, InvalidArgument, StartFailed
 from millstream.server.tls import ServerTls
 from millstream.testing.broker import BrokerForTests, BrokerProcess
+from tests.e2e.mqtt.round_trip import round_trip
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
 
@@ -71,7 +72,7 @@ def settings(pair: Pair, **more: str) -> Settings:
 
 @pytest.fixture(scope="module")
 def broker(server: Pair) -> Iterator[BrokerForTests]:
-    with BrokerForTests(settings=settings(server), http=True) as broker:
+    with BrokerForTests(settings=settings(server), http=True, mqtt=True) as broker:
         yield broker
 
 
@@ -142,6 +143,11 @@ def test_http_is_https(broker: BrokerForTests, authority: Pair) -> None:
     context = ssl.create_default_context(cafile=authority.certificate)
     with httpx.Client(verify=context) as http:
         assert http.get(f"{broker.url}/api/v1/namespaces").json() == ["default"]
+
+
+def test_mqtt_is_encrypted_on_its_port_and_over_websocket(broker: BrokerForTests, authority: Pair) -> None:
+    round_trip(broker.mqtt_port, "tcp", ca=authority.certificate)
+    round_trip(int(broker.url.rpartition(":")[2]), "websockets", ca=authority.certificate)
 
 
 def test_who_cannot_be_trusted_and_who_speaks_plainly_is_told_so(broker: BrokerForTests, server: Pair) -> None:
@@ -230,11 +236,22 @@ def test_files_that_cannot_be_used_are_named_at_the_start(wrong: dict[str, Any],
         ServerTls(TlsSettings(**wrong))
 
 
+def test_it_is_said_which_of_the_files_is_no_good(tmp_path: Path, authority: Pair) -> None:
+    nonsense = tmp_path / "nonsense.pem"
+    nonsense.write_text("nonsense")
+    good = {"certificate": authority.certificate, "key": authority.key}
+    with pytest.raises(StartFailed, match=r"tls\.client_ca .*nonsense"):
+        ServerTls(TlsSettings(**good, client_ca=str(nonsense)))
+    with pytest.raises(StartFailed, match="not PEM"):
+        ServerTls(TlsSettings(certificate=authority.certificate, key=str(nonsense)))
+
+
 def test_the_real_broker_on_uvloop_speaks_tls_to_both_clients(tmp_path: Path, authority: Pair, server: Pair) -> None:
     options = ["--set", f"tls.certificate={server.certificate}", "--set", f"tls.key={server.key}"]
     with BrokerProcess(tmp_path, arguments=options) as process:
         with millstream.connect(process.address, ca=authority.certificate) as client:
             use_everything(client, "uvloop")
+        round_trip(process.mqtt_port, "tcp", ca=authority.certificate)
         script = (
             "import asyncio, sys, uvloop, millstream\n"
             "async def main():\n"

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from millstream import aio
-from millstream.client import Client
+from millstream.broker.partition import Partition
+from millstream.client import Client, Outgoing
 from millstream.config import Settings
+from millstream.dead_letters import DeadLetter
 from millstream.errors import InvalidArgument, MessageNotFound
 from millstream.testing.broker import BrokerForTests
+from millstream.traces.records import Record
 from millstream.wire.queue_calls import LeasedMessage, LeaseMessages, Purged, PurgeQueue
 from millstream.wire.trace_calls import FindTraces, PassportInfo, TracePage
 
@@ -289,11 +292,53 @@ def test_a_cancelled_schedule_says_so(client: Client) -> None:
     assert (event.kind, event.id) == ("cancelled", schedule.id)
 
 
+def test_schedules_far_apart_that_are_cancelled_together_make_small_records(
+    client: Client, shared: BrokerForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.broker.traces.recorder._SPAN_MAX", 8)
+    ids = [receipt.id for receipt in client.publish_many("sparse", [Outgoing(value=b"x", delay=3600)] * 40)]
+    sizes: list[int] = []
+    note = shared.broker.recorder.note
+
+    def measured(record: Record) -> None:
+        sizes.append(len(record.bits))
+        note(record)
+
+    monkeypatch.setattr(shared.broker.recorder, "note", measured)
+    chosen = [ids[39], ids[0], ids[5], ids[20]]
+    client.schedules.cancel_many(chosen)
+
+    assert sizes == [1, 1, 1]
+    assert sorted(event.id for event in client.traces(topic="sparse")) == sorted(chosen)
+
+
 def test_an_id_that_nobody_knows_has_no_passport(client: Client) -> None:
     with pytest.raises(MessageNotFound):
         client.passport("01M7GKBEFSGBA51QG000000000")
     with pytest.raises(InvalidArgument, match="not a message id"):
         client.passport("nonsense")
+
+
+def test_letters_whose_new_messages_cannot_be_read_are_replayed_all_the_same(
+    client: Client, shared: BrokerForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = client.publish("unread", b"x")
+    with client.queue("unread", group="billing") as work:
+        (message,) = work.lease(wait=10)
+        message.reject("bad payload")
+    eventually(lambda: client.dead_letters.list(topic="unread"))
+    replayed = shared.broker.recorder.replayed
+
+    def unreadable(letters: Sequence[DeadLetter], partition: Partition, first: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(partition.log, "read", lambda *_, **__: (_ for _ in ()).throw(OSError("bad sector")))
+            replayed(letters, partition, first)
+
+    monkeypatch.setattr(shared.broker.recorder, "replayed", unreadable)
+    done = client.dead_letters.replay(topic="unread").wait()
+
+    assert (done.status, done.replayed) == ("completed", 1)
+    assert (kinds(client.passport(sent.id))[-1], link(client.passport(sent.id), "replayed")) == ("replayed", "")
 
 
 def test_another_namespace_sees_nothing(shared: BrokerForTests, client: Client) -> None:
@@ -338,14 +383,56 @@ def test_a_message_that_came_without_a_trace_is_found_by_the_one_it_was_given(cl
     assert event.id == sent.id
 
 
+def test_a_search_for_one_message_is_not_answered_with_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.broker.traces.recorder._SUBJECTS_MAX", 3)
+    with BrokerForTests() as broker:
+        client = broker.connect()
+        receipts = client.publish_many("orders", [b"x"] * 10)
+        with client.queue("orders", group="billing") as work:
+            work.lease(max=10, wait=10)
+        eventually(lambda: client.traces(topic="orders"))
+
+        named = client.traces(trace_id=client.passport(receipts[1].id).trace_id)
+        unnamed = client.traces(trace_id=client.passport(receipts[9].id).trace_id)
+
+    assert [event.id for event in named] == [receipts[1].id]
+    assert [(event.id, event.messages) for event in unnamed] == [("", 7)], "it is one of those"
+
+
 def test_what_went_well_and_was_not_recorded_is_found_in_its_topic(client: Client) -> None:
     trace = "1af7651916cd43dd8448eb211c80319c"
-    client.publish("quiet", b"other")
+    untraced = client.publish("quiet", b"other")
     sent = client.publish("quiet", b"x", key=b"k-1", headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
 
     assert [event.id for event in client.traces(topic="quiet", key=b"k-1")] == [sent.id]
     assert [event.id for event in client.traces(topic="quiet", trace_id=trace)] == [sent.id]
     assert client.traces(topic="quiet", key=b"k-1", failures_only=True) == []
+    its_own = client.passport(untraced.id).trace_id
+    assert [event.id for event in client.traces(topic="quiet", trace_id=its_own)] == [untraced.id]
+    assert client.traces(topic="quiet", trace_id=its_own, key=b"k-1") == []
+    assert client.traces(topic="quiet", trace_id=its_own, until=1) == []
+    assert client.traces(topic="found", trace_id=its_own) == [], "it is in another topic"
+
+
+def test_a_schedule_is_found_by_the_trace_it_was_given_until_it_fires(shared: BrokerForTests, client: Client) -> None:
+    schedule = client.publish("alarm", b"x", delay=60)
+    its_own = client.passport(schedule.id).trace_id
+    (event,) = client.traces(topic="alarm", trace_id=its_own)
+    assert (event.kind, event.id) == ("scheduled", schedule.id)
+
+    shared.clock.advance("120s")
+    eventually(lambda: client.browse("alarm"))
+    assert client.traces(topic="alarm", trace_id=its_own) == []
+
+
+def test_without_a_condition_the_newest_of_the_namespace_is_found(client: Client) -> None:
+    sent = [client.publish(topic, b"x") for topic in ("newest.a", "newest.b")]
+    for topic in ("newest.a", "newest.b"):
+        fail(client, topic, "db down")
+
+    events = client.traces(limit=2)
+
+    assert [(event.id, event.kind) for event in events] == [(sent[1].id, "nacked"), (sent[0].id, "nacked")]
 
 
 def test_pages_go_on_where_the_last_one_ended(client: Client) -> None:

@@ -112,6 +112,9 @@ class Holds:
     def _mine(self, session: Session, hold_id: str) -> calls.FileHold:
         if self._current is None or self._current.id != hold_id or self._owner is not session:
             raise HoldLost("the files were not held all the time")
+        if self._holding is not None and self._holding.lost:
+            self._end()  # what was put aside takes room that is needed
+            raise HoldLost(f"the files were not held all the time: {self._holding.lost}")
         return self._current
 
     def _arm(self, hold_ms: int) -> int:

@@ -275,7 +275,10 @@ def _target(file: str) -> Iterator[BinaryIO]:
         raise UsageProblem(f"{file} exists already: name another file")
     part = f"{file}.part"
     try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        # Never onto something that is there: it may be another backup under way, a link, or a file that others read.
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:
+        raise UsageProblem(f"{part} exists already: a backup is being made, or was cut short; remove it") from None
     except OSError as error:
         raise UsageProblem(f"cannot write {part}: {error.strerror}") from None
     try:

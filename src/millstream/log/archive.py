@@ -14,7 +14,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
 import crc32c
 import msgspec
@@ -35,6 +35,8 @@ _CHUNK_BYTES: Final = 1024 * 1024
 _SYNC_THREADS: Final = 16
 #: A heading or a list beyond this is not ours.
 _DOCUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
+#: What lies between the contents of two members, with what is read ahead: names, and room to the next block.
+_BETWEEN_BYTES_MAX: Final = 4 * 1024 * 1024
 
 #: Told how many bytes were done, for a progress bar.
 Advance = Callable[[int], None]
@@ -141,12 +143,13 @@ def read_archive(
     listing: list[ArchivedFile] | None = None
     found: dict[str, tuple[int, int]] = {}
     try:
-        unpacked = zstandard.ZstdDecompressor().stream_reader(source, closefd=False)
-        with tarfile.open(fileobj=unpacked, mode="r|", bufsize=_CHUNK_BYTES) as tar:
+        unpacked = _Bounded(zstandard.ZstdDecompressor().stream_reader(source, closefd=False))
+        with tarfile.open(fileobj=cast(BinaryIO, unpacked), mode="r|", bufsize=_CHUNK_BYTES) as tar:
             for member in tar:
                 if listing is not None:
                     raise DataDamaged("something follows the end of the backup")
                 content = _content_of(tar, member)
+                unpacked.expect(member.size)
                 if heading is None:
                     heading = _read_heading(member, content)
                     begin(heading)
@@ -162,7 +165,7 @@ def read_archive(
                 pass
     except MillstreamError:
         raise
-    except (tarfile.TarError, zstandard.ZstdError, msgspec.DecodeError, EOFError, ValueError) as error:
+    except (tarfile.TarError, zstandard.ZstdError, msgspec.DecodeError, EOFError, ValueError, RecursionError) as error:
         if heading is None:
             raise InvalidArgument(f"this is not a backup of Millstream: {error}") from None
         raise DataDamaged(f"the backup is damaged or cut short: {error}") from None
@@ -172,8 +175,28 @@ def read_archive(
     return heading
 
 
+class _Bounded:
+    """What is unpacked, as far as it may reach: a few bytes of a hostile archive unpack to a header of any length."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._done = 0
+        self._limit = _BETWEEN_BYTES_MAX
+
+    def expect(self, size: int) -> None:
+        """So many bytes come now, then the next header or the end."""
+        self._limit = self._done + size + _BETWEEN_BYTES_MAX
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        self._done += len(data)
+        if self._done > self._limit:
+            raise tarfile.ReadError("a header is larger than it can be")
+        return data
+
+
 def _content_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> BinaryIO:
-    content = tar.extractfile(member) if member.isreg() else None
+    content = tar.extractfile(member) if member.isreg() and not member.issparse() else None
     if content is None:
         raise DataDamaged(f"{member.name[:200]!r} is not a plain file")
     return content  # type: ignore[return-value]

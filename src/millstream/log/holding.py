@@ -47,6 +47,8 @@ class Holding:
         self._root = root
         self.sizes: dict[str, int] = {}
         self._kept: set[str] = set()
+        #: Why not everything is there any more; empty while it is.
+        self.lost = ""
         #: Held by whoever changes names, so that the moment is one moment for threads as well.
         self.lock: Final = threading.RLock()
 
@@ -60,6 +62,7 @@ class Holding:
             with open(f"{self._root}/{_LIST}", "wb") as file:
                 file.write(msgspec.json.encode(held))
             self._kept = set()
+            self.lost = ""
             self.sizes = held.sizes
         return held
 
@@ -70,7 +73,10 @@ class Holding:
         shutil.rmtree(f"{self._root}/{HELD}", ignore_errors=True)
 
     def keep(self, path: str, *, changing: bool = False) -> None:
-        """Called before a name goes away or, with `changing`, before bytes that were there at the moment do."""
+        """Called before a name goes away or, with `changing`, before bytes that were there at the moment do.
+
+        Never fails: on a disk without room the copy is lost, and not what the broker is doing.
+        """
         if path not in self.sizes:
             return
         with self.lock:
@@ -78,10 +84,15 @@ class Holding:
             if size is None or path in self._kept:
                 return
             source, kept = f"{self._root}/{path}", f"{self._root}/{_KEPT}/{path}"
-            os.makedirs(os.path.dirname(kept), mode=0o750, exist_ok=True)
-            if changing or not _linked(source, kept):
-                _copy(source, kept, size)
-            self._kept.add(path)
+            try:
+                os.makedirs(os.path.dirname(kept), mode=0o750, exist_ok=True)
+                if changing or not _linked(source, kept):
+                    _copy(source, kept, size)
+            except OSError as error:
+                self.lost = f"{path} could not be put aside: {error.strerror or error}"
+                self.sizes = {}
+            else:
+                self._kept.add(path)
 
 
 def _linked(source: str, target: str) -> bool:

@@ -54,15 +54,20 @@ class ServerTls:
         try:
             # Without a password it would ask at the terminal, and wait.
             context.load_cert_chain(settings.certificate, settings.key or None, password=lambda: "")
-            if settings.client_ca:
-                context.load_verify_locations(settings.client_ca)
-                context.verify_mode = ssl.CERT_REQUIRED
         except (ssl.SSLError, OSError, ValueError) as problem:
             raise StartFailed(
                 f"tls.certificate {settings.certificate!r} and its key cannot be used: {_said(problem)}"
             ) from None
+        if settings.client_ca:
+            try:
+                context.load_verify_locations(settings.client_ca)
+            except (ssl.SSLError, OSError, ValueError) as problem:
+                raise StartFailed(f"tls.client_ca {settings.client_ca!r} cannot be used: {_said(problem)}") from None
+            context.verify_mode = ssl.CERT_REQUIRED
 
 
 def _said(problem: Exception) -> str:
     reason = getattr(problem, "reason", None) or getattr(problem, "strerror", None)
-    return str(reason or problem)
+    text = str(reason or problem)
+    # All that OpenSSL says about either.
+    return "one of them is not PEM, is missing, or has a password" if "PEM lib" in text else text

@@ -136,14 +136,18 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
     def subjects(self, record: Record) -> Iterator[Subject]:
         """Those messages of a record that are looked for."""
         for subject in record.subjects:
-            if self.key is not None and subject.key != self.key:
+            if self.offset not in (None, subject.offset) or self.key not in (None, subject.key):
                 continue
-            if self.trace is None or subject.trace == self.trace:
+            if self.trace in (None, subject.trace):
                 yield subject
 
-    @property
-    def is_about_single_messages(self) -> bool:
-        return self.key is not None or self.trace is not None
+    def others(self, record: Record) -> int:
+        """How many messages that the record does not know by name there are, if those may be looked for."""
+        if self.key is not None or self.trace is not None:
+            return 0
+        if any(subject.offset == self.offset for subject in record.subjects):
+            return 0
+        return record.messages - len(record.subjects)
 
 
 _NEEDLES_MAX: Final = 16

@@ -46,7 +46,8 @@ class PassportInfo(AnswerForm):
 
 
 class FindTraces(CallForm, tag="trace.find"):
-    """Answers with TracePage: what was recorded, the newest first.  All conditions that are set must hold.
+    """Answers with TracePage: what was recorded, the newest first.  All conditions that are set must hold; without
+    any, that is what happened last in the namespace.
 
     With a topic, and a key or a trace id, the topic itself is looked through as well, after the records: what is stored
     there and was never recorded, because all went well, is shown as `stored`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -124,3 +125,48 @@ def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="not empty"):
         restore_archive(io.BytesIO(packed()), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def _head(kind: bytes, size: int) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def _heading() -> bytes:
+    """The first member: a block that names it, and one with what it says."""
+    whole: bytes = zstandard.ZstdDecompressor().stream_reader(packed()).read()
+    assert whole[1024:].startswith(b"node_id")
+    return whole[:1024]
+
+
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+@pytest.mark.parametrize("begins", [b"", _heading()], ids=["at-once", "behind-the-heading"])
+def test_what_unpacks_to_far_more_than_a_header_has_is_not_read(kind: bytes, begins: bytes) -> None:
+    packer = zstandard.ZstdCompressor().compressobj()
+    bomb = packer.compress(begins + _head(kind, 1 << 40))
+    zeros = bytes(1 << 20)
+    bomb += b"".join(packer.compress(zeros) for _ in range(64)) + packer.flush()
+    source = io.BytesIO(bomb)
+    tracemalloc.start()
+    with pytest.raises(MillstreamError, match="header"):
+        read_archive(source, lambda _, chunks: [None for _ in chunks] and None)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 32 << 20
+
+
+def test_headers_within_headers_come_to_an_end() -> None:
+    name = _head(tarfile.GNUTYPE_LONGNAME, 4) + b"abc\0".ljust(512, b"\0")
+    with pytest.raises(MillstreamError):
+        read_archive(io.BytesIO(zstandard.ZstdCompressor().compress(_heading() + name * 3000)), lambda *_: None)
+
+
+def test_a_file_with_holes_is_refused_before_it_fills_the_disk() -> None:
+    head = bytearray(_head(tarfile.GNUTYPE_SPARSE, 512))
+    head[386:410], head[483:495] = b"00000000000\0" + b"00000001000\0", b"77777777777\0"
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    data = zstandard.ZstdCompressor().compress(_heading() + bytes(head) + bytes(512))
+    with pytest.raises(DataDamaged, match="not a plain file"):
+        read_archive(io.BytesIO(data), lambda _, chunks: next(chunks) and None)

@@ -65,6 +65,17 @@ def test_a_search_by_key_or_trace_finds_single_messages() -> None:
     assert not Search(trace=bytes(16)).may_match(data)
 
 
+def test_messages_that_are_not_named_are_found_together_unless_the_one_that_is_looked_for_is() -> None:
+    record = nacked(subjects=(Subject(100, 1_000, b"k1"),))
+
+    assert Search().others(record) == record.messages - 1 > 0
+    assert Search(offset=101).others(record) == record.messages - 1
+    assert Search(offset=100).others(record) == 0
+    assert [s.offset for s in Search(offset=100).subjects(record)] == [100]
+    assert not list(Search(offset=101).subjects(record))
+    assert Search(key=b"k1").others(record) == Search(trace=bytes(16)).others(record) == 0
+
+
 def test_a_search_has_a_beginning_and_an_end_in_time() -> None:
     assert Search(from_ms=2_000, until_ms=2_001).matches(nacked(2_000))
     assert not Search(from_ms=2_001).matches(nacked(2_000))

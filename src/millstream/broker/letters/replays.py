@@ -58,7 +58,7 @@ class Replays:
 
     def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
         return {
-            ReplayLetters: lambda session, call: self.begin(session.namespace, call),
+            ReplayLetters: self.begin,
             ListReplays: self._list,
             ShowReplay: self._show,
             AbortReplay: lambda session, call: self.abort(session.namespace, call.id),
@@ -109,7 +109,8 @@ class Replays:
 
     # --- what is asked -------------------------------------------------------------------------------------------
 
-    async def begin(self, namespace: str, call: ReplayLetters) -> ReplayStarted:
+    async def begin(self, session: Session, call: ReplayLetters) -> ReplayStarted:
+        namespace = session.namespace
         require_choice(call.ids, call.filter, call.everything)
         if len(call.ids) > _IDS_MAX:
             raise InvalidArgument(f"a replay takes {_IDS_MAX} ids at most, not {len(call.ids)}; use a filter")
@@ -121,6 +122,8 @@ class Replays:
         ends = self._host.letters.ends(namespace)
         planner = await self._plan(namespace, call, ends)
         plan = planner.plan(now_ms=self._now_ms())
+        for topic in plan.targets:  # a letter says itself where it came from, and anybody may have written it
+            session.access.require("produce", namespace, topic)
         if call.dry_run:
             return ReplayStarted(plan=plan)
         running = sum(not job.info.is_over for job in self._jobs.values())

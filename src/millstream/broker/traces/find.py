@@ -10,7 +10,7 @@ from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
 from millstream.broker.traces.recorder import Recorder
 from millstream.clock import Clock
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, MessageNotFound
 from millstream.ids import MessagePlace, message_id, schedule_uid
 from millstream.traceparent import TRACEPARENT, check_trace_id, context_of, own_trace_id
 from millstream.traces.records import Record, Search, marker
@@ -44,16 +44,17 @@ class Finder:
         _check(call)
         trace = check_trace_id(call.trace_id) if call.trace_id else None
         places = self._places(namespace, call.topic)
+        own = _own_place(trace, places)
         if call.after.startswith(_TOPIC) and _goes_on_in_topic(call):
-            return await self._in_topic(namespace, call, call.after[1:], call.limit)
+            return await self._in_topic(namespace, call, own, call.after[1:], call.limit)
         await self._recorder.flush()
-        page = await self._in_records(call, trace, places)
+        page = await self._in_records(call, _search(call, trace, own, places), places)
         if not page.after and _goes_on_in_topic(call):
             left = call.limit - len(page.events)
             if left <= 0:
                 page.after = _TOPIC
             else:
-                more = await self._in_topic(namespace, call, "", left)
+                more = await self._in_topic(namespace, call, own, "", left)
                 page.events += more.events
                 page.after = more.after
         return page
@@ -70,8 +71,7 @@ class Finder:
 
     # --- records -------------------------------------------------------------------------------------------------
 
-    async def _in_records(self, call: calls.FindTraces, trace: bytes | None, places: _Places) -> calls.TracePage:
-        search = _search(call, trace, places)
+    async def _in_records(self, call: calls.FindTraces, search: Search, places: _Places) -> calls.TracePage:
         end, skipped = _parse(call.after, self._recorder.store.end)
         events: list[calls.TraceEvent] = []
         began_ms = self._clock.monotonic_ms()
@@ -90,8 +90,12 @@ class Finder:
 
     # --- the topic -----------------------------------------------------------------------------------------------
 
-    async def _in_topic(self, namespace: str, call: calls.FindTraces, after: str, limit: int) -> calls.TracePage:
+    async def _in_topic(
+        self, namespace: str, call: calls.FindTraces, own: MessagePlace | None, after: str, limit: int
+    ) -> calls.TracePage:
         """Messages of a topic with a key or trace, whatever has become of them."""
+        if own is not None:
+            return calls.TracePage(events=await self._untraced(namespace, call, own))
         browse = BrowseMessages(
             topic=call.topic,
             from_ms=call.from_ms,
@@ -109,6 +113,22 @@ class Finder:
         found = [event for event in events if wanted in ("", event.trace_id)]
         return calls.TracePage(events=found, after=_TOPIC + page.after if page.after else "")
 
+    async def _untraced(self, namespace: str, call: calls.FindTraces, own: MessagePlace) -> list[calls.TraceEvent]:
+        """The message that a trace of its own belongs to, unless other conditions say no."""
+        name = message_id(own.append_time_ms * 1000, own.partition_uid, own.offset)
+        try:
+            event = _stored(await self._host.messages.find(namespace, name))
+        except MessageNotFound:
+            return []
+        holds = (
+            # Otherwise it came with another trace, or is what a schedule has become.
+            event.trace_id == call.trace_id.lower()
+            and call.key in (None, event.key)
+            and event.time_ms >= call.from_ms
+            and not 0 < call.until_ms <= event.time_ms
+        )
+        return [event] if holds else []
+
 
 def _check(call: calls.FindTraces) -> None:
     if not 1 <= call.limit <= _PAGE_MAX:
@@ -124,19 +144,19 @@ def _goes_on_in_topic(call: calls.FindTraces) -> bool:
     return bool(call.topic and (call.key is not None or call.trace_id) and not call.failures_only)
 
 
-def _search(call: calls.FindTraces, trace: bytes | None, places: _Places) -> Search:
-    chosen = frozenset(places)
-    offset = None
-    if trace is not None:
-        # A message that came without a trace has one of its own, which says where it is.
-        place = MessagePlace(int.from_bytes(trace[:6]), int.from_bytes(trace[6:10]), int.from_bytes(trace[10:]))
-        if marker(place.partition_uid) in places:
-            chosen, offset, trace = frozenset((marker(place.partition_uid),)), place.offset, None
+def _own_place(trace: bytes | None, places: _Places) -> MessagePlace | None:
+    """Where the message of a trace is, if it came without one: then it has one of its own, which says so."""
+    if trace is None or trace[6:10] not in places:
+        return None
+    return MessagePlace(int.from_bytes(trace[:6]), int.from_bytes(trace[6:10]), int.from_bytes(trace[10:]))
+
+
+def _search(call: calls.FindTraces, trace: bytes | None, own: MessagePlace | None, places: _Places) -> Search:
     return Search(
-        places=chosen,
-        offset=offset,
+        places=frozenset(places) if own is None else frozenset((marker(own.partition_uid),)),
+        offset=None if own is None else own.offset,
         key=call.key,
-        trace=trace,
+        trace=trace if own is None else None,
         from_ms=call.from_ms,
         until_ms=call.until_ms,
         failures_only=call.failures_only,
@@ -148,13 +168,11 @@ def _rows(record: Record, search: Search, places: _Places) -> Iterator[calls.Tra
     topic, number = places[record.place]
     uid = int.from_bytes(record.place)
     for subject in search.subjects(record):
-        if search.offset not in (None, subject.offset):
-            continue
         name = message_id(subject.append_ms * 1000, uid, subject.offset)
         trace_id = subject.trace.hex() if subject.trace is not None else own_trace_id(name)
         yield _row(record, topic, number, name, subject.offset, trace_id, subject.key)
-    others = record.messages - len(record.subjects)
-    if others > 0 and not search.is_about_single_messages:
+    others = search.others(record)
+    if others > 0:
         yield _row(record, topic, number, "", record.base, "", None, messages=others)
 
 
@@ -193,7 +211,7 @@ def _stored(message: MessageInfo) -> calls.TraceEvent:
         topic=message.topic,
         partition=message.partition,
         offset=message.offset,
-        kind="stored",
+        kind="scheduled" if message.deliver_at_ms else "stored",
         time_ms=message.append_time_ms,
         trace_id=context.trace_id if context is not None else own_trace_id(message.id),
         key=message.key,

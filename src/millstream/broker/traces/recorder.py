@@ -9,7 +9,8 @@ happens than fits, the rest is dropped and counted.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -47,6 +48,8 @@ _BUFFER_MAX: Final = 5_000
 _SAMPLES_MAX: Final = 20
 #: Messages whose key and trace are looked up at one flush, and bytes of the log that are read for it.
 _SUBJECTS_MAX: Final = 500
+#: The bits of a record about messages that were chosen one by one: 8 KiB.
+_SPAN_MAX: Final = 64 * 1024
 #: Records whose messages are looked up before others get their turn.
 _AT_A_TIME: Final = 25
 _READ_BYTES_MAX: Final = 256 * 1024
@@ -214,10 +217,14 @@ class Recorder:
     def replayed(self, letters: Sequence[DeadLetter], partition: Partition, first: int) -> None:
         """Letters have become messages again, one after the other from an offset on."""
         now_ms = self._clock.now_us() // 1000
-        chunk = partition.log.read(first, 1, before=partition.log.next_offset)
-        append_us = next(batches_of(chunk.buffers)).append_time_us
+        append_us = None
+        try:
+            chunk = partition.log.read(first, 1, before=partition.log.next_offset)
+            append_us = next((batch.append_time_us for batch in batches_of(chunk.buffers)), None)
+        except (OSError, MillstreamError) as error:  # a passport that does not say as what is not worth a replay
+            _log.warning("replayed messages could not be read", partition=partition.uid, reason=str(error))
         for offset, letter in enumerate(letters, first):
-            link = message_id(append_us, partition.uid, offset)
+            link = "" if append_us is None else message_id(append_us, partition.uid, offset)
             self._note_letter("replayed", letter, now_ms, "", "", link)
             self._note_own(letter, "replayed", now_ms, link)
         self.watch(partition.uid, range(first, first + len(letters)))
@@ -250,10 +257,9 @@ class Recorder:
     def scheduled(self, kind: Kind, partition: Partition, offsets: Sequence[int], note: str) -> None:
         """Something happened to messages that are not due yet; `partition` is their log."""
         now_ms = self._clock.now_us() // 1000
-        for first in range(0, len(offsets), _SUBJECTS_MAX):
-            some = offsets[first : first + _SUBJECTS_MAX]
-            bits = pack(min(some), sorted(some))
-            self.note(Record(kind, now_ms, marker(partition.uid), *_named(min(some), bits), note=note))
+        for some in _spans(sorted(offsets)):
+            bits = pack(some[0], some)
+            self.note(Record(kind, now_ms, marker(partition.uid), *_named(some[0], bits), note=note))
 
     # --- writing -------------------------------------------------------------------------------------------------
 
@@ -363,6 +369,16 @@ class _Near:
 def _subject(offset: int, append_ms: int, key: bytes | None, headers: Iterable[tuple[str, bytes]]) -> Subject:
     context = context_of(headers)
     return Subject(offset, append_ms, key, bytes.fromhex(context.trace_id) if context is not None else None)
+
+
+def _spans(offsets: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Sorted offsets, cut into as few records as stay small: those that are far apart do not share a bitmap."""
+    first = 0
+    while first < len(offsets):
+        last = bisect_left(offsets, offsets[first] + _SPAN_MAX, first)
+        last = min(last, first + _SUBJECTS_MAX)
+        yield offsets[first:last]
+        first = last
 
 
 def _named(base: int, bits: int) -> tuple[int, bytes]:
