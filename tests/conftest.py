@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+import os
+import ssl
+import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
+import httpx
+import httpx._transports.default as httpx_transport
 import pytest
+import structlog
 import typer.main
 from hypothesis import settings
 
 from millstream.testing.broker import BrokerForTests
 
+# The suite starts many processes.  Where bytecode is not kept, each of them compiles the whole broker before it begins.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Reproducible by default; a failure prints the blob that replays it.
 settings.register_profile("millstream", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("millstream")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) -> Generator[None, object, object]:
+    """Leave slow tests out where they would not run: some take seconds to be collected, in every worker."""
+    found = yield
+    if collector.config.option.markexpr != "not slow" or not collector.istestfunction(obj, name):
+        return found
+    return [] if any(mark.name == "slow" for mark in getattr(obj, "pytestmark", ())) else found
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -23,6 +43,33 @@ def _one_command_tree() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_list_of_authorities() -> Iterator[None]:
+    """Every client of httpx reads all the authorities of the world, which takes longer than most requests."""
+    honest = httpx.create_ssl_context
+    cached = functools.cache(lambda _authorities: honest())
+
+    def create(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        if verify is True and cert is None and trust_env:
+            return cached((os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")))
+        return honest(verify, cert, trust_env)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(httpx_transport, "create_ssl_context", create)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _logs_of_its_own() -> Iterator[None]:
+    """A command that sets up logs writes them to a stream that ends with its test."""
+    before = structlog.get_config() if structlog.is_configured() else None
+    yield
+    if before is not None:
+        structlog.configure(**before)
+    elif structlog.is_configured():
+        structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -55,7 +55,8 @@ class Millstream:
 
     def start(self, directory: Path, _level: Level) -> Server:
         server = Server(free_port())
-        command = [str(_binary()), "serve", "--data", str(directory), "--port", str(server.port), "--http-port", "0"]
+        command = [str(_binary()), "serve", "--data", str(directory), "--port", str(server.port)]
+        command += ["--http-port", "0", "--mqtt-port", "0"]
         for setting in self.settings:
             command += ["--set", setting]
         launch(server, command, directory.with_suffix(".log"))

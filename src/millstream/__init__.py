@@ -60,7 +60,7 @@ _HOME = {
     "connect": "millstream.client",
     "trace_headers": "millstream.client",
 }
-_MODULES = ("aio", "errors")
+_MODULES = ("aio", "errors", "spark")
 
 __all__ = [
     "BatchFailure",

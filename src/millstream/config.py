@@ -9,16 +9,37 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Annotated, Final, Literal, NamedTuple, get_args, get_origin
+from typing import Final, Literal, NamedTuple, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from millstream.errors import ConfigInvalid
+from millstream.sections import (
+    AccessSettings,
+    GroupSettings,
+    HttpSettings,
+    LimitSettings,
+    LogSettings,
+    MetricsSettings,
+    MqttSettings,
+    PipelineSettings,
+    ScheduleSettings,
+    Section,
+    ServerSettings,
+    StageSettings,
+    StorageRule,
+    StorageSettings,
+    TlsSettings,
+    TopicSettings,
+    TraceSettings,
+    WebhookSettings,
+    parse_bytes,
+    parse_duration_ms,
+)
 
 __all__ = [
     "FLAGS",
@@ -28,9 +49,13 @@ __all__ = [
     "LimitSettings",
     "LogSettings",
     "MetricsSettings",
+    "MqttSettings",
+    "PipelineSettings",
     "ScheduleSettings",
     "ServerSettings",
     "Settings",
+    "StageSettings",
+    "StorageRule",
     "StorageSettings",
     "TlsSettings",
     "TopicSettings",
@@ -44,23 +69,6 @@ __all__ = [
     "setting_fields",
 ]
 
-_KIB: Final = 1024
-_MIB: Final = 1024 * _KIB
-_GIB: Final = 1024 * _MIB
-_SECOND_MS: Final = 1000
-_HOUR_MS: Final = 3600 * _SECOND_MS
-_DAY_MS: Final = 24 * _HOUR_MS
-
-_SIZE_UNITS: Final = {
-    "": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,
-    "kib": _KIB, "mib": _MIB, "gib": _GIB, "tib": 1024 * _GIB,
-}  # fmt: skip
-_DURATION_UNITS: Final = {
-    "": 1, "ms": 1, "s": _SECOND_MS, "m": 60 * _SECOND_MS, "min": 60 * _SECOND_MS,
-    "h": _HOUR_MS, "d": _DAY_MS, "w": 7 * _DAY_MS,
-}  # fmt: skip
-_QUANTITY: Final = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([A-Za-z]*)")
-
 ENVIRONMENT_PREFIX: Final = "MILLSTREAM_"
 
 #: Settings that have a flag of their own on `millstream serve` and `millstream config show`.
@@ -68,6 +76,7 @@ FLAGS: Final[Mapping[str, str]] = {
     "server.host": "--host",
     "server.port": "--port",
     "http.port": "--http-port",
+    "mqtt.port": "--mqtt-port",
     "storage.data": "--data",
     "storage.fsync": "--fsync",
     "access.insecure": "--insecure",
@@ -76,288 +85,18 @@ FLAGS: Final[Mapping[str, str]] = {
 }
 
 
-def parse_bytes(value: object) -> object:
-    """A size as a number of bytes: `64MiB`, `10 GB`, `4096`.  What is not such a text is returned as it came."""
-    return _parse_quantity(value, _SIZE_UNITS)
-
-
-def parse_duration_ms(value: object) -> object:
-    """A duration in milliseconds: `30s`, `5m`, `7d`, `1500`.  What is not such a text is returned as it came."""
-    return _parse_quantity(value, _DURATION_UNITS)
-
-
-def _parse_quantity(value: object, units: Mapping[str, int]) -> object:
-    if not isinstance(value, str) or (match := _QUANTITY.fullmatch(value.strip())) is None:
-        return value
-    number, unit = match[1].replace("_", ""), units.get(match[2].lower())
-    if unit is None:
-        return value
-    amount = float(number) * unit if "." in number else int(number) * unit
-    return int(amount) if amount == int(amount) else value
-
-
-_Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-_Millis = Annotated[int, BeforeValidator(parse_duration_ms)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class ServerSettings(_Section):
-    """Where the broker listens, and what one connection may cost it."""
-
-    host: str = Field(
-        default="127.0.0.1", min_length=1, description="Address to listen on; only this machine unless changed."
-    )
-    port: int = Field(default=9092, ge=0, le=65_535, description="Port of the native protocol; 0 takes any free one.")
-    max_connections: int = Field(
-        default=10_000, ge=1, le=1_000_000, description="Connections beyond this number are turned away."
-    )
-    frame_bytes_max: _Bytes = Field(
-        default=10 * _MIB, ge=64 * _KIB, le=_GIB, description="The largest request or answer; it bounds a batch."
-    )
-    connection_memory_bytes: _Bytes = Field(
-        default=32 * _MIB,
-        ge=64 * _KIB,
-        le=16 * _GIB,
-        description="Memory for the waiting answers of one connection; beyond it the connection is not read from.",
-    )
-    memory_bytes_warning: _Bytes = Field(
-        default=0,
-        ge=0,
-        le=1024 * _GIB,
-        description="Memory of the whole broker above which it slows publishers down; 0 does not look.",
-    )
-    memory_bytes_critical: _Bytes = Field(
-        default=0,
-        ge=0,
-        le=1024 * _GIB,
-        description="Memory above which it takes neither messages nor new connections; 0 does not look.",
-    )
-    heartbeat_ms: _Millis = Field(
-        default=30_000,
-        ge=100,
-        le=_HOUR_MS,
-        description="A connection silent for this long counts as one missed heartbeat.",
-    )
-    heartbeat_misses: int = Field(
-        default=3, ge=1, le=100, description="Missed heartbeats after which a connection is closed."
-    )
-    drain_ms: _Millis = Field(
-        default=10_000, ge=0, le=_HOUR_MS, description="Time that running requests get to finish when the broker stops."
-    )
-    backlog: int = Field(default=512, ge=1, le=65_535, description="Connections that may wait to be accepted.")
-
-
-class HttpSettings(_Section):
-    """The HTTP door: API, WebSocket, dashboard and metrics."""
-
-    enabled: bool = Field(default=True, description="Whether the broker answers HTTP at all.")
-    port: int = Field(default=8080, ge=0, le=65_535, description="Port of HTTP; 0 takes any free one.")
-    keep_alive_ms: _Millis = Field(
-        default=75_000, ge=1000, le=_HOUR_MS, description="An idle HTTP connection is closed after this time."
-    )
-    request_ms: _Millis = Field(
-        default=30_000,
-        ge=100,
-        le=_HOUR_MS,
-        description="Time a client gets to send a request, head and body each.",
-    )
-
-
-class StorageSettings(_Section):
-    """Where messages are kept, and when they count as stored."""
-
-    data: str = Field(default="./data", min_length=1, description="Directory that holds everything the broker knows.")
-    fsync: Literal["group", "interval", "always", "never"] = Field(
-        default="group",
-        description="When a publish is confirmed: `group` after an fsync shared with its neighbours, `always` after "
-        "its own, `interval` and `never` once the operating system has it.",
-    )
-    fsync_interval_ms: _Millis = Field(
-        default=1000, ge=10, le=_HOUR_MS, description="Time between two fsyncs with fsync `interval`."
-    )
-    ack_flush_interval_ms: _Millis = Field(
-        default=50, ge=1, le=10_000, description="Longest time that an ack waits in memory before it is written."
-    )
-    segment_bytes: _Bytes = Field(
-        default=64 * _MIB, ge=4096, le=_GIB, description="Size of a log file; retention deletes whole files."
-    )
-    index_interval_bytes: _Bytes = Field(
-        default=4096,
-        ge=64,
-        le=_GIB,
-        description="Bytes of log between two index entries; smaller finds faster, costs disk.",
-    )
-    tail_cache_bytes: _Bytes = Field(
-        default=16 * _MIB, ge=0, le=1024 * _GIB, description="Newest messages kept in memory for readers that keep up."
-    )
-    open_files_max: int = Field(default=256, ge=8, le=1_000_000, description="Log files kept open at a time.")
-    cleanup_interval_ms: _Millis = Field(
-        default=60_000, ge=100, le=_DAY_MS, description="Time between two rounds of retention and compaction."
-    )
-    free_bytes_min: _Bytes = Field(
-        default=256 * _MIB, ge=0, le=1024 * _GIB, description="Free disk space below which the broker is read-only."
-    )
-
-
-class TopicSettings(_Section):
-    """What a topic is like when its creator does not say."""
-
-    auto_create: bool = Field(default=True, description="Whether publishing to an unknown topic creates it.")
-    default_partitions: int = Field(default=1, ge=1, le=10_000, description="Partitions of a topic created by use.")
-    max_topics: int = Field(default=10_000, ge=1, le=1_000_000, description="Topics that the broker holds at most.")
-    retention_ms: _Millis = Field(
-        default=7 * _DAY_MS, ge=0, le=36_500 * _DAY_MS, description="Age at which messages are deleted; 0 keeps them."
-    )
-    max_message_bytes: _Bytes = Field(
-        default=_MIB, ge=1, le=9 * _MIB, description="The largest single message, with key and headers."
-    )
-
-
-class GroupSettings(_Section):
-    """What consumer groups may ask for, and how long they are remembered."""
-
-    session_ms_max: _Millis = Field(
-        default=_HOUR_MS, ge=1000, le=_DAY_MS, description="The longest silence a member may ask to be forgiven."
-    )
-    offsets_retention_ms: _Millis = Field(
-        default=7 * _DAY_MS,
-        ge=0,
-        le=36_500 * _DAY_MS,
-        description="Time after which the offsets of a group without members are dropped; 0 keeps them.",
-    )
-
-
-class ScheduleSettings(_Section):
-    """How far ahead, and how much, may be scheduled."""
-
-    max_delay_ms: _Millis = Field(
-        default=0,
-        ge=0,
-        le=36_500 * _DAY_MS,
-        description="The furthest a message may be scheduled ahead; 0 sets no limit.",
-    )
-    max_pending: int = Field(
-        default=0, ge=0, le=1_000_000_000_000, description="Scheduled messages a topic holds at most; 0 sets no limit."
-    )
-
-
-class AccessSettings(_Section):
-    """Who may use the broker."""
-
-    mode: Literal["auto", "off", "keys"] = Field(
-        default="auto",
-        description="`keys` asks everybody for an API key, `off` nobody; `auto` is `off` while only this machine can "
-        "connect (or `insecure` is set), and `keys` otherwise.",
-    )
-    insecure: bool = Field(
-        default=False, description="Lets the broker serve other machines without keys or without TLS."
-    )
-    audit: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="Whether what administrators do is written to the topic `_audit`; `auto` does when there are keys.",
-    )
-    audit_retention_ms: _Millis = Field(
-        default=90 * _DAY_MS, ge=0, le=36_500 * _DAY_MS, description="Age at which audit entries are deleted; 0 keeps."
-    )
-
-
-class TlsSettings(_Section):
-    """Encryption of every port; read again on SIGHUP."""
-
-    certificate: str = Field(default="", description="PEM file of the certificate and its chain; empty is no TLS.")
-    key: str = Field(default="", description="PEM file of the private key; empty if it is in the certificate's file.")
-    client_ca: str = Field(
-        default="", description="PEM file of authorities; if set, clients must have a certificate of one of them."
-    )
-
-
-class LimitSettings(_Section):
-    """How fast one client may ask; 0 sets no limit."""
-
-    requests_per_s_per_address: int = Field(
-        default=0, ge=0, le=10_000_000, description="HTTP requests a second from one address."
-    )
-    requests_per_s_per_key: int = Field(
-        default=0, ge=0, le=10_000_000, description="HTTP requests a second with one key."
-    )
-    burst: int = Field(
-        default=0, ge=0, le=10_000_000, description="Requests that may come at once; 0 is what a second allows."
-    )
-    connections_per_s_per_address: int = Field(
-        default=0, ge=0, le=10_000_000, description="Connections a second from one address, of the native protocol."
-    )
-    wrong_keys_per_minute: int = Field(
-        default=30, ge=0, le=10_000_000, description="Wrong keys from one address before it is told to wait."
-    )
-
-
-class WebhookSettings(_Section):
-    """Requests that the broker sends to others: webhooks, and alerts of dead letters."""
-
-    allow_private: bool = Field(
-        default=True,
-        description="Whether they may go to addresses outside the public internet: this machine, private networks, "
-        "link-local and the like.  `false` where those who register webhooks must not reach the broker's own network.",
-    )
-
-
-class TraceSettings(_Section):
-    """What is recorded about what happens to messages, and for how long."""
-
-    enabled: bool = Field(default=True, description="Whether anything is recorded.")
-    sample: float = Field(
-        default=0.001,
-        ge=0,
-        le=1,
-        description="The share of messages of which it is recorded that all went well; failures always are.",
-    )
-    retention_ms: _Millis = Field(
-        default=7 * _DAY_MS, ge=0, le=36_500 * _DAY_MS, description="Age at which records are deleted; 0 keeps them."
-    )
-    max_bytes: _Bytes = Field(
-        default=256 * _MIB, ge=_MIB, le=1024 * _GIB, description="Disk space for records; beyond it the oldest go."
-    )
-    otlp_endpoint: str = Field(
-        default="",
-        description="Where spans of messages with a sampled `traceparent` are sent, by OTLP over HTTP, such as "
-        "`http://localhost:4318/v1/traces`; empty sends none.  Needs `pip install millstream[otel]`.",
-    )
-
-
-class MetricsSettings(_Section):
-    """What the broker shows of its own numbers."""
-
-    series_max: int = Field(
-        default=2_000,
-        ge=1,
-        le=1_000_000,
-        description="Topics with series of their own in `/metrics`, and as many groups; the others are summed up.",
-    )
-
-
-class LogSettings(_Section):
-    """What the broker says about itself, on standard error."""
-
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least important entry shown."
-    )
-    format: Literal["auto", "json", "text"] = Field(
-        default="auto", description="`auto` is text on a terminal and JSON lines elsewhere."
-    )
-
-
-class Settings(_Section):
+class Settings(Section):
     """Everything that can be set about a broker."""
 
     server: ServerSettings = ServerSettings()
     http: HttpSettings = HttpSettings()
+    mqtt: MqttSettings = MqttSettings()
     storage: StorageSettings = StorageSettings()
     topics: TopicSettings = TopicSettings()
     groups: GroupSettings = GroupSettings()
     schedules: ScheduleSettings = ScheduleSettings()
+    stages: StageSettings = StageSettings()
+    pipelines: PipelineSettings = PipelineSettings()
     webhooks: WebhookSettings = WebhookSettings()
     access: AccessSettings = AccessSettings()
     tls: TlsSettings = TlsSettings()
@@ -415,7 +154,7 @@ def allowed_values(key: str) -> str:
     if field.annotation is bool:
         return "true or false"
     if field.annotation is str:
-        return "a text that is not empty"
+        return str(field.examples[0]) if field.examples else "a text that is not empty"
     low, high = (_bound(field, name) for name in ("ge", "le"))
     if "_ms" in key:
         return f"a duration such as 500ms, 30s or 7d, from {low:,} to {high:,} ms"

@@ -36,6 +36,7 @@ __all__ = [
     "PartitionNotFound",
     "PathNotFound",
     "PayloadTooLarge",
+    "PipelineNotFound",
     "ProducerFenced",
     "ProtocolViolation",
     "QueueFull",
@@ -48,7 +49,9 @@ __all__ = [
     "RequestTimeout",
     "ScheduleFired",
     "ScheduleNotFound",
+    "SessionNotFound",
     "ShuttingDown",
+    "StageLost",
     "StaleGeneration",
     "StartFailed",
     "StorageFailed",
@@ -59,6 +62,7 @@ __all__ = [
     "Unauthorized",
     "UnavailableError",
     "UnknownMember",
+    "UnsupportedMediaType",
     "UnsupportedVersion",
     "WebhookNotFound",
     "catalogue",
@@ -369,6 +373,27 @@ class WebhookNotFound(RequestError):
     remedy = "List them with `millstream webhook list`."
 
 
+class SessionNotFound(RequestError):
+    """No MQTT client has a session under this client id."""
+
+    code, number = "SESSION_NOT_FOUND", 53
+    remedy = "List the sessions of the namespace: `millstream mqtt sessions`."
+
+
+class StageLost(RequestError):
+    """A stage is not there any more, or not with everything that was put into it."""
+
+    code, number = "STAGE_LOST", 54
+    remedy = "Run the task again: it opens a stage of its own.  Raise stages.ttl_ms if stages expire too early."
+
+
+class PipelineNotFound(RequestError):
+    """No pipeline of this name has reported."""
+
+    code, number = "PIPELINE_NOT_FOUND", 55
+    remedy = "List them with `millstream pipeline list`."
+
+
 class HoldLost(RequestError):
     """The broker's files are not held any more: the time was up, or the connection that held them is gone."""
 
@@ -410,6 +435,13 @@ class MethodNotAllowed(RequestError):
     code, number = "METHOD_NOT_ALLOWED", 71
     remedy = "Use one of the methods that the header Allow names."
     allowed: tuple[str, ...] = ()
+
+
+class UnsupportedMediaType(RequestError):
+    """The body of an HTTP request is of a type that says nothing about what is in it."""
+
+    code, number = "UNSUPPORTED_MEDIA_TYPE", 72
+    remedy = "Say with the header Content-Type what the body is, application/json for messages as JSON."
 
 
 class DataDirLocked(MillstreamError):

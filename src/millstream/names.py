@@ -12,6 +12,7 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "INBOX_PREFIX",
     "NAME_BYTES_MAX",
+    "STAGE_PREFIX",
     "check_group",
     "check_namespace",
     "check_pattern",
@@ -25,6 +26,8 @@ DEFAULT_NAMESPACE: Final = "default"
 NAME_BYTES_MAX: Final = 255
 #: Addresses of inboxes look like topics; no topic is called so.
 INBOX_PREFIX: Final = "_inbox."
+#: Addresses of stages, where messages wait to be published all at once, look like topics, too.
+STAGE_PREFIX: Final = "_stage."
 #: What administrators did, in the namespace `default`.
 AUDIT_TOPIC: Final = "_audit"
 

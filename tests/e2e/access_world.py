@@ -28,7 +28,7 @@ def guarded(http: bool = False, **sections: dict[str, Any]) -> BrokerForTests:
 
 
 def new_key(broker: BrokerForTests, *roles: str, scopes: Iterable[str] = (), **options: Any) -> NewKey:
-    call = CreateKey(roles=list(roles), scopes=list(scopes), **options)  # type: ignore[arg-type]
+    call = CreateKey(roles=list(roles), scopes=list(scopes), **options)
     made = broker.run(broker.broker.access.create(call))
     assert isinstance(made, NewKey)
     return made

@@ -299,7 +299,7 @@ def test_bench_latency(run: Run) -> None:
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A broker as a user starts it, and its address."""
     process = subprocess.Popen(
-        [*MILLSTREAM, "serve", "--port", "0", "--http-port", "0", *arguments],
+        [*MILLSTREAM, "serve", "--port", "0", "--http-port", "0", "--mqtt-port", "0", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -31,9 +31,8 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_from_the_first_key_to_the_last(tmp_path: Path, run: Run) -> None:
-    refused = run(
-        "serve", "--data", str(tmp_path), "--port", "0", "--set", "access.mode=keys", "--http-port", "0", code=1
-    )
+    ports = ("--port", "0", "--http-port", "0", "--mqtt-port", "0")
+    refused = run("serve", "--data", str(tmp_path), *ports, "--set", "access.mode=keys", code=1)
     assert "make the first one with `millstream key create --role admin --data" in refused
     admin = run("key", "create", "--role", "admin", "--name", "root", "--data", str(tmp_path)).strip()
     assert admin.startswith("ms_")
@@ -65,3 +64,6 @@ def test_from_the_first_key_to_the_last(tmp_path: Path, run: Run) -> None:
         assert audited == [
             "namespace.quota.set", "namespace.quota.set", "key.revoke", "key.rotate", "key.create", "topic.create",
         ]  # fmt: skip
+        assert "one of admin, consume, produce, read, not 'king'" in run(
+            "key", "create", "--role", "king", *at, key=admin, code=1
+        )

@@ -64,7 +64,7 @@ def test_a_passport_as_json_is_for_programs(run: Callable[..., str], message_id:
     assert [event["kind"] for event in passport["events"]][-1] == "dead_lettered"
 
 
-@pytest.mark.parametrize("arguments", [(TRACE,), ("--topic", "orders", "--failures", "--from", "15m")])
+@pytest.mark.parametrize("arguments", [(), (TRACE,), ("--topic", "orders", "--failures", "--from", "15m")])
 def test_traces_are_listed(run: Callable[..., str], message_id: tuple[str, str], arguments: tuple[str, ...]) -> None:
     lines = [json.loads(line) for line in run(*arguments, "--json").splitlines()]
 

@@ -54,7 +54,7 @@ def check_command(words: list[str]) -> None:
 
 
 def ports() -> set[int]:
-    return {Settings().server.port, Settings().http.port}
+    return {Settings().server.port, Settings().http.port, Settings().mqtt.port}
 
 
 def test_all_names_of_variables_are_settings() -> None:

@@ -37,7 +37,7 @@ def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     monkeypatch.setattr(checks, "measure_syncs", lambda _: [0.5, 0.6, 0.7])
 
     def run(*arguments: object, code: int = 0) -> dict[str, Any]:
-        ports = () if "--port" in arguments else ("--port", "0", "--http-port", "0")
+        ports = () if "--port" in arguments else ("--port", "0", "--http-port", "0", "--mqtt-port", "0")
         outcome = _run(["doctor", "--json", "--data", str(tmp_path / "data"), *ports, *map(str, arguments)])
         said = capsys.readouterr()
         assert outcome == code, said.out + said.err
@@ -86,9 +86,11 @@ def test_what_a_start_would_refuse_is_told_before(doctor: Doctor, tmp_path: Path
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        found = doctor("--port", port, "--http-port", port, "--broker", "127.0.0.1:1", code=1)
-        assert found["port"]["verdict"] == found["HTTP port"]["verdict"] == "fail"
+        ports = ("--port", port, "--http-port", port, "--mqtt-port", port)
+        found = doctor(*ports, "--broker", "127.0.0.1:1", code=1)
+        assert {found[name]["verdict"] for name in ("port", "HTTP port", "MQTT port")} == {"fail"}
         assert "--http-port" in found["HTTP port"]["next"]
+        assert "--mqtt-port" in found["MQTT port"]["next"]
     assert "no TLS" in doctor("--host", "0.0.0.0", code=1)["exposure"]["found"]
     assert doctor("--host", "0.0.0.0", "--insecure")["exposure"]["verdict"] == "warn"
     assert "key create" in doctor("--set", "access.mode=keys", code=1)["keys"]["next"]
@@ -138,5 +140,5 @@ def test_what_is_no_certificate_is_said_to_be_none(doctor: Doctor, tmp_path: Pat
 
 
 def test_a_table_is_for_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _run(["doctor", "--data", str(tmp_path), "--port", "0", "--http-port", "0"])
+    _run(["doctor", "--data", str(tmp_path), "--port", "0", "--http-port", "0", "--mqtt-port", "0"])
     assert "failed" in capsys.readouterr().out

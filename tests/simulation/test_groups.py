@@ -265,10 +265,6 @@ class World:
         self.commits_accepted += 1
         self.offsets.replay(partition, decide_commit(self.commits_accepted, now_ms=self.now_ms))
 
-    def unfenced(self, consumer: Consumer, partition: TopicPartition) -> bool:
-        member = self.state.members.get(consumer.member_id)
-        return member is not None and consumer.running and partition in consumer.held
-
     # Trouble.
 
     def start_consumer(self) -> None:
@@ -338,16 +334,19 @@ class World:
         check_exclusive(self.state)
         assert self.state.generation >= self.generation_seen, "the generation went back"
         self.generation_seen = self.state.generation
-        holders: dict[TopicPartition, str] = {}
+        readers: dict[str, set[TopicPartition]] = {}
         for consumer in self.consumers:
             # What members really do, not only what the broker believes: held means reading.  A stalled member
             # that was removed may still hold, but it is fenced and so it does not count.
-            for partition in consumer.held if consumer.running else ():
-                if self.unfenced(consumer, partition):
-                    other = holders.setdefault(partition, consumer.member_id)
-                    assert other == consumer.member_id, f"{partition} is read by {other} as well"
-                    owned = self.state.members[consumer.member_id].owned
-                    assert partition in owned, f"{consumer.member_id} reads {partition} without owning it"
+            member = self.state.members.get(consumer.member_id)
+            if member is not None and consumer.running and consumer.held:
+                stolen = consumer.held - member.owned.keys()
+                assert not stolen, f"{consumer.member_id} reads {stolen} without owning it"
+                readers[consumer.member_id] = readers.get(consumer.member_id, set()) | consumer.held
+        read: set[TopicPartition] = set()
+        for member_id, held in readers.items():
+            assert read.isdisjoint(held), f"{read & held} are read by {member_id} and by another"
+            read |= held
 
     def check_liveness(self) -> None:
         running = {c.member_id: c for c in self.consumers if c.running}

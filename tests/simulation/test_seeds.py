@@ -71,9 +71,12 @@ def only_publishers(world: World) -> list[Publishers]:
     return [Publishers(world, "orders", messages=50)]
 
 
-def notice(what: str, make: Callable[[World], list[Any]] = workloads) -> None:
-    """Some seed must find just this; the others may find nothing, or what follows from it."""
-    for seed in range(SEEDS):
+def notice(what: str, make: Callable[[World], list[Any]] = workloads, *, likely: int = 0) -> None:
+    """Some seed must find just this; the others may find nothing, or what follows from it.
+
+    The seed that found it when this was written is tried first: it saves seconds as long as it still does.
+    """
+    for seed in (likely, *range(SEEDS)):
         try:
             simulate(seed, make)
         except Broken as found:
@@ -89,12 +92,12 @@ def test_a_confirmation_before_the_sync_would_be_noticed(monkeypatch: pytest.Mon
         return [], honest(self)[1]
 
     monkeypatch.setattr(Partition, "begin_commit", careless)
-    notice("was confirmed at", only_publishers)
+    notice("was confirmed at", only_publishers, likely=21)
 
 
 def test_a_repeated_publish_that_is_stored_twice_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerTable, "check", lambda *_: None)
-    notice("is stored twice", only_publishers)
+    notice("is stored twice", only_publishers, likely=6)
 
 
 def test_acks_that_a_restart_forgets_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,10 +123,10 @@ def test_messages_of_a_key_in_parallel_would_be_noticed(monkeypatch: pytest.Monk
         honest(self, book, dataclasses.replace(rules, ordering="none"), leased)
 
     monkeypatch.setattr(Dispenser, "__init__", careless)
-    notice("of the same key was settled")
+    notice("of the same key was settled", likely=2)
 
 
 def test_schedules_that_come_early_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = ScheduleLog._now_ms
     monkeypatch.setattr(ScheduleLog, "_now_ms", lambda self: honest(self) + 150)
-    notice("before it was due")
+    notice("before it was due", likely=30)

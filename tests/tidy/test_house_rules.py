@@ -75,9 +75,10 @@ def test_error_numbers_have_not_moved() -> None:
         35: "GROUP_NOT_EMPTY", 40: "RECEIPT_INVALID", 41: "QUEUE_FULL", 42: "MESSAGE_NOT_FOUND",
         43: "SCHEDULE_NOT_FOUND", 44: "SCHEDULE_FIRED", 45: "REPLAY_NOT_FOUND", 46: "NO_REPLY_ADDRESS",
         47: "SUBSCRIPTION_NOT_FOUND", 48: "FORBIDDEN", 49: "KEY_NOT_FOUND", 50: "WEBHOOK_NOT_FOUND",
-        51: "HOLD_LOST", 52: "FILES_HELD",
+        51: "HOLD_LOST", 52: "FILES_HELD", 53: "SESSION_NOT_FOUND", 54: "STAGE_LOST",
+        55: "PIPELINE_NOT_FOUND",
         60: "CONNECTION_LOST", 61: "TIMEOUT", 62: "DATA_DIR_LOCKED", 63: "START_FAILED",
-        70: "PATH_NOT_FOUND", 71: "METHOD_NOT_ALLOWED",
+        70: "PATH_NOT_FOUND", 71: "METHOD_NOT_ALLOWED", 72: "UNSUPPORTED_MEDIA_TYPE",
         255: "INTERNAL",
     }  # fmt: skip
     assert {number: error.code for number, error in catalogue().items()} == frozen

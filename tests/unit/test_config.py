@@ -65,6 +65,14 @@ def test_empty_files_and_sections_are_fine(text: str | None) -> None:
     assert load_settings(text, {}, {})[0] == Settings()
 
 
+def test_which_mqtt_topics_are_stored_is_a_list_of_rules() -> None:
+    settings, _ = load_settings("mqtt:\n  storage: debug/#=never, +/a=b/c=always,\n", {}, {})
+    assert settings.mqtt.storage_rules == (("debug/#", "never"), ("+/a=b/c", "always"))
+    assert Settings().mqtt.storage_rules == ()
+    for wrong in ("orders", "orders=sometimes", "=always", "a/#/b=always", "a#=never", "a=always b+=never"):
+        assert "use filters and what holds for them" in problem_of(None, {"MILLSTREAM_MQTT__STORAGE": wrong})
+
+
 def test_variables_of_kubernetes_are_not_ours() -> None:
     """A service called millstream gives every pod MILLSTREAM_PORT=tcp://...; that must not stop a broker."""
     env = {"MILLSTREAM_PORT": "tcp://10.0.0.1:9092", "MILLSTREAM_SERVER_PORT": "tcp://10.0.0.1:9092", "PATH": "/bin"}
@@ -111,7 +119,7 @@ def test_what_is_not_a_size_comes_back_as_it_is(text: object) -> None:
         ("port: 1\n", "unknown section 'port' (m.yaml line 1); did you mean 'server.port'?"),
         ("\nsever:\n  port: 1\n", "unknown section 'sever' (m.yaml line 2); did you mean 'server'?"),
         ("log:\n  port: 1\n", "unknown setting 'log.port' (m.yaml line 2); did you mean 'server.port'?"),
-        ("zebra:\n  stripes: 1\n", "known sections: server, http, storage, topics, groups, schedules, "),
+        ("zebra:\n  stripes: 1\n", "known sections: server, http, mqtt, storage, topics, groups, schedules, "),
     ],
 )
 def test_unknown_keys_are_errors_with_a_suggestion(yaml_text: str, expected: str) -> None:

@@ -12,7 +12,15 @@ from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from millstream.errors import Forbidden, InvalidArgument, MillstreamError
-from millstream.names import AUDIT_TOPIC, DEFAULT_NAMESPACE, INBOX_PREFIX, check_namespace, check_pattern, is_system
+from millstream.names import (
+    AUDIT_TOPIC,
+    DEFAULT_NAMESPACE,
+    INBOX_PREFIX,
+    NAME_BYTES_MAX,
+    check_namespace,
+    check_pattern,
+    is_system,
+)
 
 __all__ = [
     "ANYWHERE",
@@ -22,13 +30,11 @@ __all__ = [
     "PERMISSIONS_OF",
     "Access",
     "Permission",
-    "Role",
     "Scope",
     "covers",
     "parse_scope",
 ]
 
-Role: TypeAlias = Literal["admin", "produce", "consume", "read"]
 #: `any`: whatever role a key has.
 Permission: TypeAlias = Literal["any", "read", "produce", "consume", "admin"]
 
@@ -113,9 +119,11 @@ class Access:
         asked = (permission, namespace, topic)
         known = self._known.get(asked)
         if known is None:
-            if len(self._known) >= _REMEMBERED_MAX:
-                self._known.clear()
-            known = self._known[asked] = self._decide(permission, namespace, topic)
+            known = self._decide(permission, namespace, topic)
+            if len(topic) <= NAME_BYTES_MAX:  # what is longer is no name, and would only fill the memory
+                if len(self._known) >= _REMEMBERED_MAX:
+                    self._known.clear()
+                self._known[asked] = known
         return known
 
     def require(self, permission: str, namespace: str, topic: str = ANYWHERE) -> None:

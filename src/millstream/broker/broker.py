@@ -7,7 +7,6 @@ would cost more than the batch.  Everything else is a coroutine.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,6 +19,7 @@ from millstream.broker.access.audit import Audit
 from millstream.broker.access.control import AccessControl
 from millstream.broker.access.quotas import MEASURE_S, Quotas
 from millstream.broker.administration import Administration
+from millstream.broker.background import every
 from millstream.broker.cleanup import Cleanup
 from millstream.broker.committer import Committer, Rounds
 from millstream.broker.group_calls import GroupCalls
@@ -27,12 +27,18 @@ from millstream.broker.group_topics import GroupTopics
 from millstream.broker.groups import Groups
 from millstream.broker.health import Health
 from millstream.broker.holds import Holds
+from millstream.broker.journal import SEGMENT_BYTES
 from millstream.broker.letters.letters import Letters
 from millstream.broker.letters.replays import Replays
 from millstream.broker.messages.messages import Messages
 from millstream.broker.messages.summaries import Summaries
 from millstream.broker.metrics import Metrics
+from millstream.broker.mqtt.mqtt import Mqtt
+from millstream.broker.mqtt.views import MqttViews
+from millstream.broker.node import leave_clean_marker, load_node_id, take_clean_marker
 from millstream.broker.partition import FetchAnswer, FetchHandle, FetchReply, Partition, PublishReply
+from millstream.broker.pipelines import Pipelines
+from millstream.broker.queues.claims import Claims
 from millstream.broker.queues.consumers import LeaseHandle, LeaseReply, SettleReply
 from millstream.broker.queues.queues import Queues
 from millstream.broker.queues.text_leases import TextLeases
@@ -41,6 +47,7 @@ from millstream.broker.queues.why import Why
 from millstream.broker.registry import Registry
 from millstream.broker.schedules.schedules import Schedules
 from millstream.broker.sessions import Session
+from millstream.broker.stages.stages import Stages
 from millstream.broker.state import StateLog
 from millstream.broker.stats.stats import SAMPLE_S as STATS_S
 from millstream.broker.stats.stats import Stats
@@ -58,12 +65,13 @@ from millstream.broker.webhooks.sender import Sender
 from millstream.broker.webhooks.webhooks import Webhooks
 from millstream.clock import Clock, SystemClock
 from millstream.config import Settings
-from millstream.errors import MillstreamError, ShuttingDown, StartFailed
+from millstream.errors import BatchDamaged, MillstreamError, ShuttingDown, StartFailed
 from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.holding import RESTORING
 from millstream.log.storage import Storage
-from millstream.names import check_namespace
+from millstream.names import STAGE_PREFIX, check_namespace
+from millstream.records import HEADER_BYTES
 from millstream.version import VERSION
 from millstream.wire import queue_calls
 from millstream.wire.deliveries import Delivery
@@ -79,7 +87,7 @@ _SWEEP_INTERVAL_S: Final = 1.0
 _CLOCK_INTERVAL_S: Final = 1.0
 _ACCESS_INTERVAL_S: Final = 0.5
 _NOTE_INTERVAL_S: Final = 1.0
-_CLEAN_MARKER: Final = "clean"
+_MQTT_INTERVAL_S: Final = 1.0
 _STATE_SEGMENT_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -111,7 +119,7 @@ class Broker:
         self._fsync = settings.storage.fsync
         self._to_flush: list[Partition] = []
         self._state_logs: list[StateLog] = []
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks: list[asyncio.Task[Any]] = []
         self._sessions: dict[Session, None] = {}
         self._handlers: dict[type, Callable[[Session, Any], Awaitable[object]]] = {}
         self.spans: Spans | None = None
@@ -128,14 +136,16 @@ class Broker:
             raise StartFailed("the data directory holds a restore that was cut short: empty it and restore again")
         loop = asyncio.get_running_loop()
         self._open_storage(loop)
-        clean = self._take_clean_marker()
-        self.node_id = self._load_node_id()
+        clean = take_clean_marker(self._storage)
+        self.node_id = load_node_id(self._storage, lambda: self._rng.getrandbits(64))
         self._open_topics(loop)
         self._open_queues(loop)
         self._open_access()
+        self._open_mqtt(loop)
+        self._open_stages()
         self.messages = Messages(self, clock=self._clock, loop=loop)
         if not clean:
-            self._recover()
+            self.topics.recover()
         await self.topics.finish_deletions()
         await self.queues.registry.forget_stale()
         if not clean:
@@ -159,14 +169,6 @@ class Broker:
             flush_later=self._to_flush.append,
             on_failed=self._partition_failed,
         )
-
-    def _take_clean_marker(self) -> bool:
-        """Whether the last run has stopped in an orderly way; only the next one may say so of this one."""
-        clean = self._storage.exists(_CLEAN_MARKER)
-        if clean:
-            self._storage.remove(_CLEAN_MARKER)
-            self._storage.sync_directory("")
-        return clean
 
     def _open_topics(self, loop: asyncio.AbstractEventLoop) -> None:
         """Topics, and those who only read them: subscriptions and stream groups."""
@@ -243,6 +245,20 @@ class Broker:
         self.quotas.replay(documents)
         self.topics.admit = self.quotas.admit_topic
 
+    def _open_mqtt(self, loop: asyncio.AbstractEventLoop) -> None:
+        retained = self._open_state("state/retained")
+        journal = self._opener.open("state/mqtt", 0, segment_bytes=SEGMENT_BYTES, counted=False)
+        self.mqtt = Mqtt(self, retained, journal, clock=self._clock, rng=self._rng, loop=loop)
+        self.mqtt.replay()
+
+    def _open_stages(self) -> None:
+        """What other systems leave with the broker: batches of queries, and how their pipelines are."""
+        draw, stages = (lambda: self._rng.getrandbits(64)), self._open_state("state/stages")
+        self.stages = Stages(self, stages, self._opener, clock=self._clock, draw=draw)
+        self.stages.replay()
+        self.pipelines = Pipelines(self._open_state("state/pipelines"), self.settings.pipelines, clock=self._clock)
+        self.pipelines.replay()
+
     def _open_watches(self, loop: asyncio.AbstractEventLoop) -> None:
         """Who looks after the broker itself: its limits, its figures, its files and its health."""
         self.flow = Flow(self.topics.registry, self.queues, clock=self._clock, loop=loop, metrics=self.metrics)
@@ -285,12 +301,19 @@ class Broker:
             (_CLOCK_INTERVAL_S, self.schedules.watch),
             (_NOTE_INTERVAL_S, self.replays.note),
             (cleanup_s, self.schedules.tidy),
+            (_MQTT_INTERVAL_S, self.mqtt.sweep),
+            (cleanup_s, self.stages.sweep),
+            (cleanup_s, self.pipelines.sweep),
         ]
-        self._tasks = [loop.create_task(self._every(seconds, work)) for seconds, work in again_and_again]
+        stopping = loop.create_task(self._stopping.wait())
+        self._tasks = [loop.create_task(every(seconds, work, stopping)) for seconds, work in again_and_again]
+        self._tasks.append(stopping)
         self.schedules.start()
         self.stats.start()
         self.replays.resume()
         self.webhooks.start()
+        self.mqtt.start()
+        self.stages.resume()
         if self.settings.traces.enabled:
             self._tasks.append(loop.create_task(self.recorder.resume()))
         if not clean:
@@ -300,13 +323,14 @@ class Broker:
         """Put everything on disk and leave a note that the next start can trust it."""
         self._stopping.set()
         await asyncio.gather(*self._tasks)
-        await asyncio.gather(self.webhooks.stop(), self.replays.stop(), self.letters.stop())
+        await asyncio.gather(self.webhooks.stop(), self.replays.stop(), self.letters.stop(), self.stages.stop())
         self._sender.close()
         await self.schedules.stop()
         await self.stats.stop()
         await self._holds.close()
         self.flush()
         goodbye = ShuttingDown("the broker is shutting down")
+        await self.mqtt.stop()
         await self.queues.close(goodbye)
         await self.recorder.stop()
         if self.spans is not None:
@@ -314,7 +338,12 @@ class Broker:
         self.topics.flush_journals()
         failed = self.topics.moves_undone > 0
         partitions = list(self.topics.open_logs())
-        partitions += [*(log.partition for log in self._state_logs), *self.health.close()]
+        partitions += [
+            *(log.partition for log in self._state_logs),
+            *self.health.close(),
+            *self.mqtt.logs,
+            *self.stages.logs,
+        ]
         for partition in partitions:
             partition.cancel_all(goodbye)
             if partition.is_durable and partition.failed is None:
@@ -326,10 +355,7 @@ class Broker:
             failed = failed or partition.failed is not None
             partition.log.close()
         if not failed:
-            try:
-                self._storage.replace(_CLEAN_MARKER, b"")
-            except OSError as error:  # everything is on disk; the next start only has to find that out
-                _log.warning("the next start will check everything: its note could not be left", reason=str(error))
+            leave_clean_marker(self._storage)
 
     async def _topic_deleted(self, namespace: str, name: str) -> None:
         await self.groups.forget_topic(namespace, name)
@@ -345,47 +371,11 @@ class Broker:
         if moving.done() and not moving.cancelled() and (problem := moving.exception()) is not None:
             _log.error("moves between partitions could not be finished", reason=str(problem))
 
-    def _recover(self) -> None:
-        started_us = self._clock.now_us()
-        said_us = started_us
-
-        def progress(done: int) -> None:
-            nonlocal said_us
-            if self._clock.now_us() - said_us > 2_000_000:
-                said_us = self._clock.now_us()
-                _log.info("recovering", partitions=done)
-
-        opened = self.topics.recover(progress)
-        if opened:
-            took_ms = (self._clock.now_us() - started_us) // 1000
-            _log.info("recovered after an unclean stop", partitions=opened, took_ms=took_ms)
-
-    def _load_node_id(self) -> str:
-        if self._storage.exists("node_id"):
-            return self._storage.read_all("node_id").decode().strip()
-        node_id = f"{self._rng.getrandbits(64):016x}"
-        self._storage.replace("node_id", node_id.encode() + b"\n")
-        return node_id
-
     def _open_state(self, directory: str) -> StateLog:
         partition = self._opener.open(directory, 0, segment_bytes=_STATE_SEGMENT_BYTES, counted=False)
         log = StateLog(partition)
         self._state_logs.append(log)
         return log
-
-    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
-        """Do something again and again until the broker stops; it is never cut off in the middle."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), seconds)
-            if self._stopping.is_set():
-                return
-            try:
-                await work()
-            except MillstreamError as error:
-                _log.error("background work failed", work=work.__name__, code=error.code, reason=str(error))
-            except Exception:
-                _log.exception("background work failed", work=work.__name__)
 
     async def _sync_interval(self) -> None:
         for partition in self.topics.open_logs():
@@ -445,6 +435,7 @@ class Broker:
         return sum(session.namespace == namespace for session in self._sessions)
 
     def session_closed(self, session: Session) -> None:
+        session.closed = True
         self._sessions.pop(session, None)
         self._holds.session_closed(session)
         self.groups.disconnected(session.push)
@@ -466,8 +457,13 @@ class Broker:
         if self.modes.publish_refusal is not None:
             raise self.modes.publish_refusal
         name, number, _, fsync, batch = request
+        if name.startswith(STAGE_PREFIX):
+            self.stages.put(session, request, reply)
+            return
         if session.access is not EVERYTHING:
             session.access.require("produce", session.namespace, name)
+        if len(batch) < HEADER_BYTES:  # before anybody looks into its header: quotas and limits do
+            raise BatchDamaged("the batch is shorter than its header")
         registry = self.topics.registry
         topic = registry.find(session.namespace, name)
         if topic is None:
@@ -495,6 +491,13 @@ class Broker:
             reply=reply,
             dedup_window_ms=config.dedup_window_ms,
         )
+
+    def check_publish(self, session: Session, topic: str) -> None:
+        """Raises MillstreamError when this client may not publish there, or nobody may publish now."""
+        if self.modes.publish_refusal is not None:
+            raise self.modes.publish_refusal
+        if session.access is not EVERYTHING:
+            session.access.require("produce", session.namespace, topic)
 
     def flush(self) -> None:
         """Append everything published since the last call: one write per partition."""
@@ -544,9 +547,13 @@ class Broker:
     async def call(self, session: Session, call: object) -> object:
         """Answer one of the control calls (see wire/calls.py) with something that can be written as JSON."""
         handler = self._handlers[type(call)]
-        if session.access is EVERYTHING:
-            return await handler(session, call)
-        return await self.access.perform(session, call, handler)
+        try:
+            if session.access is EVERYTHING:
+                return await handler(session, call)
+            return await self.access.perform(session, call, handler)
+        finally:
+            if session.closed:  # meanwhile: what the call has opened must not stay open for nobody
+                self.session_closed(session)
 
     def _call_handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
         return {
@@ -555,6 +562,7 @@ class Broker:
             queue_calls.Explain: Why(self).explain,
             **QueueViews(self.queues).handlers(),
             **TextLeases(self.queues, self._check_serving).handlers(),
+            **Claims(self.queues, self._check_serving).handlers(),
             **self.subscriptions.handlers(),
             **self.inboxes.handlers(),
             **self.flow.handlers(),
@@ -567,6 +575,9 @@ class Broker:
             **self.messages.handlers(),
             **Traces(self, self.recorder, clock=self._clock).handlers(),
             **Summaries(self).handlers(),
+            **MqttViews(self.mqtt).handlers(),
+            **self.stages.handlers(),
+            **self.pipelines.handlers(),
             **self.access.handlers(),
             **self.quotas.handlers(),
             **self.audit.handlers(),

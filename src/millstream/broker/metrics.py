@@ -69,8 +69,34 @@ class Metrics:
     audit_entries: int = 0
     trace_events_recorded: int = 0
     trace_events_dropped: int = 0
+    mqtt_connections: int = 0
+    mqtt_connected: int = 0
+    mqtt_connected_max: int = 0
+    mqtt_subscriptions: int = 0
+    #: Packets of every kind; what follows is about messages.
+    mqtt_packets_received: int = 0
+    mqtt_packets_sent: int = 0
+    mqtt_bytes_received: int = 0
+    mqtt_bytes_sent: int = 0
+    mqtt_received: int = 0
+    mqtt_sent: int = 0
+    mqtt_dropped: int = 0
+    stages_opened: int = 0
+    stages_aborted: int = 0
+    stages_expired: int = 0
+    staged_messages: int = 0
+    staged_bytes: int = 0
+    stage_batches_published: int = 0
+    stage_messages_published: int = 0
+    stages_repeated: int = 0
+    #: Clients that are connected now, by the door they came through; `connections` is their sum.
+    connections_by_door: dict[str, int] = field(default_factory=dict)
     #: How long things took; not among the totals.
     latency: Latencies = field(default_factory=Latencies)
+
+    def count_connections(self, door: str, number: int) -> None:
+        self.connections += number - self.connections_by_door.get(door, 0)
+        self.connections_by_door[door] = number
 
     def as_dict(self) -> dict[str, int]:
         totals = ((entry.name, getattr(self, entry.name)) for entry in fields(self))

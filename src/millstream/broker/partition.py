@@ -10,18 +10,20 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Final, NamedTuple, TypeAlias
 
 from millstream.broker.ages import Ages
 from millstream.broker.committer import Committer, Syncable
+from millstream.broker.incoming import check_storable
 from millstream.broker.metrics import Metrics
 from millstream.broker.traffic.duplicates import Duplicates, mark_of
 from millstream.clock import Clock
-from millstream.errors import InvalidArgument, MillstreamError, OffsetOutOfRange, PayloadTooLarge, StorageFailed
+from millstream.errors import MillstreamError, OffsetOutOfRange, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog
 from millstream.log.segment import Segment, Verified
-from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader, Columns, check_batch, largest_message_bytes
+from millstream.records import PRIORITY_DEFAULT, BatchHeader, Columns
 
 __all__ = [
     "LABEL_DISK",
@@ -38,7 +40,6 @@ LABEL_MEMORY: Final = 1
 LABEL_OS: Final = 2
 LABEL_DISK: Final = 3
 _SYNCED: Final = frozenset(("group", "always"))
-_DELIVER_AT: Final = int(Columns.DELIVER_AT)
 _EXPIRY: Final = int(Columns.EXPIRY)
 _OPTIONS: Final = int(Columns.OPTIONS)
 _NORMAL_LANE: Final = 1 << PRIORITY_DEFAULT
@@ -68,14 +69,15 @@ _Pending: TypeAlias = tuple[memoryview, BatchHeader, str, PublishReply | None]
 _Parked: TypeAlias = tuple[int, int, int, PublishReply | None, bool]
 
 
-def _check_due(batch: memoryview, due_column: int) -> list[int]:
-    """Only what is scheduled has a time to deliver it, and then every message has one; returns these times."""
-    if not due_column:
-        raise InvalidArgument("delayed messages are published to the log of schedules: partition number + 2**31")
-    due_us = Batch.parse(batch, verify=False).deliver_at_us()
-    if due_us is None or min(due_us) <= 0:
-        raise InvalidArgument("every message that is published to a log of schedules needs a time to deliver it")
-    return due_us
+def _confirm(
+    stored: asyncio.Future[int], error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool
+) -> None:
+    if stored.done():
+        return
+    if error is None:
+        stored.set_result(base)
+    else:
+        stored.set_exception(error)
 
 
 class FetchHandle:
@@ -136,7 +138,7 @@ class Partition:
         self.has_lanes = False
         #: Whether any message came with a time of expiry.  Of what an earlier process stored nobody knows.
         self.has_expiry = log.next_offset > log.start_offset
-        self._due_column = _DELIVER_AT if schedules else 0
+        self._due_column = int(Columns.DELIVER_AT) if schedules else 0
         #: Held by work on the files that runs in a thread (compaction); whoever removes the files waits for it.
         self.maintenance = asyncio.Lock()
         self._committer = committer
@@ -213,21 +215,14 @@ class Partition:
         max_message_bytes: int,
         reply: PublishReply | None,
         dedup_window_ms: int = 0,
+        admitted: bool = False,
     ) -> None:
         """Take a batch as it came from a producer; the buffer is borrowed until `flush`.
 
-        Raises MillstreamError when the batch can never be stored; then `reply` is not called.
+        `admitted`: whether it may be scheduled was asked before.  Raises MillstreamError when the batch can never be
+        stored; then `reply` is not called.
         """
-        if self.log.failure is not None:
-            raise self._gone or StorageFailed(self.log.failure)
-        header = check_batch(batch, 0, len(batch))
-        due_us = None
-        if header.flags & _DELIVER_AT != self._due_column or self._due_column:
-            due_us = _check_due(batch, self._due_column)
-        if header.length > max_message_bytes or header.codec:
-            largest = largest_message_bytes(batch, header, max_message_bytes)
-            if largest > max_message_bytes:
-                raise PayloadTooLarge(f"a message has {largest} bytes, the topic allows {max_message_bytes}")
+        header, due_us = self.check(batch, max_message_bytes)
         if header.priorities != _NORMAL_LANE:
             self.has_lanes = True
         if header.flags & _EXPIRY:
@@ -240,13 +235,22 @@ class Partition:
                 return
         if dedup_window_ms and header.flags & _OPTIONS and self._came_before(batch, header, dedup_window_ms, reply):
             return
-        if due_us is not None and self.admit is not None:
+        if due_us is not None and self.admit is not None and not admitted:
             self._admit(due_us)
         if producer:
             self._pending_of[producer] = header
         if not self._pending:
             self._on_flush_needed(self)
         self._pending.append((batch, header, fsync, reply))
+
+    def check(self, batch: memoryview, max_message_bytes: int) -> tuple[BatchHeader, list[int] | None]:
+        """Look whether a batch could be stored here: its header, and when its messages are due if that is asked.
+
+        Raises MillstreamError.
+        """
+        if self.log.failure is not None:
+            raise self._gone or StorageFailed(self.log.failure)
+        return check_storable(batch, max_message_bytes, self._due_column)
 
     def _admit(self, due_us: list[int]) -> None:
         """Raise if what is scheduled is beyond the limits.  Not asked of a repetition: that is stored already."""
@@ -425,19 +429,28 @@ class Partition:
 
     async def append_durably(self, batch: bytearray) -> int:
         """Store a batch of the broker's own; its first offset, once it is on disk.  Raises as `publish`."""
-        stored: asyncio.Future[int] = self._loop.create_future()
+        return (await self._append([batch], admitted=False))[0]
 
-        def confirmed(error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool) -> None:
-            if stored.done():
-                return
-            if error is None:
-                stored.set_result(base)
-            else:
-                stored.set_exception(error)
+    async def append_moved(self, batches: Sequence[bytearray]) -> list[int]:
+        """The same for messages that were taken in elsewhere; in one write, and nothing comes between them."""
+        return await self._append(batches, admitted=True)
 
-        self.publish(memoryview(batch), fsync="group", max_message_bytes=len(batch), reply=confirmed)
-        self.flush()
-        return await stored
+    async def _append(self, batches: Sequence[bytearray], *, admitted: bool) -> list[int]:
+        stored: list[asyncio.Future[int]] = []
+        try:
+            for batch in batches:
+                future: asyncio.Future[int] = self._loop.create_future()
+                self.publish(
+                    memoryview(batch),
+                    fsync="group",
+                    max_message_bytes=len(batch),
+                    reply=partial(_confirm, future),
+                    admitted=admitted,
+                )
+                stored.append(future)
+        finally:
+            self.flush()
+        return await asyncio.gather(*stored)
 
     async def sync(self) -> None:
         """Wait until everything appended so far is on disk, whatever its publishers were promised.

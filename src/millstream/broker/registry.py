@@ -25,6 +25,7 @@ from millstream.ids import schedule_uid
 from millstream.names import (
     DEFAULT_NAMESPACE,
     INBOX_PREFIX,
+    STAGE_PREFIX,
     check_namespace,
     check_topic,
     compile_pattern,
@@ -156,6 +157,8 @@ class Registry:
             raise TopicExists(f"topic {name!r} exists already in namespace {namespace!r}")
         if name.startswith(INBOX_PREFIX):
             raise InvalidName(f"topic {name!r} cannot be made: names that begin with {INBOX_PREFIX!r} are inboxes")
+        if name.startswith(STAGE_PREFIX):
+            raise InvalidName(f"topic {name!r} cannot be made: names that begin with {STAGE_PREFIX!r} are stages")
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
         if sum(map(len, self.namespaces.values())) >= self._topics_max:

@@ -30,3 +30,5 @@ class Session:
     access: Access = EVERYTHING
     #: Ends the connection and says why, where there is one.
     end: Callable[[MillstreamError], None] | None = None
+    #: It has gone: what a call opens for it from now on is closed again.
+    closed: bool = False

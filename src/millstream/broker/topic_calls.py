@@ -48,6 +48,8 @@ class TopicCalls:
         await self._host.queues.registry.forget_namespace(call.name)
         await self._host.webhooks.forget_namespace(call.name)
         await self._host.quotas.forget(call.name)
+        await self._host.stages.forget_namespace(call.name)
+        await self._host.pipelines.forget_namespace(call.name)
 
     async def _create_topic(self, session: Session, call: calls.CreateTopic) -> calls.TopicInfo:
         if self._host.settings.topics.auto_create:

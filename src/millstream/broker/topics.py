@@ -36,6 +36,8 @@ _log = structlog.get_logger("millstream.topics")
 
 _NOTES_BYTES_MIN: Final = 256 * 1024
 _SHORT_TAIL_BYTES: Final = 1024 * 1024
+#: How often the broker says how far it is, while clients wait.
+_SAY_AGAIN_US: Final = 2_000_000
 _RECOVERY_THREADS: Final = 4  # more only wait for the same disk
 
 
@@ -133,7 +135,7 @@ class Topics:
         self._draw_uid = draw_uid
         #: Told of every partition that is opened.
         #: Asked before a topic is made; raises when the namespace may not have another one.
-        self.admit: Callable[[str, str], None] = lambda *_: None
+        self.admit: Callable[[str], None] = lambda _: None
         #: Told of topics that were made or changed.
         self.on_changed: Callable[[Topic], None] = lambda _: None
         self.on_opened: Callable[[Topic, int, Partition], None] = lambda *_: None
@@ -303,12 +305,13 @@ class Topics:
                 if partition is not None:
                     yield topic, partition
 
-    def recover(self, progress: Callable[[int], None]) -> int:
+    def recover(self) -> None:
         """After a crash, before the first client is let in: repair what would take long to repair.
 
         A partition with a short tail is repaired when it is first used, in less time than it takes to notice, so that
         ten thousand of them do not make everybody wait.
         """
+        started_us = said_us = self._now_us()
         storage = self._opener.storage
         long_tails: list[tuple[str, int]] = []
         for topic in self.registry.all_topics():
@@ -322,8 +325,12 @@ class Topics:
                     long_tails.append((directory, topic.config.segment_bytes))
         with ThreadPoolExecutor(_RECOVERY_THREADS) as pool:
             for done, _ in enumerate(pool.map(lambda tail: self._opener.repair(*tail), long_tails), 1):
-                progress(done)
-        return len(long_tails)
+                if self._now_us() - said_us > _SAY_AGAIN_US:
+                    said_us = self._now_us()
+                    _log.info("recovering", partitions=done)
+        if long_tails:
+            took_ms = (self._now_us() - started_us) // 1000
+            _log.info("recovered after an unclean stop", partitions=len(long_tails), took_ms=took_ms)
 
     def _open(self, topic: Topic, number: int) -> Partition:
         partition = self._opener.open(
@@ -340,13 +347,15 @@ class Topics:
 
     # --- changes -------------------------------------------------------------------------------------------------
 
-    async def create(self, namespace: str, call: calls.CreateTopic) -> calls.TopicInfo:
+    async def create(self, namespace: str, call: calls.CreateTopic, *, own: bool = False) -> calls.TopicInfo:
+        """`own`: the broker needs it itself, for dead letters above all; that is not refused."""
         async with self._changing:
             existing = self.registry.find(namespace, call.name)
             if existing is not None and call.if_missing:
                 return self.info(existing)
             config = TopicConfig.from_mapping(call.config, self._default_config())
-            self.admit(namespace, call.name)
+            if not own:
+                self.admit(namespace)
             facts = self.registry.decide_create_topic(
                 namespace,
                 call.name,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -22,7 +22,7 @@ from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError, OutOfSequence, ProducerFenced, RequestError
 from millstream.records import BatchHeader, assign_producer
 
-__all__ = ["Target", "Transfer"]
+__all__ = ["Target", "Transfer", "deliver"]
 
 _log = structlog.get_logger("millstream.transfer")
 
@@ -36,6 +36,38 @@ class Target(NamedTuple):
     namespace: str
     topic: str
     partition: int
+
+
+async def deliver(
+    resolve: Callable[[Target], Partition], target: Target, batches: Sequence[bytearray]
+) -> Sequence[int]:
+    """Append batches, each with its identity, until the partition has them, those that it has already only once.
+
+    Returns their first offsets; -1 for those of which it only remembers that they were stored.  Raises the target's
+    error when it will never take them.
+    """
+    wait_s = _RETRY_S_FIRST
+    while True:
+        try:
+            partition = resolve(target)
+            past = [partition.log.producers.is_past(BatchHeader(batch)) for batch in batches]
+            new = iter(
+                await partition.append_moved([batch for batch, old in zip(batches, past, strict=True) if not old])
+            )
+            return [-1 if old else next(new) for old in past]
+        except (OutOfSequence, ProducerFenced) as error:
+            # The target lost what it had of ours, to damage on its disk.  Rather twice than never.
+            _log.warning("a move goes without its identity", target=str(target), reason=str(error))
+            for batch in batches:
+                assign_producer(batch, 0, 0)
+        except RequestError as error:
+            # The topic was deleted, or became smaller: there is nowhere to go any more.
+            _log.error("a move was given up", target=str(target), reason=str(error))
+            raise
+        except MillstreamError as error:
+            _log.warning("a move waits", target=str(target), reason=str(error))
+            await asyncio.sleep(wait_s)
+            wait_s = min(_RETRY_S_MAX, wait_s * 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,25 +154,11 @@ class Transfer:
 
     async def _finish(self, number: int) -> int:
         intent = self._intents[number]
-        batch = bytearray(intent.batch)
-        wait_s = _RETRY_S_FIRST
-        while True:
-            try:
-                base = await self._resolve(intent.target).append_durably(batch)
-                break
-            except (OutOfSequence, ProducerFenced) as error:
-                # The target lost what it had of ours, to damage on its disk.  Rather twice than never.
-                _log.warning("a move goes without its identity", target=str(intent.target), reason=str(error))
-                assign_producer(batch, 0, 0)
-            except RequestError as error:
-                # The topic was deleted, or became smaller: there is nowhere to go any more.
-                _log.error("a move was given up", target=str(intent.target), reason=str(error))
-                self._done(number)
-                raise
-            except MillstreamError as error:
-                _log.warning("a move waits", target=str(intent.target), reason=str(error))
-                await asyncio.sleep(wait_s)
-                wait_s = min(_RETRY_S_MAX, wait_s * 2)
+        try:
+            (base,) = await deliver(self._resolve, intent.target, [bytearray(intent.batch)])
+        except RequestError:
+            self._done(number)
+            raise
         self._done(number)
         return base
 

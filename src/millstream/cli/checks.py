@@ -27,6 +27,7 @@ from millstream.names import DEFAULT_NAMESPACE
 from millstream.version import VERSION
 
 if TYPE_CHECKING:
+    from millstream.client import Client
     from millstream.config import Settings
 
 __all__ = ["Check", "check_broker", "check_data", "check_machine", "check_ports", "check_security", "expiry_of"]
@@ -53,6 +54,8 @@ _EXPIRES_SOON_DAYS: Final = 21
 _CLOCK_OFF_MS: Final = 1000
 _BROKER_TIMEOUT_S: Final = 5.0
 _SPARE_DESCRIPTORS: Final = 64
+#: Of a limit.
+_NEARLY_FULL: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +251,8 @@ def check_ports(settings: Settings, *, broker_runs: bool) -> Iterator[Check]:
     ports = [("port", settings.server.port, "--port")]
     if settings.http.enabled:
         ports.append(("HTTP port", settings.http.port, "--http-port"))
+    if settings.mqtt.enabled:
+        ports.append(("MQTT port", settings.mqtt.port, "--mqtt-port"))
     for name, port, flag in ports:
         where = f"{settings.server.host}:{port}"
         problem = _bind_problem(settings.server.host, port)
@@ -362,6 +367,7 @@ def check_broker(address: str, *, in_use: bool) -> Iterator[Check]:
                 about = client.broker()
             except (Unauthorized, Forbidden):
                 about = {}
+            mqtt = _check_mqtt(client)
     except (ConnectionLost, RequestTimeout) as error:
         if in_use:
             yield Check(
@@ -394,9 +400,29 @@ def check_broker(address: str, *, in_use: bool) -> Iterator[Check]:
         yield Check(
             "health", "ok", f"{len(report.components)} components are healthy; a message was stored and read back"
         )
+    if mqtt is not None:
+        yield mqtt
     # The broker's clock was read between the two; what the way took is not the clock's fault.
     off_ms = max(asked_ms - report.checked_ms, report.checked_ms - answered_ms, 0)
     if off_ms > _CLOCK_OFF_MS:
         yield Check("clock", "warn", f"differs by {duration_text(int(off_ms))}", "Let both machines use NTP.")
     else:
         yield Check("clock", "ok", f"differs by less than {_CLOCK_OFF_MS} ms")
+
+
+def _check_mqtt(client: Client) -> Check | None:
+    """Whether what MQTT clients leave behind still has room.  Nothing if this key may not know."""
+    try:
+        found = client.mqtt.overview(everywhere=True)
+    except MillstreamError:
+        return None
+    said = f"{found.connected:,} connected, {found.sessions:,} sessions, {found.retained:,} retained messages"
+    for name, amount, most in (
+        ("mqtt.sessions_max", found.sessions, found.sessions_max),
+        ("mqtt.retained_max", found.retained, found.retained_max),
+        ("mqtt.retained_bytes_max", found.retained_bytes, found.retained_bytes_max),
+    ):
+        if most and amount >= most * _NEARLY_FULL:
+            next_step = "See `millstream mqtt sessions --away` and `millstream mqtt retained`, or raise the limit."
+            return Check("mqtt", "warn", f"{said}; {amount:,} of {name} = {most:,}", next_step)
+    return Check("mqtt", "ok", said)

@@ -11,7 +11,7 @@ import typer
 if TYPE_CHECKING:
     from millstream.client import Client
 
-__all__ = ["BrokerOption", "NamespaceOption", "open_client", "use_credentials"]
+__all__ = ["BrokerOption", "NamespaceOption", "given_credentials", "open_client", "use_credentials"]
 
 _PANEL = "Connection"
 
@@ -69,6 +69,11 @@ def use_credentials(
     ] = None,
 ) -> None:
     _given.update(key=key, ca=ca)
+
+
+def given_credentials() -> dict[str, str | None]:
+    """Key and authorities as the data source of Spark calls them, which has a connection of its own."""
+    return {"token": _given["key"], "tls.ca": _given["ca"]}
 
 
 @contextmanager

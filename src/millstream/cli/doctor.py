@@ -25,6 +25,7 @@ from millstream.cli.settings import (
     HostOption,
     HttpPortOption,
     InsecureOption,
+    MqttPortOption,
     PortOption,
     SetOption,
     read_settings,
@@ -49,6 +50,7 @@ def doctor(
     host: HostOption = None,
     port: PortOption = None,
     http_port: HttpPortOption = None,
+    mqtt_port: MqttPortOption = None,
     config: ConfigFileOption = None,
     insecure: InsecureOption = None,
     overrides: SetOption = None,
@@ -75,6 +77,7 @@ def doctor(
         "server.host": host,
         "server.port": port,
         "http.port": http_port,
+        "mqtt.port": mqtt_port,
         "access.insecure": insecure,
     }
     try:

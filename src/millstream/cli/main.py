@@ -28,7 +28,9 @@ from millstream.cli import (
     message,
     metrics,
     mode,
+    mqtt,
     namespace,
+    pipeline,
     publish,
     queue,
     schedule,
@@ -105,6 +107,8 @@ _command(trace.trace, trace.EPILOG, _DAILY)
 app.add_typer(dlq.app, name="dlq", rich_help_panel=_QUEUES)
 app.add_typer(schedule.app, name="schedule", rich_help_panel=_QUEUES)
 app.add_typer(webhook.app, name="webhook", rich_help_panel=_QUEUES)
+app.add_typer(mqtt.app, name="mqtt", rich_help_panel=_DAILY)
+app.add_typer(pipeline.app, name="pipeline", rich_help_panel=_DAILY)
 app.add_typer(namespace.app, name="namespace", rich_help_panel=_DAILY)
 _command(serve.serve, serve.EPILOG, _OPERATING)
 _command(status.status, status.STATUS_EPILOG, _OPERATING)
@@ -131,7 +135,16 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         # `timeout`, containers and service managers end a program with SIGTERM.  As with Ctrl-C, a consumer then still
         # commits what it printed, and a benchmark removes its topic.
         signal.signal(signal.SIGTERM, _interrupt)
+        _prune(sys.argv[1:2])
     sys.exit(_run(arguments))
+
+
+def _prune(wanted: Sequence[str]) -> None:
+    """Leave only the branch that was asked for: to build the whole tree takes a quarter of the time of a command."""
+    groups = [each for each in app.registered_groups if each.name in wanted]
+    commands = [each for each in app.registered_commands if each.callback and each.callback.__name__ in wanted]
+    if groups or commands:  # else it is an option, or a mistake whose answer needs all names
+        app.registered_groups, app.registered_commands = groups, commands
 
 
 def _interrupt(_number: int, _frame: object) -> NoReturn:

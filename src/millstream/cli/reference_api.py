@@ -170,7 +170,7 @@ def _first(thing: Any) -> str:
 # --- SDK ---------------------------------------------------------------------------------------------------------
 
 #: What hangs on a client, by the property that leads to it.
-_ROOMS: Final = ("queues", "dead_letters", "schedules", "webhooks", "keys", "admin")
+_ROOMS: Final = ("queues", "dead_letters", "schedules", "webhooks", "mqtt", "pipelines", "keys", "admin")
 
 
 def sdk_page() -> str:

@@ -19,6 +19,7 @@ from millstream.cli.settings import (
     InsecureOption,
     LogFormatOption,
     LogLevelOption,
+    MqttPortOption,
     PortOption,
     SetOption,
     read_settings,
@@ -53,6 +54,7 @@ def serve(
     host: HostOption = None,
     port: PortOption = None,
     http_port: HttpPortOption = None,
+    mqtt_port: MqttPortOption = None,
     fsync: FsyncOption = None,
     config: ConfigFileOption = None,
     insecure: InsecureOption = None,
@@ -62,8 +64,8 @@ def serve(
 ) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
 
-    Once it accepts connections it prints `listening on HOST:PORT` to standard output, then where the dashboard is;
-    its log goes to standard error.
+    Once it accepts connections it prints `listening on HOST:PORT` to standard output, then where the dashboard and
+    MQTT are; its log goes to standard error.
     Settings come from the file, then from variables such as MILLSTREAM_SERVER__PORT, then from these options; see
     `millstream config show`.
     """
@@ -74,6 +76,7 @@ def serve(
             "server.host": host,
             "server.port": port,
             "http.port": http_port,
+            "mqtt.port": mqtt_port,
             "storage.fsync": fsync,
             "access.insecure": insecure,
             "log.level": log_level,
@@ -86,11 +89,15 @@ def serve(
 
     set_up_logs(settings.log, sys.stderr)
 
-    def announce(address: str, url: str) -> None:
+    def announce(address: str, http: str, mqtt: str) -> None:
         if stderr.is_terminal:
             _print_banner(settings)
         # The line that scripts and supervisors wait for: plain, whole, and out before anything else happens.
-        sys.stdout.write(f"listening on {address}\n" + (f"dashboard and HTTP on {url}\n" if url else ""))
+        sys.stdout.write(
+            f"listening on {address}\n"
+            + (f"dashboard and HTTP on {http}\n" if http else "")
+            + (f"MQTT on {mqtt}\n" if mqtt else "")
+        )
         sys.stdout.flush()
 
     raise typer.Exit(lifecycle.serve(settings, announce, sources))

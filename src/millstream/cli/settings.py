@@ -25,6 +25,7 @@ __all__ = [
     "InsecureOption",
     "LogFormatOption",
     "LogLevelOption",
+    "MqttPortOption",
     "PortOption",
     "SetOption",
     "read_settings",
@@ -40,6 +41,10 @@ PortOption = Annotated[str | None, typer.Option("--port", metavar="N", help="On 
 HttpPortOption = Annotated[
     str | None,
     typer.Option("--http-port", metavar="N", help="Port of HTTP and dashboard (8080); 0 is any free one."),
+]
+MqttPortOption = Annotated[
+    str | None,
+    typer.Option("--mqtt-port", metavar="N", help="Port of MQTT (1883); 0 is any free one."),
 ]
 FsyncOption = Annotated[
     str | None,

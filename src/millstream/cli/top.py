@@ -24,6 +24,7 @@ from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client import Client
+    from millstream.client.mqtt import MqttOverview
     from millstream.client.stats import GroupStanding, Overview, TopicActivity
 
 __all__ = ["EPILOG", "Screen", "sparkline", "top"]
@@ -67,15 +68,17 @@ def top(
             return
         screen = Screen()
         screen.seed(_past(client))
+        mqtt = client.mqtt.overview(everywhere=everywhere)
         if once or not stdout.is_terminal:
-            stdout.print(screen.render(overview))
+            stdout.print(screen.render(overview, mqtt))
             return
         with (
             _keys() as wait_for_key,
-            Live(screen.render(overview), console=stdout, screen=True, auto_refresh=False) as live,
+            Live(screen.render(overview, mqtt), console=stdout, screen=True, auto_refresh=False) as live,
         ):
             while wait_for_key(interval_s) not in ("q", "Q"):
-                live.update(screen.render(client.overview(limit=limit, everywhere=everywhere)), refresh=True)
+                overview = client.overview(limit=limit, everywhere=everywhere)
+                live.update(screen.render(overview, client.mqtt.overview(everywhere=everywhere)), refresh=True)
 
 
 def _past(client: Client) -> dict[str, list[float]]:
@@ -130,11 +133,11 @@ class Screen:
         for name, values in past.items():
             self._past[name].extend(values)
 
-    def render(self, overview: Overview) -> RenderableType:
+    def render(self, overview: Overview, mqtt: MqttOverview | None = None) -> RenderableType:
         for name, values in self._past.items():
             values.append(getattr(overview.rates, name))
         return Group(
-            self._head(overview),
+            self._head(overview, mqtt),
             Text(),
             self._rates(overview),
             Text(),
@@ -143,7 +146,7 @@ class Screen:
             _groups(overview.furthest_behind, everywhere=not overview.namespace),
         )
 
-    def _head(self, now: Overview) -> Text:
+    def _head(self, now: Overview, mqtt: MqttOverview | None) -> Text:
         mode = Text(now.mode, style=f"bold {_MODE_STYLES.get(now.mode, 'red')}")
         line = Text.assemble(
             (now.software, "bold"),
@@ -159,6 +162,12 @@ class Screen:
             f"depth {now.depth:,}  leased {now.leased:,}  waiting {now.waiting:,}  scheduled {now.scheduled:,}  "
             f"dead letters {now.dead_letters:,}  oldest {duration_text(now.oldest_ms)}"
         )
+        if mqtt is not None and (mqtt.sessions or mqtt.retained):
+            line.append(
+                f"\nMQTT: connected {mqtt.connected:,}  sessions {mqtt.sessions:,}  away {mqtt.away:,}  "
+                f"subscriptions {mqtt.subscriptions:,}  retained {mqtt.retained:,}  received {mqtt.received:,}  "
+                f"sent {mqtt.sent:,}  dropped {mqtt.dropped:,}"
+            )
         return line
 
     def _rates(self, now: Overview) -> Table:

@@ -39,6 +39,8 @@ EPILOG: Final = examples(
     "millstream trace 01M7GKBEFSGBA51QG000000000",
     "# everything of one trace",
     "millstream trace 4bf92f3577b34da6a3ce929d0e0e4736",
+    "# what was recorded last",
+    "millstream trace",
     "# what failed in the last quarter of an hour",
     "millstream trace --topic orders --failures --from 15m",
     "millstream trace --topic orders --key customer-17 --json | jq .id",
@@ -67,6 +69,8 @@ def trace(
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Show everything that has happened to a message, or what happened to messages of a trace, a topic or a key.
+
+    Without an argument the newest events of the namespace are listed.
 
     Failures are always recorded; of what goes well only a sample is (setting traces.sample). With --json each line of a
     list is one JSON object.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, cast
 
 from millstream.durations import Duration, parse_ms
 from millstream.wire.access_calls import CreateKey, NewKey
@@ -13,6 +12,5 @@ __all__ = ["NewKey", "create_call"]
 
 
 def create_call(roles: Iterable[str], scopes: Iterable[str], name: str, expires_in: Duration | None) -> CreateKey:
-    """Whether the roles are roles is for the broker to say."""
     expires_ms = 0 if expires_in is None else int(time.time() * 1000) + parse_ms(expires_in, "expires_in")
-    return CreateKey(roles=cast(Any, list(roles)), scopes=list(scopes), name=name, expires_ms=expires_ms)
+    return CreateKey(roles=list(roles), scopes=list(scopes), name=name, expires_ms=expires_ms)

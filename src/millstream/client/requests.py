@@ -76,7 +76,7 @@ def reply_address(message: Message, headers: Headers | None) -> tuple[str, dict[
     if TRACEPARENT in asked and TRACEPARENT not in made:  # the reply belongs to the trace of the request
         made |= {name: asked[name] for name in (TRACEPARENT, TRACESTATE) if name in asked}
     if CORRELATION_ID in asked:
-        made[CORRELATION_ID] = asked[CORRELATION_ID]
+        made[CORRELATION_ID] = dict(message.header_items())[CORRELATION_ID]  # bytes: whoever asked may not speak text
     return asked[REPLY_TO], made or None
 
 

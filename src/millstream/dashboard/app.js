@@ -19,11 +19,13 @@ import * as group from "./pages/group.js";
 import * as queue from "./pages/queue.js";
 import * as publish from "./pages/publish.js";
 import * as webhooks from "./pages/webhooks.js";
+import * as mqtt from "./pages/mqtt.js";
+import * as mqttSession from "./pages/mqtt-session.js";
 import * as pipelines from "./pages/pipelines.js";
 import * as health from "./pages/health.js";
 
-const pages = { "": overview, topics, topic, messages, message, traces, letters, letter, schedules, groups, group, queue, publish, webhooks, pipelines, health };
-const under = { topic: "topics", message: "messages", traces: "messages", letter: "letters", group: "groups", queue: "groups" };
+const pages = { "": overview, topics, topic, messages, message, traces, letters, letter, schedules, groups, group, queue, publish, webhooks, mqtt, "mqtt-session": mqttSession, pipelines, health };
+const under = { topic: "topics", message: "messages", traces: "messages", letter: "letters", group: "groups", queue: "groups", "mqtt-session": "mqtt" };
 const menu = [
   { name: "", text: "Overview", key: "o" },
   { name: "topics", text: "Topics", key: "t" },
@@ -33,6 +35,7 @@ const menu = [
   { name: "schedules", text: "Schedules", key: "s" },
   { name: "publish", text: "Publish", key: "p", apart: true },
   { name: "webhooks", text: "Webhooks", key: "w" },
+  { name: "mqtt", text: "MQTT", key: "q" },
   { name: "pipelines", text: "Pipelines", key: "l" },
   { name: "health", text: "Health", key: "h" },
 ];

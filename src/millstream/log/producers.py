@@ -94,6 +94,13 @@ class ProducerTable:
             raise ProducerFenced(f"producer {identity >> 16} has epoch {known.epoch} by now, this batch has {epoch}")
         return self._follow(header, 0, ())
 
+    def is_past(self, header: BatchHeader) -> bool:
+        """Whether a batch comes before all that is remembered of its producer: it was stored, nobody knows where."""
+        known = self._producers.get(header.producer >> 16)
+        if known is None or known.epoch != header.producer & 0xFFFF:
+            return False
+        return 0 < (known.batches[0].first_sequence - header.first_sequence) & _SEQUENCE <= _SEQUENCE >> 1
+
     def _follow(self, header: BatchHeader, expected: int, batches: deque[_Stored] | tuple[()]) -> Duplicate | None:
         first = header.first_sequence
         if first == expected:

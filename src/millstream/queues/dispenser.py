@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from millstream.dead_letters import TTL_EXPIRED
@@ -13,9 +13,10 @@ from millstream.queues.keyed import OnePerKey
 from millstream.queues.lanes import Lanes
 from millstream.queues.leases import SPAN_MAX, Handout
 from millstream.queues.lookahead import picks_within
-from millstream.queues.ranges import lowest, normal
+from millstream.queues.ranges import RangeSet, lowest, normal
 from millstream.queues.records import FRESH, Dead, History, LogSource, Parcel, Rules, Terms
-from millstream.records import Columns
+from millstream.records import PRIORITY_DEFAULT, Columns
+from millstream.topics import LANES
 
 __all__ = ["Dispenser"]
 
@@ -103,6 +104,31 @@ class Dispenser:
             if request.looks <= 0:
                 self.more = not handout.found
                 break
+        return dead
+
+    def hand_out_wanted(
+        self, source: LogSource, wanted: Sequence[tuple[int, int]], request: Request, handout: Handout
+    ) -> list[Dead]:
+        """Messages from one offset to before another, each as far as nobody has it; in whatever order they were."""
+        dead: list[Dead] = []
+        chosen = RangeSet()
+        for start, end in wanted:
+            chosen.add(start, end)
+        for parcel in self._book.returned.take(chosen):
+            dead += self._hand_out(parcel, source, request, handout)[1]
+        taken, lanes = self._book.taken, source.lanes
+        for start, end in wanted:
+            end = min(end, source.end)
+            for base in range(start, end, SPAN_MAX):
+                size = min(SPAN_MAX, end - base)
+                fresh = ~taken.bits(base, size) & (1 << size) - 1
+                for pick in picks_within(source, base, fresh, self._gone):
+                    taken.add_bits(pick.base, pick.bits)
+                    for lane in range(LANES) if lanes.used else (PRIORITY_DEFAULT,):
+                        some = pick.bits & lanes.bits(lane, pick.base, pick.bits.bit_length())
+                        if some:
+                            dead += self._admit(pick._replace(bits=some, lane=lane), FRESH, None, request, handout)
+        self.forget()
         return dead
 
     def sweep(self, source: LogSource, now_us: int) -> list[Dead]:

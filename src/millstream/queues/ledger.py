@@ -11,7 +11,7 @@ Every method below `open` decides and applies at once.  The caller collects fact
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from millstream.dead_letters import (
@@ -155,6 +155,37 @@ class Ledger:
         leases = handout.finish()
         for lease in leases:
             self._leases.add(lease)
+        return Delivery(leases, dead)
+
+    def retake(
+        self,
+        source: LogSource,
+        wanted: Sequence[tuple[int, int]],
+        *,
+        consumer: str,
+        now_us: int,
+        lease_ms: int = 0,
+    ) -> Delivery:
+        """Hand out just these messages (from one offset to before another), except those that somebody else has.
+
+        For a consumer that had them before and must have them again, and not others: whether they wait for a retry or
+        whose turn it is does not matter.  In a strict queue there is one at a time, as ever.
+        """
+        strict = self.rules.ordering == "strict"
+        if strict:
+            first = self._book.settled.floor
+            alone = not len(self._leases) and any(start <= first < end for start, end in wanted)
+            wanted = [(first, first + 1)] if alone else []
+        request = Request(
+            consumer, sum(end - start for start, end in wanted), now_us, lease_ms=lease_ms or self.rules.lease_ms
+        )
+        handout = Handout(request, self._draw_nonce)
+        dead = self._dispenser.hand_out_wanted(source, wanted, request, handout)
+        leases = handout.finish()
+        for lease in leases:
+            self._leases.add(lease)
+        if self.rules.ordering == "key":
+            self._make_dispenser()  # which finds out anew whose keys are held
         return Delivery(leases, dead)
 
     def next_wakeup_us(self) -> int | None:

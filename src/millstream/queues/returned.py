@@ -91,6 +91,23 @@ class Returned:
         self.ready -= parcel.bits.bit_count()
         return parcel
 
+    def take(self, wanted: RangeSet) -> list[Parcel]:
+        """Whatever is here of some messages, waiting or ready; it is not here any more."""
+        found: list[Parcel] = []
+        waiting, ready = list(self.waiting_parcels()), list(self.ready_parcels())
+        self.clear()
+        for keep, parcels in ((self.wait, waiting), (self.add_ready, ready)):
+            for parcel in parcels:
+                chosen = parcel.bits & wanted.bits(parcel.base, parcel.bits.bit_length())
+                if chosen:
+                    base, bits = normal(parcel.base, chosen)
+                    found.append(Parcel(base, bits, parcel.history, parcel.terms, parcel.due_us))
+                    parcel.bits ^= chosen
+                if parcel.bits:
+                    parcel.base, parcel.bits = normal(parcel.base, parcel.bits)
+                    keep(parcel)
+        return found
+
     def oldest(self) -> int | None:
         """The first offset that is ready."""
         return min((heap[0][0] for heap in self._ready.values()), default=None)

@@ -22,6 +22,8 @@ from millstream.log.storage import DiskStorage
 from millstream.server.exposure import check_exposure, check_keys
 from millstream.server.http.listener import HttpListener
 from millstream.server.logs import set_log_level
+from millstream.server.mqtt.door import TURNED_AWAY_MAX
+from millstream.server.mqtt.listener import MqttListener
 from millstream.server.tcp import NativeListener
 from millstream.server.tls import ServerTls
 
@@ -30,19 +32,22 @@ __all__ = ["offline", "run", "serve"]
 _log = structlog.get_logger("millstream.server")
 
 T = TypeVar("T")
+#: Gets the address of the native port, and the URLs of HTTP and MQTT, empty where they are switched off.
+Announce = Callable[[str, str, str], None]
 
-#: Descriptors beside log files and connections: the lock, the loop, standard streams, a few spare.
-_SPARE_DESCRIPTORS: Final = 64
+#: Descriptors beside log files and connections: the lock, the loop, standard streams, clients that are turned away, a
+#: few spare.
+_SPARE_DESCRIPTORS: Final = 64 + TURNED_AWAY_MAX
 
 
 async def run(
     settings: Settings,
-    announce: Callable[[str, str], None],
+    announce: Announce,
     stop: asyncio.Event | None = None,
     *,
     sources: Mapping[str, str] | None = None,
 ) -> int:
-    """Serve until SIGTERM, SIGINT or `stop`; `announce` gets the address and the URL once the broker listens.
+    """Serve until SIGTERM, SIGINT or `stop`; `announce` is called once the broker listens.
 
     `sources` says of each setting where it came from.
     """
@@ -65,19 +70,22 @@ async def run(
         await broker.start()
         listener = NativeListener(broker, settings, clock.monotonic_ms, tls.context)
         http = HttpListener(broker, settings, tls.context) if settings.http.enabled else None
+        mqtt = MqttListener(broker, settings, tls.context) if settings.mqtt.enabled else None
         try:
             check_keys(settings, has_keys=broker.access.has_keys)
             await _open(listener.open, settings.server.host, settings.server.port, "--port")
             if http is not None:
                 await _open(http.open, settings.server.host, settings.http.port, "--http-port")
+            if mqtt is not None:
+                await _open(mqtt.open, settings.server.host, settings.mqtt.port, "--mqtt-port")
             # What exists now lives as long as the process: the collector need not look at it again and again.
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 100)
-            announce(listener.address, http.url if http is not None else "")
+            announce(listener.address, http.url if http is not None else "", mqtt.url if mqtt is not None else "")
             await stop.wait()
             _log.info("stopping", drain_ms=settings.server.drain_ms)
-            await asyncio.gather(listener.close(), *([http.close()] if http is not None else []))
+            await asyncio.gather(*(door.close() for door in (listener, http, mqtt) if door is not None))
         finally:
             await broker.stop()
     finally:
@@ -86,7 +94,7 @@ async def run(
     return 0
 
 
-def serve(settings: Settings, announce: Callable[[str, str], None], sources: Mapping[str, str] | None = None) -> int:
+def serve(settings: Settings, announce: Announce, sources: Mapping[str, str] | None = None) -> int:
     """Run the broker on uvloop where there is one."""
     serving = run(settings, announce, sources=sources)
     try:
@@ -140,7 +148,8 @@ async def _open(opening: Callable[[], Awaitable[None]], host: str, port: int, fl
 
 def _raise_descriptor_limit(settings: Settings) -> None:
     """Take the descriptors that the settings need, or say which setting is too high for this machine."""
-    needed = settings.storage.open_files_max + settings.server.max_connections + _SPARE_DESCRIPTORS
+    doors = 1 + settings.http.enabled + settings.mqtt.enabled
+    needed = settings.storage.open_files_max + doors * settings.server.max_connections + _SPARE_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed or soft == resource.RLIM_INFINITY:
         return

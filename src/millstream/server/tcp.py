@@ -26,6 +26,7 @@ from millstream.errors import (
     QuotaExceeded,
     ShuttingDown,
 )
+from millstream.server.connections import Connections
 from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection, SettleRequest
 from millstream.wire.deliveries import DELIVERY_BYTES, Delivery, encode_delivery_head
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
@@ -93,13 +94,13 @@ class NativeConnection(asyncio.BufferedProtocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self._transport.set_write_buffer_limits(self._outgoing_bytes_max)
-        refusal = self._listener.admit(self)
+        refusal = self._listener.connections.admit(self)
         if refusal is not None:
             self._close_with(refusal)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._closing = True
-        self._listener.forget(self)
+        self._listener.connections.forget(self)
         for request in self._waiting.values():
             request.cancel()
         self._waiting.clear()
@@ -257,8 +258,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             else:
                 answer = encode_error(error, correlation)
             self._write(answer)
-            if self._listener.draining:
-                self._listener.progressed()
+            self._listener.connections.progressed()
 
         wants_answer = request.acks != 0
         self._unconfirmed += wants_answer
@@ -336,8 +336,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                 self._write(encode_error(result, correlation))
             else:
                 self._write(encode_settle_result(correlation, result))
-            if self._listener.draining:
-                self._listener.progressed()
+            self._listener.connections.progressed()
 
         assert self._session is not None
         self._unconfirmed += 1
@@ -382,7 +381,7 @@ class NativeConnection(asyncio.BufferedProtocol):
                 answer = encode_error(InternalError("the broker failed to handle a request; see its log"), correlation)
             self._calls_open -= 1
             self._write(answer)
-            self._listener.progressed()
+            self._listener.connections.progressed()
 
         if self._calls_open >= _PARKED_REQUESTS_MAX:
             raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
@@ -456,12 +455,9 @@ class NativeListener:
         self.now_ms = now_ms
         self.address = ""
         self.loop = asyncio.get_running_loop()
-        #: In the order in which they came: what is done for all of them is done in the same order in every run.
-        self._connections: dict[NativeConnection, None] = {}
+        self.connections: Connections[NativeConnection] = Connections(broker, settings.server, "native")
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
-        self.draining = False
-        self._progress: asyncio.Event | None = None
         #: Calls under way.  A call goes on when its client is gone: what it has recorded must also take effect.
         self._calls: set[asyncio.Task[None]] = set()
 
@@ -483,65 +479,19 @@ class NativeListener:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._ticker = self.loop.create_task(self._tick())
 
-    def admit(self, connection: NativeConnection) -> MillstreamError | None:
-        """Take a connection in, or say why not."""
-        if self.draining:
-            return ShuttingDown("the broker is shutting down")
-        if len(self._connections) >= self.settings.server.max_connections:
-            self.broker.metrics.connections_refused += 1
-            return QuotaExceeded(f"the broker serves {len(self._connections)} connections, its limit")
-        if self.broker.modes.connect_refusal is not None:
-            self.broker.metrics.connections_refused += 1
-            return self.broker.modes.connect_refusal
-        try:
-            self.broker.access.admit_connection(connection.address)
-        except MillstreamError as refusal:
-            self.broker.metrics.connections_refused += 1
-            return refusal
-        self._connections[connection] = None
-        self.broker.metrics.connections_opened += 1
-        self.broker.metrics.connections = len(self._connections)
-        return None
-
-    def forget(self, connection: NativeConnection) -> None:
-        self._connections.pop(connection, None)
-        self.progressed()
-        self.broker.metrics.connections = len(self._connections)
-
     async def close(self) -> None:
         """Stop accepting, tell everybody, let what is under way finish, then close."""
-        self.draining = True
         if self._server is not None:
             self._server.close()
-        for connection in list(self._connections):
-            connection.say_goodbye()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.settings.server.drain_ms / 1000):
-                await self._until(lambda: not any(connection.busy for connection in self._connections))
-                for connection in list(self._connections):
-                    connection.close()  # sends what is still in its buffer, then says that it is lost
-                await self._until(lambda: not self._connections)
-        for connection in list(self._connections):
-            connection.abort()
+        await self.connections.end()
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
 
-    def progressed(self) -> None:
-        """Something finished; only a closing listener waits for that."""
-        if self._progress is not None:
-            self._progress.set()
-
-    async def _until(self, done: Callable[[], bool]) -> None:
-        self._progress = asyncio.Event()
-        while not done():
-            await self._progress.wait()
-            self._progress.clear()
-
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(self.settings.server.heartbeat_ms / 1000)
             now_ms = self.now_ms()
-            for connection in list(self._connections):
+            for connection in self.connections:
                 connection.tick(now_ms)

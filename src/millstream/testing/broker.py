@@ -18,6 +18,7 @@ from millstream.client import Client, connect
 from millstream.config import Settings
 from millstream.log.storage import DiskStorage, Storage
 from millstream.server.http.listener import HttpListener
+from millstream.server.mqtt.listener import MqttListener
 from millstream.server.tcp import NativeListener
 from millstream.server.tls import ServerTls
 from millstream.testing.skipping import SkippingClock, SkippingLoop
@@ -29,7 +30,8 @@ class BrokerForTests:
     """A whole broker with a real socket, on a thread of this process.  Starts in milliseconds.
 
     Give it a data directory, or a storage of your own to inject faults; otherwise it keeps its data in a temporary
-    directory.  `clock.advance("30s")` skips time for the broker.  With `http` it answers HTTP too, at `url`.
+    directory.  `clock.advance("30s")` skips time for the broker.  With `http` it answers HTTP too, at `url`; with
+    `mqtt` it speaks MQTT, on `mqtt_port` of 127.0.0.1.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class BrokerForTests:
         settings: Settings | None = None,
         port: int = 0,
         http: bool = False,
+        mqtt: bool = False,
     ) -> None:
         assert data is None or storage is None, "a broker for tests has a directory or a storage"
         # Where time can be skipped, silence on a connection says nothing: clients live in real time.
@@ -48,9 +51,11 @@ class BrokerForTests:
             update={
                 "server": base.server.model_copy(update={"port": port}),
                 "http": base.http.model_copy(update={"port": 0}),
+                "mqtt": base.mqtt.model_copy(update={"port": 0}),
             }
         )
         self._http = http
+        self._mqtt = mqtt
         self.clock = SkippingClock()
         self._temporary: tempfile.TemporaryDirectory[str] | None = None
         if storage is None:
@@ -66,6 +71,7 @@ class BrokerForTests:
         self._thread = threading.Thread(target=self._run, name="broker-for-tests", daemon=True)
         self.address = ""
         self.url = ""
+        self.mqtt_port = 0
         self.broker: Broker
 
     def start(self) -> Self:
@@ -125,8 +131,14 @@ class BrokerForTests:
         if web is not None:
             await web.open()
             self.url = web.url
+        mqtt = MqttListener(self.broker, self.settings, tls.context) if self._mqtt else None
+        if mqtt is not None:
+            await mqtt.open()
+            self.mqtt_port = int(mqtt.address.rpartition(":")[2])
         self._ready.set()
         await self._stop.wait()
+        if mqtt is not None:
+            await mqtt.close()
         if web is not None:
             await web.close()
         await listener.close()
@@ -139,10 +151,12 @@ class BrokerProcess:
     def __init__(self, data: Path, *, port: int = 0, arguments: Sequence[str] = ()) -> None:
         self._command = [
             *(sys.executable, "-m", "millstream", "serve"),
-            *("--data", str(data), "--port", str(port), "--http-port", "0", "--log-level", "warning", *arguments),
+            *("--data", str(data), "--port", str(port), "--http-port", "0", "--mqtt-port", "0"),
+            *("--log-level", "warning", *arguments),
         ]
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
+        self._mqtt_port = 0
 
     @property
     def pid(self) -> int:
@@ -150,6 +164,7 @@ class BrokerProcess:
         return self._process.pid
 
     def start(self) -> Self:
+        self._mqtt_port = 0
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
         assert self._process.stdout is not None
         for line in self._process.stdout:
@@ -157,6 +172,16 @@ class BrokerProcess:
                 self.address = line.split()[2]
                 return self
         raise RuntimeError(f"the broker ended with {self._process.wait()} before it listened")
+
+    @property
+    def mqtt_port(self) -> int:
+        """Of 127.0.0.1."""
+        if not self._mqtt_port:
+            assert self._process is not None
+            assert self._process.stdout is not None
+            line = next(line for line in self._process.stdout if line.startswith("MQTT on "))
+            self._mqtt_port = int(line.rpartition(":")[2])
+        return self._mqtt_port
 
     def stop(self) -> int:
         """SIGTERM; returns the exit code."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from millstream.wire.forms import AnswerForm, CallForm
 
 __all__ = [
@@ -28,7 +26,8 @@ __all__ = [
 class CreateKey(CallForm, tag="key.create"):
     """Makes an API key.  Answers with NewKey: its text is shown this once and kept nowhere."""
 
-    roles: list[Literal["admin", "produce", "consume", "read"]]
+    #: admin, consume, produce or read; at least one.
+    roles: list[str]
     #: Where it holds: `NAMESPACE:TOPIC` with patterns, such as `default:orders.#`; none = everywhere.
     scopes: list[str] = []
     #: For people.
@@ -139,7 +138,7 @@ class AuditEntry(AnswerForm):
     namespace: str
     #: What was named: topics, groups, ids.
     names: list[str]
-    #: `done`, or the code of the error.
+    #: `done`, the code of the error, or `GIVEN_UP`: whoever asked went away in the middle.
     outcome: str
 
 

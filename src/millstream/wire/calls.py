@@ -15,8 +15,11 @@ from millstream.wire import (
     admin_calls,
     letter_calls,
     message_calls,
+    mqtt_calls,
+    pipeline_calls,
     queue_calls,
     schedule_calls,
+    stage_calls,
     stats_calls,
     subscription_calls,
     trace_calls,
@@ -354,6 +357,9 @@ Call: TypeAlias = (
     | queue_calls.DescribeQueue
     | queue_calls.LeaseMessages
     | queue_calls.SettleMessages
+    | queue_calls.ClaimMessages
+    | queue_calls.SettleClaim
+    | queue_calls.ExtendClaim
     | queue_calls.PeekQueue
     | queue_calls.DescribeMessage
     | queue_calls.Explain
@@ -394,6 +400,23 @@ Call: TypeAlias = (
     | message_calls.BrowseMessages
     | message_calls.FindMessage
     | message_calls.SummarizeTopics
+    | mqtt_calls.DescribeMqtt
+    | mqtt_calls.ListSessions
+    | mqtt_calls.ShowSession
+    | mqtt_calls.DisconnectSession
+    | mqtt_calls.ForgetSession
+    | mqtt_calls.ListRetained
+    | mqtt_calls.ShowRetained
+    | mqtt_calls.ClearRetained
+    | stage_calls.OpenStage
+    | stage_calls.PublishStages
+    | stage_calls.AbortStages
+    | stage_calls.ListStages
+    | pipeline_calls.ReportPipeline
+    | pipeline_calls.ListPipelines
+    | pipeline_calls.ShowPipeline
+    | pipeline_calls.StopPipeline
+    | pipeline_calls.ForgetPipeline
     | admin_calls.CheckHealth
     | admin_calls.ShowConfig
     | admin_calls.SetLogLevel

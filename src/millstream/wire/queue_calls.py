@@ -12,7 +12,13 @@ import msgspec
 from millstream.wire.forms import AnswerForm, CallForm
 
 __all__ = [
+    "Action",
     "AttemptInfo",
+    "Claim",
+    "ClaimAction",
+    "ClaimExtended",
+    "ClaimMessages",
+    "ClaimSettled",
     "CloseQueue",
     "ConfigureQueue",
     "ConsumerInfo",
@@ -21,6 +27,7 @@ __all__ = [
     "DescribeQueue",
     "Explain",
     "Explanation",
+    "ExtendClaim",
     "LaneInfo",
     "LeaseMessages",
     "LeasedMessage",
@@ -34,6 +41,8 @@ __all__ = [
     "QueuePartitionInfo",
     "QueueSummary",
     "QueuedMessage",
+    "Range",
+    "SettleClaim",
     "SettleItem",
     "SettleMessages",
     "SettleOutcome",
@@ -41,6 +50,9 @@ __all__ = [
 
 MessageState = Literal["ready", "leased", "waiting", "settled", "gone"]
 Action = Literal["ack", "nack", "reject", "extend", "release"]
+ClaimAction = Literal["ack", "nack", "reject", "release"]
+#: Partition, first offset, and the offset after the last one.
+Range = tuple[int, int, int]
 
 
 # --- consumers ---------------------------------------------------------------------------------------------------
@@ -250,6 +262,73 @@ class SettleMessages(CallForm, tag="queue.settle"):
 class SettleOutcome(AnswerForm):
     receipt: str
     result: Literal["done", "retried", "dead", "receipt_invalid"]
+
+
+class ClaimMessages(CallForm, tag="queue.claim"):
+    """Leases messages without sending them: the claimant reads them by their offsets.  Answers with Claim.
+
+    The claim is this connection's, and what is not settled goes back at once when that ends.  `wanted` re-takes just
+    these messages, as somebody does who has begun with them before; otherwise the queue says which ones are next.
+    """
+
+    topic: str
+    group: str = "default"
+    #: A name for people; the client's id if empty.
+    claimant: str = ""
+    #: Messages, 1,000,000 at most.  Of what is wanted all is taken.
+    max: int = 100_000
+    #: 0 = what the group or the topic says.
+    lease_ms: int = 0
+    wanted: list[Range] | None = None
+
+
+class Claim(AnswerForm):
+    #: What settles and extends it, on this connection; 0 when there is nothing in it.
+    claim: int
+    #: The consumer that holds the leases, as the group's description shows it.
+    consumer: int
+    messages: int
+    #: Sorted, and as few as possible.
+    ranges: list[Range]
+    #: How long the claim lasts from now on; 0 when there is nothing in it.
+    lease_ms: int
+    #: Of what was wanted: settled already, or no longer stored.
+    settled: list[Range] = []
+    #: Of what was wanted: in the hands of somebody else, or not there yet.
+    refused: list[Range] = []
+
+
+class SettleClaim(CallForm, tag="queue.settle_claim"):
+    """Says what became of claimed messages, of all that are left or of some.  Answers, on disk, with ClaimSettled."""
+
+    claim: int
+    action: ClaimAction = "ack"
+    ranges: list[Range] | None = None
+    reason: str = ""
+    #: nack: until the next try (None = by the retry policy).
+    delay_ms: int | None = None
+
+
+class ClaimSettled(AnswerForm):
+    #: Messages that were settled by this call, and those that the claim still holds.
+    settled: int
+    left: int
+    #: Not the claim's any more, or never: their lease ended, and others may have them.  Acking twice is no mistake.
+    invalid: list[Range] = []
+
+
+class ExtendClaim(CallForm, tag="queue.extend_claim"):
+    """Has a claim last longer, by the rules of leases.  Answers with ClaimExtended."""
+
+    claim: int
+    #: From now; 0 = as long as it was claimed for.
+    lease_ms: int = 0
+
+
+class ClaimExtended(AnswerForm):
+    #: Messages that the claim still holds, and how long it lasts from now on.
+    messages: int
+    lease_ms: int
 
 
 class PeekQueue(CallForm, tag="queue.peek"):

@@ -47,6 +47,8 @@ class ListSchedules(CallForm, tag="schedule.list"):
     after_ms: int = 0
     before_ms: int = 0
     key: bytes | None = None
+    #: Only what comes behind this place in the list: the `due_ms`, partition and offset of the last one known.
+    behind: tuple[int, int, int] | None = None
     limit: int = 100
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.dashboard.screen import Screen
-from tests.e2e.dashboard.world import fill
+from tests.e2e.dashboard.world import connect_things, fill
+from tests.e2e.mqtt.support import Borrowed, Wires
 
 #: Nothing is downloaded, nothing is reported, nothing is drawn on a graphics card.
 FLAGS = (
@@ -58,7 +59,7 @@ def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerForTests]:
-    with BrokerForTests(http=True) as running:
+    with BrokerForTests(http=True, mqtt=True) as running:
         yield running
 
 
@@ -69,8 +70,16 @@ def http(broker: BrokerForTests) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="module")
-def shop(broker: BrokerForTests, http: httpx.Client) -> dict[str, str]:
+def mqtt(broker: BrokerForTests) -> Iterator[Wires]:
+    wires = Wires(Borrowed(broker))
+    yield wires
+    wires.close()
+
+
+@pytest.fixture(scope="module")
+def shop(broker: BrokerForTests, http: httpx.Client, mqtt: Wires) -> dict[str, str]:
     """A broker in which something of everything has happened; ids of some of it."""
+    connect_things(mqtt)
     return fill(http, broker.connect(client_id="auditor"))
 
 

@@ -23,6 +23,8 @@ PAGES = {
     "queue-group": "queue/orders/billing",
     "publish": "publish",
     "webhooks": "webhooks",
+    "mqtt": "mqtt",
+    "mqtt-session": "mqtt-session/sensor-7",
     "pipelines": "pipelines",
     "health": "health",
 }

@@ -7,8 +7,10 @@ from typing import Any
 import httpx
 
 from millstream.client import Client
+from millstream.mqtt.packets import V4, V5, Will
+from tests.e2e.mqtt.support import Wires
 
-__all__ = ["fill", "queue", "told"]
+__all__ = ["connect_things", "fill", "queue", "told"]
 
 _ERROR = "ValueError: unknown currency 'XXX'\n  File \"billing.py\", line 41, in charge"
 
@@ -23,6 +25,19 @@ def queue(http: httpx.Client, topic: str, group: str) -> None:
     """A topic and a queue group on it."""
     told(http.post("/topics", json={"name": topic, "if_missing": True}))
     told(http.put(f"/queues/{topic}/{group}", json={}))
+
+
+def connect_things(mqtt: Wires) -> None:
+    """A sensor that is there, one that is away and has something to catch up, and what both have said last."""
+    here = mqtt.connect(V5, "sensor-8", keep_alive_s=60, will=Will("sensors/8/state", b"lost"))
+    here.subscribe("commands/8", "commands/all", qos=1)
+    away = mqtt.durable(V4, "sensor-7")
+    away.subscribe("commands/+", qos=1)
+    for name in ("temperature", "humidity", "state"):
+        away.publish(f"sensors/7/{name}", b'{"value": 21.5}', 1, retain=True)
+    away.disconnect()
+    for number in range(12):
+        here.publish("commands/7", f"measure {number}".encode(), 1)
 
 
 def fill(http: httpx.Client, client: Client) -> dict[str, str]:

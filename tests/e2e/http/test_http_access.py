@@ -109,6 +109,8 @@ def test_keys_are_made_rotated_and_revoked(http: httpx.Client, keys: dict[str, s
     assert http.delete(f"{API}/keys/{info['id']}", headers=admin).status_code == 404
     for wrong in ({"roles": ["boss"]}, {"roles": []}, {"roles": ["read"], "scopes": ["../x:#"]}, {}):
         assert http.post(f"{API}/keys", json=wrong, headers=admin).status_code == 400
+    refused = http.post(f"{API}/keys", json={"roles": ["king"]}, headers=admin).json()
+    assert refused["message"] == "a role is one of admin, consume, produce, read, not 'king'"
 
 
 def test_a_scope_bounds_what_a_path_may_name(broker: BrokerForTests, http: httpx.Client, keys: dict[str, str]) -> None:

@@ -125,6 +125,20 @@ def test_any_other_body_is_the_value_itself(http: httpx.Client, client: Client) 
     assert message.headers == [("a", b"1"), ("b", b"x=y")]
 
 
+def test_a_body_that_is_said_to_be_a_form_is_refused_because_curl_says_that_of_json(
+    http: httpx.Client, client: Client
+) -> None:
+    client.create_topic("curled")
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    answer = http.post("/topics/curled/messages", content=b'{"value": 1}', headers=form)
+
+    assert (answer.status_code, answer.json()["code"]) == (415, "UNSUPPORTED_MEDIA_TYPE")
+    assert "-H 'Content-Type: application/json'" in answer.json()["message"]
+    assert client.browse("curled") == []
+    described = http.get("/openapi.json").json()["paths"]["/api/v1/topics/{topic}/messages"]["post"]
+    assert "415" in described["responses"]
+
+
 def test_a_cloud_event_keeps_its_attributes_and_is_recognised_when_it_comes_again(
     http: httpx.Client, client: Client
 ) -> None:

@@ -570,6 +570,20 @@ def test_a_key_allows_what_its_role_allows(strict: BrokerForTests) -> None:
     assert refused(strict, f"/api/v1/namespaces/other/ws?key={producer}", open_timeout=5) == (403, "FORBIDDEN")
 
 
+def test_a_key_whose_scope_is_one_pattern_consumes_what_it_covers(strict: BrokerForTests) -> None:
+    admin, worker = key_for(strict, "admin"), key_for(strict, "consume", scopes=["default:scoped.*"])
+    with (
+        open_socket(strict, f"/api/v1/ws?key={admin}") as owner,
+        open_socket(strict, f"/api/v1/ws?key={worker}") as limited,
+    ):
+        owner.result(type="publish", topic="scoped.new", messages={"value": "x"})
+        for topic in ("scoped.new", "scoped.*"):
+            limited.result(type="consume", topic=topic, group=f"group-of-{len(topic)}", credit=1)
+            [message] = limited.messages(1)
+            assert limited.result(type="ack", receipts=[message["receipt"]])
+        assert limited.ask(type="consume", topic="*.new")["error"]["code"] == "FORBIDDEN"
+
+
 def test_a_key_that_is_revoked_ends_its_connections(strict: BrokerForTests) -> None:
     made = new_key(strict, "admin")
     with open_socket(strict, f"/api/v1/ws?key={made.key}") as known:

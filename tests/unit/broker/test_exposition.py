@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from millstream.broker.latency import Latencies
 from millstream.broker.metrics import Metrics
+from millstream.broker.pipelines import PipelineRow
 from millstream.broker.stats import families
 from millstream.broker.stats.exposition import Collected, Exposition, fold, histograms_of
 from millstream.broker.stats.survey import QueueRow, StreamRow, Survey, TopicRow
@@ -22,7 +23,9 @@ def collected(survey: Survey | None = None, latency: Latencies | None = None) ->
     latency = latency or Latencies()
     numbers = {family.source: number for number, family in enumerate(families.BROKER, 1)}
     survey = survey or Survey(0, 0, 1)
-    return Collected("1.0", "n1", "normal", numbers, survey, histograms_of(latency))
+    doors = {"native": 2, "mqtt": 3}
+    pipeline = PipelineRow("default", "archive", 1, 5, 2.5, 7, 3, 120, 0, 900)
+    return Collected("1.0", "n1", "normal", doors, numbers, survey, histograms_of(latency), [pipeline])
 
 
 def full_survey() -> Survey:
@@ -130,8 +133,9 @@ def test_priorities_of_folded_queues_are_summed_up() -> None:
     assert (kept[-1].ready, kept[-1].oldest_ms) == (3, 4)
 
 
-#: Counted per topic or group instead, or part of a histogram.
+#: Counted per topic, group or door instead, or part of a histogram.
 ELSEWHERE = {
+    "connections",
     "messages_published", "bytes_published", "messages_leased", "messages_acked", "messages_nacked",
     "messages_rejected", "messages_dead_lettered", "messages_expired", "deliveries", "sync_rounds", "sync_us",
 }  # fmt: skip

@@ -44,6 +44,14 @@ def test_the_same_start_with_another_size_is_no_repetition() -> None:
         table_with((header(7, 0, 3), 0, 0), (header(7, 3), 3, 0)).check(header(7, 0, 2))
 
 
+def test_what_lies_before_all_that_is_remembered_was_stored() -> None:
+    table = table_with(*((header(7, LAST - 5 + n), n, n) for n in range(20)))
+    assert table.is_past(header(7, LAST - 5))
+    assert table.is_past(header(7, LAST - 2)), "sequences begin again at 0"
+    for other in (header(7, LAST - 1), header(7, 15), header(7, 99), header(8, 0), header(7, LAST - 5, epoch=1)):
+        assert not table.is_past(other)
+
+
 def test_only_the_last_sixteen_batches_are_recognised() -> None:
     table = table_with(*((header(7, n), n, n) for n in range(20)))
     assert table.check(header(7, 4)) == Duplicate(4, 4)

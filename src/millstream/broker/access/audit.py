@@ -94,7 +94,8 @@ class Audit:
         topic = topics.registry.find(DEFAULT_NAMESPACE, AUDIT_TOPIC)
         if topic is None:
             config = {"retention_ms": self._host.settings.access.audit_retention_ms}
-            await topics.create(DEFAULT_NAMESPACE, CreateTopic(name=AUDIT_TOPIC, config=config, if_missing=True))
+            call = CreateTopic(name=AUDIT_TOPIC, config=config, if_missing=True)
+            await topics.create(DEFAULT_NAMESPACE, call, own=True)
             topic = topics.registry.get(DEFAULT_NAMESPACE, AUDIT_TOPIC)
         return topics.partition_of(topic, 0)
 

@@ -26,6 +26,7 @@ from millstream.clock import Clock
 from millstream.config import Settings
 from millstream.dead_letters import DEAD_LETTER_SUFFIX
 from millstream.errors import (
+    InternalError,
     InvalidArgument,
     KeyNotFound,
     MillstreamError,
@@ -187,8 +188,9 @@ class AccessControl:
             return self._shown(session, rule, await handler(session, call))
         try:
             answer = await handler(session, call)
-        except MillstreamError as error:
-            await self._audit.record(session, call, error.code)
+        except BaseException as problem:
+            # Also when its client went away in the middle: part of it may have been done.
+            await self._audit.record(session, call, _outcome_of(problem))
             raise
         await self._audit.record(session, call, "done")
         return self._shown(session, rule, answer)
@@ -334,6 +336,12 @@ class AccessControl:
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1000
+
+
+def _outcome_of(problem: BaseException) -> str:
+    if isinstance(problem, MillstreamError):
+        return problem.code
+    return "GIVEN_UP" if isinstance(problem, asyncio.CancelledError) else InternalError.code
 
 
 def host_of(address: str) -> str:

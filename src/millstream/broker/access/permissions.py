@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from millstream.access.rights import ANYWHERE, EVERY_NAMESPACE, EVERY_TOPIC
 from millstream.errors import InvalidArgument
+from millstream.mqtt.topics import to_pattern
 from millstream.receipts import ReceiptHandle
 from millstream.wire import (
     access_calls,
@@ -21,8 +22,11 @@ from millstream.wire import (
     calls,
     letter_calls,
     message_calls,
+    mqtt_calls,
+    pipeline_calls,
     queue_calls,
     schedule_calls,
+    stage_calls,
     stats_calls,
     subscription_calls,
     trace_calls,
@@ -138,6 +142,11 @@ def _commit(call: calls.CommitOffsets) -> Iterable[Need]:
         yield Need("consume", entry.topic)
 
 
+def _lease(call: queue_calls.LeaseMessages) -> Iterable[Need]:
+    # Of a consumer on which topics was asked when it was opened, by the same connection.
+    yield Need("consume") if call.consumer else Need("consume", call.topic or EVERY_TOPIC)
+
+
 def _settle(call: queue_calls.SettleMessages) -> Iterable[Need]:
     yield Need("consume")
     for item in call.items:
@@ -173,8 +182,20 @@ def _letters(permission: str) -> Callable[[Any], Iterable[Need]]:
     return needs
 
 
-def _overview(call: stats_calls.DescribeOverview) -> Iterable[Need]:
+def _overview(call: stats_calls.DescribeOverview | mqtt_calls.DescribeMqtt) -> Iterable[Need]:
     yield Need("read", EVERY_NAMESPACE, "namespace") if call.everywhere else Need("read")
+
+
+def _retained(permission: str, field: str) -> Rule:
+    """The topics of an MQTT filter; what is no topic needs the right in all of them."""
+    return _rule(permission, lambda call: (Need(permission, to_pattern(getattr(call, field)) or EVERY_TOPIC),))
+
+
+def _pipeline(call: pipeline_calls.ReportPipeline) -> Iterable[Need]:
+    """Whoever reports reads and writes these topics itself."""
+    yield Need("any")
+    for topic in (*call.sources, *call.sinks):
+        yield Need("any", topic)
 
 
 def _history(call: stats_calls.ReadHistory) -> Iterable[Need]:
@@ -190,6 +211,10 @@ def _by_topic(rows: list[Any], sees: Sees) -> list[Any]:
 
 def _by_topics(rows: list[Any], sees: Sees) -> list[Any]:
     return [row for row in rows if not row.topics or any(map(sees, row.topics))]
+
+
+def _by_pipeline(rows: list[Any], sees: Sees) -> list[Any]:
+    return [row for row in rows if all(map(sees, (*row.sources, *row.sinks)))]
 
 
 def _seen(overview: stats_calls.Overview, sees: Sees) -> stats_calls.Overview:
@@ -231,8 +256,11 @@ PERMISSIONS: Final[dict[type, Rule]] = {
     queue_calls.PurgeQueue: _topic("admin"),
     queue_calls.ListQueues: _anywhere("read", shown=_by_topic),
     queue_calls.DescribeQueue: _topic("read"),
-    queue_calls.LeaseMessages: _topic("consume"),
+    queue_calls.LeaseMessages: _rule("consume", _lease),
     queue_calls.SettleMessages: _rule("consume", _settle),
+    queue_calls.ClaimMessages: _topic("consume"),
+    queue_calls.SettleClaim: _anywhere("consume"),
+    queue_calls.ExtendClaim: _anywhere("consume"),
     queue_calls.PeekQueue: _topic("read"),
     queue_calls.DescribeMessage: _message("read"),
     queue_calls.Explain: _rule("read", _explain),
@@ -273,6 +301,24 @@ PERMISSIONS: Final[dict[type, Rule]] = {
     message_calls.BrowseMessages: _topic("read"),
     message_calls.FindMessage: _message("read"),
     message_calls.SummarizeTopics: _anywhere("read"),
+    mqtt_calls.DescribeMqtt: _rule("read", _overview),
+    mqtt_calls.ListSessions: _all_topics("read"),
+    mqtt_calls.ShowSession: _all_topics("read"),
+    mqtt_calls.DisconnectSession: _all_topics("admin"),
+    mqtt_calls.ForgetSession: _all_topics("admin"),
+    mqtt_calls.ListRetained: _retained("read", "filter"),
+    mqtt_calls.ShowRetained: _retained("read", "topic"),
+    mqtt_calls.ClearRetained: _retained("admin", "filter"),
+    stage_calls.OpenStage: _anywhere("produce"),
+    # On which topics is known when messages are put and published; the stages ask for each of them.
+    stage_calls.PublishStages: _anywhere("produce"),
+    stage_calls.AbortStages: _anywhere("produce"),
+    stage_calls.ListStages: _all_topics("read"),
+    pipeline_calls.ReportPipeline: _rule("any", _pipeline),
+    pipeline_calls.ListPipelines: _anywhere("read", shown=_by_pipeline),
+    pipeline_calls.ShowPipeline: _all_topics("read"),
+    pipeline_calls.StopPipeline: _all_topics("admin"),
+    pipeline_calls.ForgetPipeline: _all_topics("admin"),
     trace_calls.ShowPassport: _message("read"),
     trace_calls.FindTraces: _topic("read"),
     admin_calls.CheckHealth: _rule("open", _health),
@@ -296,7 +342,21 @@ PERMISSIONS: Final[dict[type, Rule]] = {
 UNKNOWN: Final = _broker()
 
 #: Fields that name things, in the order in which an audit entry shows them; values and secrets are not among them.
-_NAMING: Final = ("namespace", "name", "topic", "topics", "group", "member_id", "id", "ids", "target", "mode", "roles")
+_NAMING: Final = (
+    "namespace",
+    "name",
+    "topic",
+    "topics",
+    "filter",
+    "group",
+    "client_id",
+    "member_id",
+    "id",
+    "ids",
+    "target",
+    "mode",
+    "roles",
+)
 
 
 def names_of(call: object) -> list[str]:
@@ -305,5 +365,5 @@ def names_of(call: object) -> list[str]:
     for field in _NAMING:
         value = getattr(call, field, None)
         values = value if isinstance(value, list) else [value]
-        found += [str(one)[:255] for one in values[:100] if one]
+        found += [one[:255] for one in values[:100] if one and isinstance(one, str)]
     return found[:100]

@@ -13,9 +13,8 @@ from millstream.broker.metrics import Metrics
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
 from millstream.clock import Clock
-from millstream.dead_letters import DEAD_LETTER_SUFFIX
 from millstream.errors import MillstreamError
-from millstream.names import is_system
+from millstream.names import AUDIT_TOPIC
 from millstream.records import BatchHeader
 from millstream.wire.access_calls import QuotaInfo, SetQuota, ShowQuota
 
@@ -67,10 +66,10 @@ class Quotas:
                 self._host.metrics.quota_refusals += 1
                 raise
 
-    def admit_topic(self, namespace: str, name: str) -> None:
-        """Raises QuotaExceeded.  What the broker makes itself, for dead letters above all, is not refused."""
+    def admit_topic(self, namespace: str) -> None:
+        """Raises QuotaExceeded."""
         meter = self.meters.get(namespace)
-        if meter is not None and not name.endswith(DEAD_LETTER_SUFFIX) and not is_system(name):
+        if meter is not None:
             meter.check_topics(self._topics_in(namespace))
 
     def admit_connection(self, namespace: str) -> None:
@@ -123,7 +122,7 @@ class Quotas:
 
     def _topics_in(self, namespace: str) -> int:
         topics = self._host.topics.registry.namespaces.get(namespace, {})
-        return sum(not is_system(name) for name in topics)
+        return sum(name != AUDIT_TOPIC for name in topics)  # that one is nobody's doing
 
     async def _stored_bytes(self, namespace: str) -> int:
         total = 0

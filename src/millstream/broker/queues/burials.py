@@ -167,7 +167,7 @@ class Burials:
                 config={"retention_ms": _RETENTION_MS},
                 if_missing=True,
             )
-            await topics.create(topic.namespace, call)
+            await topics.create(topic.namespace, call, own=True)
         number = self._part.number % len(topics.registry.get(topic.namespace, name).partitions)
         return Target(topic.namespace, name, number)
 

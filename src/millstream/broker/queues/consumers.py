@@ -12,6 +12,7 @@ from millstream.wire.queue_calls import ConsumerInfo
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
+    from millstream.broker.queues.claims import Claimed
     from millstream.broker.queues.group import QueueGroup
 
 __all__ = ["Consumer", "LeaseHandle", "LeaseReply", "SettleReply"]
@@ -29,6 +30,7 @@ class Consumer:
         "acked",
         "busy_us",
         "by_receipt",
+        "claims",
         "delivered",
         "detached",
         "failed",
@@ -57,6 +59,8 @@ class Consumer:
         self.on_settled: Callable[[], None] | None = None
         self.lease_ms = lease_ms
         self.groups: list[QueueGroup] = []
+        #: What it has claimed, by the number of the claim; None unless it is one that claims.
+        self.claims: dict[int, Claimed] | None = None
         self.waiting: dict[LeaseHandle, None] = {}
         #: Why there will never be anything for it again.
         self.orphaned: MillstreamError | None = None

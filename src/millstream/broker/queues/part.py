@@ -14,7 +14,7 @@ from millstream.broker.journal import EntityFact
 from millstream.broker.queues.burials import Burials
 from millstream.queues.ledger import Ledger
 from millstream.queues.ranges import lowest, normal
-from millstream.queues.records import Counts, Lease, Outcome, Result, Rules
+from millstream.queues.records import Counts, Delivery, Lease, Outcome, Result, Rules
 from millstream.wire.leases import PART_BYTES_MAX, LeasePart, Scope, Settle, SettleEntry
 
 if TYPE_CHECKING:
@@ -129,12 +129,58 @@ class QueuePart:
             is_full = is_full or lease.bits != lease.granted
             if part is not None:
                 parts.append(part)
+        self._handed_out(delivery, now_us)
+        return parts, is_full
+
+    def claim(self, consumer: Consumer, want: int, *, alone: bool, now_us: int) -> list[Lease]:
+        """Lease messages to a consumer that reads them for itself."""
+        leases: list[Lease] = []
+        while want > 0 and self._is_warm:
+            self._follow_log()
+            delivery = self.ledger.lease(
+                self._source,
+                consumer=consumer.key,
+                want=want,
+                now_us=now_us,
+                lease_ms=consumer.lease_ms,
+                alone=alone,
+            )
+            self._handed_out(delivery, now_us)
+            if not delivery.leases:
+                break
+            leases += delivery.leases
+            want -= sum(lease.bits.bit_count() for lease in delivery.leases)
+        self._count_claimed(leases)
+        return leases
+
+    async def retake(self, consumer: Consumer, wanted: Sequence[tuple[int, int]], now_us: int) -> list[Lease]:
+        """Lease just these messages, except those that somebody else has."""
+        for start, end in wanted:
+            for segment in list(self.keeper.partition.log.segments):
+                if segment.base_offset < end and segment.next_offset > start:
+                    await self.keeper.partition.warm(max(segment.base_offset, start, self._source.start))
+        self._follow_log()
+        delivery = self.ledger.retake(
+            self._source, wanted, consumer=consumer.key, now_us=now_us, lease_ms=consumer.lease_ms
+        )
+        self._handed_out(delivery, now_us)
+        self._count_claimed(delivery.leases)
+        return delivery.leases
+
+    def _handed_out(self, delivery: Delivery, now_us: int) -> None:
+        """Remember what the ledger found on the way, and wake up when it wants to be."""
         if delivery.dead:
             self.burials.bury(delivery.dead)
         self.keeper.warm()
         self._host.touched(self)
         self.changed(now_us)
-        return parts, is_full
+
+    def _count_claimed(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            messages = lease.bits.bit_count()
+            self.group.delivered += messages
+            if lease.history.deliveries:
+                self.group.redelivered += messages
 
     def _pack(self, lease: Lease, room: int, *, first: bool) -> tuple[LeasePart | None, int]:
         """A lease with its messages, and the bytes they take.  What does not fit is given back, uncounted."""

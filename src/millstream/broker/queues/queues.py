@@ -247,7 +247,9 @@ class Queues:
         return consumer
 
     def join(self, consumer: Consumer, group: QueueGroup) -> None:
-        """Let a consumer take from a group, also with the requests that it has waiting."""
+        """Let a consumer take from a group, also with the requests that it has waiting; not one that has gone."""
+        if consumer.number not in self._consumers:
+            return
         if consumer.number not in group.consumers:
             group.consumers[consumer.number] = consumer
             consumer.groups.append(group)

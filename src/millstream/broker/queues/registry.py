@@ -117,6 +117,13 @@ class QueueRegistry:
         """A group, also one that only the broker itself uses."""
         return self._groups.get((topic.namespace, topic.name), {}).get(name)
 
+    def is_awaited(self, namespace: str, name: str) -> bool:
+        """Whether a pattern is waiting for a topic of this name to appear."""
+        return any(
+            pattern.namespace == namespace and compile_pattern(pattern.pattern).fullmatch(name)
+            for pattern in self._patterns.values()
+        )
+
     def get(self, namespace: str, topic_name: str, name: str) -> QueueGroup:
         topic = self._host.topics.registry.get(namespace, topic_name)
         group = self._groups.get((topic.namespace, topic.name), {}).get(name)
@@ -207,7 +214,7 @@ class QueueRegistry:
         for group in groups:
             await asyncio.sleep(0)  # opening partitions takes a moment; others go first
             self._host.join(consumer, group)
-        if pattern is not None:
+        if pattern is not None and not session.closed:
             pattern.consumers.append(consumer)
         topics = [group.topic.name for group in groups]
         return queue_calls.QueueOpened(consumer=consumer.number, topics=topics)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import dropwhile
 from typing import Any, Final
 
 import structlog
@@ -320,11 +321,14 @@ class ScheduleLog:
             return None
         return (await self._collect([offset])).get(offset)
 
-    async def upcoming(self, after_ms: int, before_ms: int, limit: int) -> list[tuple[int, Scheduled]]:
-        """What is pending between two times, soonest first, with its due time."""
+    async def upcoming(
+        self, after_ms: int, before_ms: int, limit: int, *, behind: int = -1
+    ) -> list[tuple[int, Scheduled]]:
+        """What is pending between two times and behind a row, soonest first, with its due time."""
+        from_ms = max(after_ms, behind >> OFFSET_BITS)
 
         def first_rows() -> list[int]:
-            rows = self.agenda.current(self._window.rows_from(after_ms))
+            rows = dropwhile(lambda row: row <= behind, self.agenda.current(self._window.rows_from(from_ms)))
             found: dict[int, None] = {}  # a message that was moved may have its row twice
             for row in rows:
                 if len(found) == limit or row >> OFFSET_BITS >= before_ms:

@@ -29,7 +29,7 @@ from millstream.config import Settings
 from millstream.durations import format_ms
 from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, ScheduleNotFound, StorageFailed
 from millstream.headers import readable_headers
-from millstream.ids import SCHEDULES, parse_message_id, schedule_uid
+from millstream.ids import OFFSET_BITS, SCHEDULES, parse_message_id, schedule_uid
 from millstream.wire import schedule_calls as calls
 from millstream.wire.queue_calls import Explanation
 
@@ -255,15 +255,19 @@ class Schedules:
     async def _list(self, session: _Session, call: calls.ListSchedules) -> list[calls.ScheduleSummary]:
         if not 1 <= call.limit <= _LIST_LIMIT_MAX:
             raise InvalidArgument(f"limit must be between 1 and {_LIST_LIMIT_MAX}, not {call.limit}")
+        if call.behind is not None and min(call.behind) < 0:
+            raise InvalidArgument(f"behind is a time, a partition and an offset, not {list(call.behind)}")
         before_ms = call.before_ms or _FOREVER_MS
         found: list[calls.ScheduleSummary] = []
         for log in await self._of_topic(session.namespace, call.topic):
             if call.key is None:
-                messages = await log.upcoming(call.after_ms, before_ms, call.limit)
+                behind = _row_before(call.behind, log.target.partition)
+                messages = await log.upcoming(call.after_ms, before_ms, call.limit, behind=behind)
             else:
                 messages = [it for it in await log.with_key(call.key) if call.after_ms <= it[0] < before_ms]
             found += [_summary(log, due_ms, message) for due_ms, message in messages]
-        found.sort(key=lambda summary: (summary.due_ms, summary.partition, summary.offset))
+        found = [summary for summary in found if call.behind is None or _place(summary) > call.behind]
+        found.sort(key=_place)
         return found[: call.limit]
 
     async def show(self, namespace: str, text: str) -> calls.ScheduleInfo:
@@ -390,6 +394,19 @@ class Schedules:
             sentence = f"The message was due at {due}" + (f", but {refusal}." if refusal else " and is next in line.")
         facts = {"id": info.id, "topic": info.topic, "partition": info.partition, "due_ms": info.due_ms}
         return Explanation(sentence=sentence, state=f"schedule-{info.state}", facts=facts)
+
+
+def _place(summary: calls.ScheduleSummary) -> tuple[int, int, int]:
+    return summary.due_ms, summary.partition, summary.offset
+
+
+def _row_before(place: tuple[int, int, int] | None, partition: int) -> int:
+    """The last row of a partition that is not behind a place in the list of all its topic's partitions."""
+    if place is None:
+        return -1
+    due_ms, at, offset = place
+    row = due_ms << OFFSET_BITS
+    return row | offset if partition == at else row - 1 if partition > at else (due_ms + 1 << OFFSET_BITS) - 1
 
 
 def _summary(log: ScheduleLog, due_ms: int, message: Scheduled) -> calls.ScheduleSummary:

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 from prometheus_client.exposition import choose_encoder
 
 from millstream.broker.latency import Latencies
+from millstream.broker.pipelines import PipelineRow
 from millstream.broker.stats import families
 from millstream.broker.stats.families import BUCKETS_SHOWN, Family
 from millstream.broker.stats.survey import QueueRow, StreamRow, Survey, TopicRow
@@ -41,11 +42,14 @@ class Collected:
     version: str
     node: str
     mode: str
+    #: Connections, by door.
+    doors: Mapping[str, int]
     #: By the sources of families.BROKER.
     numbers: Mapping[str, int]
     survey: Survey
     #: Counts per bucket and the sum, by family and value of its label, if it has one.
     histograms: Mapping[str, Mapping[str, tuple[list[int], int]]]
+    pipelines: Sequence[PipelineRow] = ()
 
 
 def histograms_of(latency: Latencies) -> dict[str, dict[str, tuple[list[int], int]]]:
@@ -94,6 +98,8 @@ class Exposition:
             mode,
             [_line(mode.name, _labels(mode.labels, (name,)), int(name == collected.mode)) for name in families.MODES],
         )
+        doors = families.CONNECTIONS
+        yield doors, [_line(doors.name, _labels(doors.labels, (door,)), n) for door, n in collected.doors.items()]
         for family in families.BROKER:
             yield family, [_line(family.name, "", collected.numbers[family.source] * family.scale)]
         survey = collected.survey
@@ -104,7 +110,10 @@ class Exposition:
         yield from self._rows(families.QUEUES, queues)
         yield from self._lanes(queues)
         yield from self._rows(families.STREAMS, streams)
+        pipelines = collected.pipelines[: self._series_max]  # sums of these would say nothing
+        yield from self._rows(families.PIPELINES, pipelines)
         folded = {"topics": topics_folded, "queues": queues_folded, "groups": streams_folded}
+        folded["pipelines"] = len(collected.pipelines) - len(pipelines)
         name = families.FOLDED.name
         yield (
             families.FOLDED,

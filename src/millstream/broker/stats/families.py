@@ -14,10 +14,12 @@ from millstream.traffic.modes import Mode
 __all__ = [
     "BROKER",
     "BUCKETS_SHOWN",
+    "CONNECTIONS",
     "FOLDED",
     "HISTOGRAMS",
     "LANES",
     "MODES",
+    "PIPELINES",
     "QUEUES",
     "STREAMS",
     "TOPICS",
@@ -67,6 +69,7 @@ def _gauge(stem: str, source: str, text: str, *labels: str, scale: float = 1.0) 
 
 _TOPIC: Final = ("namespace", "topic")
 _GROUP: Final = ("namespace", "topic", "group")
+_PIPELINE: Final = ("namespace", "pipeline")
 _MS: Final = 0.001
 
 #: Of the whole broker; sources are counters (broker/metrics.py) or what the exposition adds to them.
@@ -76,7 +79,6 @@ BROKER: Final = (
     _gauge("topics", "topics", "Topics that exist."),
     _gauge("partitions", "partitions", "Partitions that exist."),
     _gauge("partitions_cold", "partitions_cold", "Partitions that nobody has used since the start; not in any sum."),
-    _gauge("connections", "connections", "Clients connected to the native port."),
     _counter("connections_opened", "connections_opened", "Connections that were taken in."),
     _counter("connections_refused", "connections_refused", "Connections that were turned away."),
     _counter("requests_failed", "requests_failed", "Requests that were answered with an error."),
@@ -119,6 +121,31 @@ BROKER: Final = (
     _counter("trace_events_dropped", "trace_events_dropped", "Records that were dropped: too many, or a failing disk."),
     _counter("quota_refusals", "quota_refusals", "Requests beyond the quota of their namespace."),
     _counter("audit_entries", "audit_entries", "Administrative actions that were written down."),
+    _gauge("mqtt_connected", "mqtt_connected", "MQTT clients that are connected."),
+    _gauge("mqtt_connected_max", "mqtt_connected_max", "The most that were connected at the same time."),
+    _gauge("mqtt_subscriptions", "mqtt_subscriptions", "Subscriptions of MQTT sessions."),
+    _counter("mqtt_connections", "mqtt_connections", "MQTT clients that were let in."),
+    _counter("mqtt_received", "mqtt_received", "Messages that MQTT clients have published."),
+    _counter("mqtt_sent", "mqtt_sent", "Messages that were sent to MQTT clients."),
+    _counter("mqtt_dropped", "mqtt_dropped", "Messages that MQTT clients were too slow for, or that were refused."),
+    _counter("mqtt_packets_received", "mqtt_packets_received", "Packets of every kind from MQTT clients."),
+    _counter("mqtt_packets_sent", "mqtt_packets_sent", "Packets of every kind to MQTT clients."),
+    _counter("mqtt_received_bytes", "mqtt_bytes_received", "Bytes from MQTT clients."),
+    _counter("mqtt_sent_bytes", "mqtt_bytes_sent", "Bytes to MQTT clients."),
+    _gauge("mqtt_sessions", "mqtt_sessions", "Sessions of MQTT clients, connected or remembered."),
+    _gauge("mqtt_retained", "mqtt_retained", "Retained messages of MQTT."),
+    _gauge("mqtt_retained_bytes", "mqtt_retained_bytes", "Bytes of the payloads of retained messages."),
+    _gauge("stages", "stages", "Stages that are open: messages that wait to be published all at once."),
+    _gauge("stages_bytes", "stages_bytes", "Bytes of the messages in them."),
+    _gauge("stage_queries", "stage_queries", "Queries whose last published batch is remembered."),
+    _counter("stages_opened", "stages_opened", "Stages that were opened."),
+    _counter("stages_aborted", "stages_aborted", "Stages that were given up."),
+    _counter("stages_expired", "stages_expired", "Stages that were forgotten because nobody came back for them."),
+    _counter("staged", "staged_messages", "Messages that were put into stages."),
+    _counter("staged_bytes", "staged_bytes", "Bytes that were put into stages."),
+    _counter("stage_batches_published", "stage_batches_published", "Batches of queries that were published."),
+    _counter("stage_published", "stage_messages_published", "Messages that were published from stages."),
+    _counter("stage_batches_repeated", "stages_repeated", "Batches that were published already."),
     _gauge("memory_bytes", "memory_bytes", "Memory that the broker holds."),
     _gauge("disk_free_bytes", "disk_free_bytes", "Room left on the disk of the data directory."),
     _gauge("journal_bytes", "journal_bytes", "Bytes of the journals beside partitions."),
@@ -168,6 +195,18 @@ STREAMS: Final = (
     _gauge("group_rebalancing", "rebalancing", "1 while partitions move between members.", *_GROUP),
 )
 
+#: As their runners report them.
+PIPELINES: Final = (
+    _gauge("pipeline_up", "up", "1 while a pipeline runs and reports.", *_PIPELINE),
+    _gauge("pipeline_rows", "rows", "Rows that a pipeline has read in this run.", *_PIPELINE),
+    _gauge("pipeline_rows_per_second", "rows_per_s", "Rows that it reads now.", *_PIPELINE),
+    _gauge("pipeline_lag", "lag", "Messages in its sources that it has not read.", *_PIPELINE),
+    _gauge("pipeline_batch", "batch", "The last micro-batch of its run.", *_PIPELINE),
+    _gauge("pipeline_batch_seconds", "batch_ms", "How long that took.", *_PIPELINE, scale=_MS),
+    _gauge("pipeline_restarts", "restarts", "Times that a run began anew after a failure.", *_PIPELINE),
+    _gauge("pipeline_silent_seconds", "silent_ms", "Time since it reported.", *_PIPELINE, scale=_MS),
+)
+
 HISTOGRAMS: Final = (
     Family("publish_seconds", "histogram", "From arrival to confirmation, per message.", "publish"),
     Family("fsync_seconds", "histogram", "One round of putting files on disk.", "fsync"),
@@ -179,6 +218,7 @@ HISTOGRAMS: Final = (
 
 BUILD: Final = Family("build_info", "gauge", "Always 1.", "", ("version", "node"))
 MODE: Final = Family("mode", "gauge", "1 for the mode that the broker is in.", "", ("mode",))
+CONNECTIONS: Final = Family("connections", "gauge", "Clients connected, by the door they came through.", "", ("door",))
 FOLDED: Final = Family(
     "series_folded", "gauge", "Topics and groups beyond metrics.series_max, summed up as `_other`.", "", ("of",)
 )
@@ -187,10 +227,11 @@ FOLDED: Final = Family(
 def all_families() -> list[tuple[str, tuple[Family, ...]]]:
     """Every metric, under the headings of the reference."""
     return [
-        ("Broker", (BUILD, MODE, *BROKER, FOLDED)),
+        ("Broker", (BUILD, MODE, CONNECTIONS, *BROKER, FOLDED)),
         ("Topics", TOPICS),
         ("Queues", QUEUES),
         ("Priorities", LANES),
         ("Stream groups", STREAMS),
+        ("Pipelines", PIPELINES),
         ("Latencies", HISTOGRAMS),
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.broker.history.choice import Choice
 from millstream.broker.history.history import KeptHistory
@@ -23,6 +23,11 @@ from millstream.errors import InvalidArgument
 from millstream.version import VERSION
 from millstream.wire import stats_calls as calls
 
+if TYPE_CHECKING:
+    from millstream.broker.mqtt.mqtt import Mqtt
+    from millstream.broker.pipelines import Pipelines
+    from millstream.broker.stages.stages import Stages
+
 __all__ = ["SAMPLE_S", "Stats"]
 
 SAMPLE_S: Final = 5.0
@@ -40,6 +45,9 @@ class _Host(Host, Protocol):
     software: str
     node_id: str
     modes: ModeKeeper
+    mqtt: Mqtt
+    stages: Stages
+    pipelines: Pipelines
 
 
 class _Session(Protocol):
@@ -272,13 +280,21 @@ class Stats:
             "journal_bytes": survey.journal_bytes,
             "history_bytes": self.history.tiers.memory_bytes,
             "scrapes": self._scrapes,
+            "mqtt_sessions": host.mqtt.session_count,
+            "mqtt_retained": host.mqtt.retained.count,
+            "mqtt_retained_bytes": host.mqtt.retained.bytes,
+            "stages": host.stages.count,
+            "stages_bytes": host.stages.bytes,
+            "stage_queries": host.stages.query_count,
         }
         return Collected(
             version=VERSION,
             node=host.node_id,
             mode=host.modes.mode,
+            doors=dict(host.metrics.connections_by_door),
             numbers=numbers,
             survey=survey,
+            pipelines=host.pipelines.rows(),
             histograms=histograms_of(host.metrics.latency),
         )
 

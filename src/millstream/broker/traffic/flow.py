@@ -103,7 +103,7 @@ class Flow:
         """Whom to answer when a batch for a topic with limits is stored.  Raises QueueFull or Throttled."""
         config = topic.config
         if config.max_depth:
-            self._check_depth(topic, number, BatchHeader(batch).count)
+            self.check_depth(topic, number, BatchHeader(batch).count)
         if not config.throttle_lag_ms and not config.throttle_depth:
             return reply
         throttle = self._throttles.get(topic.key)
@@ -137,7 +137,8 @@ class Flow:
 
         return answer
 
-    def _check_depth(self, topic: Topic, number: int, count: int) -> None:
+    def check_depth(self, topic: Topic, number: int, count: int) -> None:
+        """Make room for so many messages on a topic that has a max_depth.  Raises QueueFull."""
         limit = topic.config.max_depth
         # What is on its way to the disk will be in the queue, too: a publisher with a window must not slip past.
         depth = self._backlog.depth(topic) + sum(part.invisible for part in topic.partitions if part is not None)

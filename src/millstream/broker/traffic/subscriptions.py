@@ -143,6 +143,10 @@ class Subscriptions:
         held = sum(len(held.patterns) for held in self._by_session.get(session, {}).values())
         if held + len(patterns) > PATTERNS_MAX:
             raise QuotaExceeded(f"a client may have {PATTERNS_MAX} patterns, this would make {held + len(patterns)}")
+        return Subscribed(subscription=self.open(session, patterns).id)
+
+    def open(self, session: Subscriber, patterns: tuple[str, ...]) -> Subscription:
+        """Subscribe to topics, also to those that appear later."""
         subscription = self.admit(session, patterns)
         trie = self._tries.get(session.namespace)
         if trie is None:
@@ -151,7 +155,7 @@ class Subscriptions:
         for pattern in patterns:
             trie.insert(pattern, subscription)
         self._metrics.patterns += len(patterns)
-        return Subscribed(subscription=subscription.id)
+        return subscription
 
     def count_of(self, session: Subscriber) -> int:
         return len(self._by_session.get(session, ()))
@@ -299,6 +303,16 @@ class Subscriptions:
             notice = Delivery(subscription.id, subscription.missed, "", 0, 0, ())
             if subscription.session.deliver(notice):
                 subscription.missed = 0
+
+    def pass_on(self, sender: Subscriber, topic: str, make_batch: Callable[[], bytes]) -> bool:
+        """Deliver a batch of one message that is not stored to everybody else; says whether there was anybody."""
+        trie = self._tries.get(sender.namespace)
+        found = [] if trie is None else [it for it in trie.match(topic) if it.session is not sender]
+        if found:
+            buffers = [make_batch()]
+            for subscription in sorted(found, key=lambda subscription: subscription.id):
+                self.send(subscription, topic, 0, 0, buffers, 1)
+        return bool(found)
 
     def drained(self, session: Subscriber) -> None:
         """The client has read what it had got: it may know now what it missed."""

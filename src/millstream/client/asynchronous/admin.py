@@ -10,6 +10,8 @@ from typing import Any, Literal, Unpack
 from millstream.client.asynchronous.access import AsyncKeys
 from millstream.client.asynchronous.administration import AsyncAdministration
 from millstream.client.asynchronous.letters import AsyncDeadLetters
+from millstream.client.asynchronous.mqtt import AsyncMqtt
+from millstream.client.asynchronous.pipelines import AsyncPipelines
 from millstream.client.asynchronous.schedules import AsyncSchedules
 from millstream.client.asynchronous.webhooks import AsyncWebhooks
 from millstream.client.browsing import BrowseOptions, browse_call, next_call
@@ -133,7 +135,7 @@ class AsyncAdmin:
         return passport
 
     async def traces(self, *, limit: int = 100, **which: Unpack[TraceOptions]) -> list[TraceEvent]:
-        """What was recorded about messages, the newest first; conditions are in TraceOptions."""
+        """What was recorded about messages, the newest first; TraceOptions has conditions, without any it is all."""
         found: list[TraceEvent] = []
         call: FindTraces | None = traces_call(limit, which)
         while call is not None:
@@ -296,3 +298,17 @@ class AsyncAdmin:
     def webhooks(self) -> AsyncWebhooks:
         """Messages of queues, delivered by HTTP."""
         return AsyncWebhooks(self._call)
+
+    # --- MQTT ----------------------------------------------------------------------------------------------------
+
+    @property
+    def mqtt(self) -> AsyncMqtt:
+        """Sessions of MQTT clients, and retained messages."""
+        return AsyncMqtt(self._call)
+
+    # --- pipelines -----------------------------------------------------------------------------------------------
+
+    @property
+    def pipelines(self) -> AsyncPipelines:
+        """Pipelines that run outside of the broker and report to it."""
+        return AsyncPipelines(self._call)

@@ -10,6 +10,8 @@ from typing import Any, Literal, Unpack
 from millstream.client.blocking.access import Keys
 from millstream.client.blocking.administration import Administration
 from millstream.client.blocking.letters import DeadLetters
+from millstream.client.blocking.mqtt import Mqtt
+from millstream.client.blocking.pipelines import Pipelines
 from millstream.client.blocking.schedules import Schedules
 from millstream.client.blocking.webhooks import Webhooks
 from millstream.client.browsing import BrowseOptions, browse_call, next_call
@@ -133,7 +135,7 @@ class Admin:
         return passport
 
     def traces(self, *, limit: int = 100, **which: Unpack[TraceOptions]) -> list[TraceEvent]:
-        """What was recorded about messages, the newest first; conditions are in TraceOptions."""
+        """What was recorded about messages, the newest first; TraceOptions has conditions, without any it is all."""
         found: list[TraceEvent] = []
         call: FindTraces | None = traces_call(limit, which)
         while call is not None:
@@ -294,3 +296,17 @@ class Admin:
     def webhooks(self) -> Webhooks:
         """Messages of queues, delivered by HTTP."""
         return Webhooks(self._call)
+
+    # --- MQTT ----------------------------------------------------------------------------------------------------
+
+    @property
+    def mqtt(self) -> Mqtt:
+        """Sessions of MQTT clients, and retained messages."""
+        return Mqtt(self._call)
+
+    # --- pipelines -----------------------------------------------------------------------------------------------
+
+    @property
+    def pipelines(self) -> Pipelines:
+        """Pipelines that run outside of the broker and report to it."""
+        return Pipelines(self._call)

@@ -63,9 +63,8 @@ class App:
         self._checks_origin = not (settings.is_public or settings.needs_keys or settings.access.insecure)
         self._router: Router[Endpoint] = Router()
         self._id_prefix, self._ids = secrets.token_hex(4), count()
-        #: Served before anything else, by exact path; then by the longest prefix, which ends with a slash.
+        #: Served before anything else, by exact path.
         self.mounted: dict[str, Mounted] = {}
-        self.prefixes: dict[str, Mounted] = {}
         #: Serves every WebSocket that no path above is for.
         self.websocket: Mounted | None = None
         #: Set when the broker begins to stop: whatever waits or streams ends then.
@@ -80,7 +79,7 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
-        mounted = self.mounted.get(path) or (self._under_prefix(path) if self.prefixes else None)
+        mounted = self.mounted.get(path)
         if mounted is not None:
             await mounted(scope, receive, send)
         elif scope["type"] == "http":
@@ -91,9 +90,6 @@ class App:
     def _new_id(self) -> str:
         """For a request that came without one: unique, but nothing that would have to be drawn."""
         return f"{self._id_prefix}{next(self._ids):08x}"
-
-    def _under_prefix(self, path: str) -> Mounted | None:
-        return next((mounted for prefix, mounted in self.prefixes.items() if path.startswith(prefix)), None)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = RequestHeaders(scope)

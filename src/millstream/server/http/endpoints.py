@@ -113,7 +113,7 @@ class Endpoint:
     media_type: str
     #: What JSON a body of bytes may be, for the document.
     described_body: Any
-    #: Answers with another status than `status` that are no problems: what it means, and the type of its JSON.
+    #: Answers with another status than `status` that are worth a word: what it means, and the type of its JSON.
     also: Mapping[int, tuple[str, Any]]
 
     @property

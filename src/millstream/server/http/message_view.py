@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from millstream.values import Encoding, to_headers, to_json, to_json_start
 
-__all__ = ["Content", "content"]
+__all__ = ["Content", "content", "view_of"]
+
+V = TypeVar("V", bound=msgspec.Struct)
 
 
 class Content(msgspec.Struct, kw_only=True):
@@ -47,3 +49,9 @@ def content(
         "size": length if size is None else size,
         "headers": to_headers(headers),
     }
+
+
+def view_of(kind: type[V], answer: msgspec.Struct, **shown: Any) -> V:
+    """An answer of the broker as this door shows it: `shown` where that differs, fields of the same name elsewhere."""
+    same = {name: getattr(answer, name) for name in kind.__struct_fields__ if name not in shown}
+    return kind(**same, **shown)

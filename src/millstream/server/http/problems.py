@@ -25,6 +25,7 @@ from millstream.errors import (
     PartitionNotFound,
     PathNotFound,
     PayloadTooLarge,
+    PipelineNotFound,
     QueueFull,
     QuotaExceeded,
     ReceiptInvalid,
@@ -33,6 +34,8 @@ from millstream.errors import (
     RequestTimeout,
     ScheduleFired,
     ScheduleNotFound,
+    SessionNotFound,
+    StageLost,
     StaleGeneration,
     SubscriptionNotFound,
     Throttled,
@@ -41,6 +44,7 @@ from millstream.errors import (
     Unauthorized,
     UnavailableError,
     UnknownMember,
+    UnsupportedMediaType,
     WebhookNotFound,
 )
 
@@ -50,6 +54,7 @@ __all__ = ["Problem", "describe", "status_of"]
 _STATUS: Final[Mapping[type[MillstreamError], HTTPStatus]] = {
     PathNotFound: HTTPStatus.NOT_FOUND,
     MethodNotAllowed: HTTPStatus.METHOD_NOT_ALLOWED,
+    UnsupportedMediaType: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     TopicNotFound: HTTPStatus.NOT_FOUND,
     PartitionNotFound: HTTPStatus.NOT_FOUND,
     GroupNotFound: HTTPStatus.NOT_FOUND,
@@ -58,6 +63,9 @@ _STATUS: Final[Mapping[type[MillstreamError], HTTPStatus]] = {
     ScheduleNotFound: HTTPStatus.NOT_FOUND,
     ReplayNotFound: HTTPStatus.NOT_FOUND,
     WebhookNotFound: HTTPStatus.NOT_FOUND,
+    SessionNotFound: HTTPStatus.NOT_FOUND,
+    PipelineNotFound: HTTPStatus.NOT_FOUND,
+    StageLost: HTTPStatus.CONFLICT,
     SubscriptionNotFound: HTTPStatus.NOT_FOUND,
     UnknownMember: HTTPStatus.NOT_FOUND,
     TopicExists: HTTPStatus.CONFLICT,

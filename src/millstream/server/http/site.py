@@ -18,7 +18,9 @@ from millstream.server.http.families import (
     health,
     keys,
     messages,
+    mqtt,
     namespaces,
+    pipelines,
     queues,
     schedules,
     stats,
@@ -28,6 +30,7 @@ from millstream.server.http.families import (
     why,
 )
 from millstream.server.http.socket import door
+from millstream.server.mqtt import websocket
 
 __all__ = ["FAMILIES", "build"]
 
@@ -44,6 +47,8 @@ FAMILIES: Final[tuple[Family, ...]] = (
     traces.family,
     stats.family,
     webhooks.family,
+    mqtt.family,
+    pipelines.family,
     admin.family,
     health.family,
     keys.family,
@@ -57,4 +62,5 @@ def build(broker: Broker, settings: Settings) -> App:
     health.mount(app)
     pages.mount(app)
     door.mount(app, settings)
+    websocket.mount(app, settings)
     return app

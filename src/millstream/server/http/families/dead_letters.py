@@ -16,7 +16,7 @@ from millstream.dead_letters import (
     ReplayInfo,
 )
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
-from millstream.server.http.message_view import Content, content
+from millstream.server.http.message_view import Content, content, view_of
 from millstream.server.http.parameters import Count, Limit, Page, TimeMs
 from millstream.values import Encoding, from_json
 from millstream.wire import letter_calls as calls
@@ -265,6 +265,5 @@ def _filter(query: LetterQuery | Filter, headers: Headers) -> LetterFilter:
 
 
 def _view(letter: DeadLetter, encoding: Encoding) -> LetterView:
-    fields = {name: getattr(letter, name) for name in LetterView.__struct_fields__ if hasattr(letter, name)}
     shown = content(letter.key, letter.value, letter.headers, encoding, letter.value_bytes)
-    return LetterView(**fields | {"timestamp_ms": letter.timestamp_us // 1000} | shown)
+    return view_of(LetterView, letter, timestamp_ms=letter.timestamp_us // 1000, **shown)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 
@@ -14,13 +14,17 @@ __all__ = ["family"]
 family = Family("access", "API keys, quotas of namespaces, and what administrators did.", namespaced=False)
 
 
+#: The broker refuses others, and says which ones there are.
+Role = Annotated[str, msgspec.Meta(extra_json_schema={"enum": ["admin", "consume", "produce", "read"]})]
+
+
 class KeyPage(msgspec.Struct, forbid_unknown_fields=True):
     limit: int = 50
     offset: int = 0
 
 
 class KeyOrder(msgspec.Struct, forbid_unknown_fields=True):
-    roles: list[Literal["admin", "produce", "consume", "read"]]
+    roles: list[Role]
     #: `NAMESPACE:TOPIC` with patterns, such as `default:orders.#`; none = everywhere.
     scopes: list[str] = []
     #: For people.

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from millstream.entries import AnyEntry
-from millstream.errors import InvalidArgument, MillstreamError
+from millstream.errors import InvalidArgument, MillstreamError, UnsupportedMediaType
 from millstream.server.http.endpoints import Exchange, Family, decode_with
 from millstream.server.http.following import Follower
 from millstream.server.http.incoming import ShownMessage, shown
@@ -44,7 +44,9 @@ _lines: Final = msgspec.json.Decoder(NewMessage)
 _addressed: Final = msgspec.json.Decoder(list[AddressedMessage])
 _addressed_lines: Final = msgspec.json.Decoder(AddressedMessage)
 _NDJSON: Final = ("application/x-ndjson", "application/jsonl", "application/ndjson")
+_FORM: Final = "application/x-www-form-urlencoded"
 _MULTI_STATUS: Final = 207
+_UNSUPPORTED: Final = 415
 
 
 class Outcome(msgspec.Struct, omit_defaults=True):
@@ -64,13 +66,17 @@ class Outcome(msgspec.Struct, omit_defaults=True):
     body=bytes,
     described_body=NewMessage | list[NewMessage],
     answer=list[Receipt],
-    also={_MULTI_STATUS: ("Some messages were stored and some were not.", list[Outcome])},
+    also={
+        _MULTI_STATUS: ("Some messages were stored and some were not.", list[Outcome]),
+        _UNSUPPORTED: ("The body is said to be a form.", Problem),
+    },
 )
 async def publish_messages(exchange: Exchange[PublishQuery, bytes]) -> Any:
     """Publish one message or many, and wait until they are stored.
 
     The body is a message, a list of messages, or (`application/x-ndjson`) a message per line.  With any other content
-    type the body is the value, as it is, and everything else is said in the query.  With `ce-id` and the other headers
+    type the body is the value, as it is, and everything else is said in the query; only the type of forms is refused,
+    because `curl -d` and others say it of anything.  With `ce-id` and the other headers
     of a CloudEvent in binary mode the body is the event's data and its attributes become headers of the message.
 
     The topic is made if it is missing and the broker may.  `traceparent` and `tracestate` of the request become headers
@@ -93,6 +99,12 @@ async def publish_messages(exchange: Exchange[PublishQuery, bytes]) -> Any:
     elif kind in _NDJSON:
         query.check_alone()
         entries, partitions = entries_of(decode_with(_lines.decode_lines, exchange.body), now_us=now_us, extra=extra)
+    elif kind == _FORM:
+        # Most often it is JSON, sent by somebody who would not notice that it was stored as a text.
+        raise UnsupportedMediaType(
+            f"the body is said to be {_FORM}, which is what `curl -d` says of anything: "
+            "for JSON add -H 'Content-Type: application/json'"
+        )
     else:
         entries, partitions = raw_message(exchange.body, query, now_us=now_us, extra=extra)
     return _answer(exchange, await _store(exchange, exchange.path["topic"], entries, partitions, now_us))

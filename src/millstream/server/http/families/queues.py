@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,7 +12,7 @@ from millstream.errors import GroupNotFound, InvalidArgument, ReceiptInvalid
 from millstream.names import is_pattern
 from millstream.policies import AckDurability, Ordering, Start
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
-from millstream.server.http.message_view import Content, content
+from millstream.server.http.message_view import Content, content, view_of
 from millstream.server.http.parameters import Count, DurationMs, Limit, Page, WaitMs
 from millstream.server.http.streaming import LineStream
 from millstream.values import Encoding
@@ -22,7 +22,8 @@ __all__ = ["LeasedView", "family", "leased_view"]
 
 family = Family("queues", "Topics read by queue groups: messages are leased, then acked, nacked or rejected.")
 
-Receipts = Annotated[list[Annotated[str, Meta(max_length=400)]], Meta(min_length=1, max_length=1000)]
+Receipt = Annotated[str, Meta(max_length=400)]
+Receipts = Annotated[list[Receipt], Meta(min_length=1, max_length=1000)]
 #: What is longer says nothing that a log could not say better.
 Reason = Annotated[str, Meta(max_length=1024)]
 LeaseMs = Annotated[int, Meta(ge=0, le=12 * 3_600_000, description="From 100 ms to 12 h; 0 = as the group says.")]
@@ -118,9 +119,9 @@ class LeaseStreamQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     encoding: Encoding = "auto"
 
 
-class Item(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    receipt: Annotated[str, Meta(max_length=400)]
-    action: Literal["ack", "nack", "reject", "extend", "release"] = "ack"
+class Item(calls.SettleItem, kw_only=True, forbid_unknown_fields=True):
+    receipt: Receipt
+    action: calls.Action = "ack"
     reason: Reason = ""
     #: nack: until the next try (by the retry policy if left out); extend: from now.
     delay_ms: DurationMs | None = None
@@ -277,25 +278,11 @@ async def _lines(exchange: Exchange[LeaseStreamQuery, None]) -> AsyncGenerator[b
 
 def leased_view(message: calls.LeasedMessage, encoding: Encoding) -> LeasedView:
     """A leased message as JSON."""
-    return LeasedView(
-        receipt=message.receipt,
-        id=message.id,
-        topic=message.topic,
-        partition=message.partition,
-        offset=message.offset,
-        delivery=message.delivery,
-        failures=message.failures,
-        deadline_ms=message.deadline_ms,
-        append_time_ms=message.append_time_ms,
-        timestamp_ms=message.timestamp_ms,
-        priority=message.priority,
-        **content(message.key, message.value, message.headers, encoding),
-    )
+    return view_of(LeasedView, message, **content(message.key, message.value, message.headers, encoding))
 
 
 def _queued_view(message: calls.QueuedMessage, encoding: Encoding) -> QueuedView:
-    fields = {name: getattr(message, name) for name in QueuedView.__struct_fields__ if hasattr(message, name)}
-    return QueuedView(**fields | content(message.key, message.value, message.headers, encoding))
+    return view_of(QueuedView, message, **content(message.key, message.value, message.headers, encoding))
 
 
 # --- settles -----------------------------------------------------------------------------------------------------
@@ -307,14 +294,7 @@ async def settle_messages(exchange: Exchange[NoQuery, SettleBody]) -> Any:
 
     If none of the receipts is good any more, the answer is 409.
     """
-    items = exchange.body.items
-    return await _settle(
-        exchange,
-        [
-            calls.SettleItem(receipt=item.receipt, action=item.action, reason=item.reason, delay_ms=item.delay_ms)
-            for item in items
-        ],
-    )
+    return await _settle(exchange, exchange.body.items)
 
 
 @family.post("/queues/ack", permission="consume", body=ReceiptsBody, answer=list[calls.SettleOutcome])
@@ -356,8 +336,8 @@ async def extend_leases(exchange: Exchange[NoQuery, ExtendBody]) -> Any:
     )
 
 
-async def _settle(exchange: Exchange[Any, Any], items: list[calls.SettleItem]) -> list[calls.SettleOutcome]:
-    outcomes: list[calls.SettleOutcome] = await exchange.call(calls.SettleMessages(items=items))
+async def _settle(exchange: Exchange[Any, Any], items: Sequence[calls.SettleItem]) -> list[calls.SettleOutcome]:
+    outcomes: list[calls.SettleOutcome] = await exchange.call(calls.SettleMessages(items=list(items)))
     if all(outcome.result == "receipt_invalid" for outcome in outcomes):
         raise ReceiptInvalid("none of these receipts is good: the lease has ended, or the message is settled already")
     return outcomes

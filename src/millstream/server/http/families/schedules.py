@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from millstream.errors import InvalidArgument, error_from_wire
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
-from millstream.server.http.message_view import Content, content
+from millstream.server.http.message_view import Content, content, view_of
 from millstream.server.http.parameters import DurationMs, Limit, Page, TimeMs
 from millstream.values import Encoding, from_headers, from_json, to_json
 from millstream.wire import schedule_calls as calls
@@ -155,8 +155,7 @@ async def count_schedules(exchange: Exchange[StatisticsQuery, None]) -> Any:
 async def show_schedule(exchange: Exchange[ScheduleShowQuery, None]) -> ScheduleView:
     """One scheduled message, whatever became of it."""
     info: calls.ScheduleInfo = await exchange.call(calls.DescribeSchedule(id=exchange.path["id"]))
-    fields = {name: getattr(info, name) for name in ScheduleView.__struct_fields__ if hasattr(info, name)}
-    return ScheduleView(**fields | content(info.key, info.value, info.headers, exchange.query.encoding))
+    return view_of(ScheduleView, info, **content(info.key, info.value, info.headers, exchange.query.encoding))
 
 
 @family.patch("/schedules/{id}", permission="produce", body=Move, answer=ScheduleRow)
@@ -255,10 +254,8 @@ async def _set_paused(exchange: Exchange[NoQuery, None], *, paused: bool) -> Rec
 
 def _row(summary: calls.ScheduleSummary) -> ScheduleRow:
     key, key_encoding = to_json(summary.key, "text")
-    fields = {name: getattr(summary, name) for name in ScheduleRow.__struct_fields__ if hasattr(summary, name)}
-    return ScheduleRow(**fields | {"key": key, "key_encoding": key_encoding})
+    return view_of(ScheduleRow, summary, key=key, key_encoding=key_encoding)
 
 
 def _recurring(schedule: calls.Repeating, encoding: Encoding) -> RecurringView:
-    fields = {name: getattr(schedule, name) for name in RecurringView.__struct_fields__ if hasattr(schedule, name)}
-    return RecurringView(**fields | content(schedule.key, schedule.value, schedule.headers, encoding))
+    return view_of(RecurringView, schedule, **content(schedule.key, schedule.value, schedule.headers, encoding))

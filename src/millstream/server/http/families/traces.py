@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from millstream.server.http.endpoints import Exchange, Family
+from millstream.server.http.message_view import view_of
 from millstream.values import to_json
 from millstream.wire import trace_calls as calls
 
@@ -88,26 +89,17 @@ async def show_passport(exchange: Exchange[None, None]) -> ShownPassport:
     """
     passport: calls.PassportInfo = await exchange.call(calls.ShowPassport(id=exchange.path["id"]))
     key, how = to_json(passport.key, "text")
-    return ShownPassport(
-        id=passport.id,
-        topic=passport.topic,
-        partition=passport.partition,
-        offset=passport.offset,
-        trace_id=passport.trace_id,
-        key=key,
-        key_encoding=how,
-        events=passport.events,
-        complete=passport.complete,
-    )
+    return view_of(ShownPassport, passport, key=key, key_encoding=how)
 
 
 @family.get("/traces", query=TracesQuery, answer=ShownTraces)
 async def find_traces(exchange: Exchange[TracesQuery, None]) -> ShownTraces:
     """What was recorded about messages, the newest first.
 
-    All conditions that are given must hold.  With a topic, and a key or a trace id, the topic itself is looked through
-    as well, after the records: what was never recorded, because all went well, is shown as `stored`.  A request looks
-    for about a second; if `after` in the answer is not empty, there is more to look through.
+    All conditions that are given must hold; without any, these are the newest events of the namespace.  With a topic,
+    and a key or a trace id, the topic itself is looked through as well, after the records: what was never recorded,
+    because all went well, is shown as `stored`.  A request looks for about a second; if `after` in the answer is not
+    empty, there is more to look through.
     """
     query = exchange.query
     call = calls.FindTraces(
@@ -126,20 +118,4 @@ async def find_traces(exchange: Exchange[TracesQuery, None]) -> ShownTraces:
 
 def _shown(event: calls.TraceEvent) -> ShownTrace:
     key, how = to_json(event.key, "text")
-    return ShownTrace(
-        id=event.id,
-        topic=event.topic,
-        partition=event.partition,
-        offset=event.offset,
-        kind=event.kind,
-        time_ms=event.time_ms,
-        trace_id=event.trace_id,
-        key=key,
-        key_encoding=how,
-        group=event.group,
-        consumer=event.consumer,
-        error=event.error,
-        note=event.note,
-        link=event.link,
-        messages=event.messages,
-    )
+    return view_of(ShownTrace, event, key=key, key_encoding=how)

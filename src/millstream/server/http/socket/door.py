@@ -107,6 +107,7 @@ class Door:
         task = asyncio.current_task()
         assert task is not None
         self._conversations.add(task)
+        self._broker.metrics.count_connections("websocket", len(self._conversations))
         try:
             await send({"type": "websocket.accept"})
             await self._converse(_AsgiLine(receive, send), namespace, address, key, query.client_id)
@@ -114,6 +115,7 @@ class Door:
             pass  # the client has gone
         finally:
             self._conversations.discard(task)
+            self._broker.metrics.count_connections("websocket", len(self._conversations))
 
     def _admit_connection(self, address: str) -> None:
         metrics, refusal = self._broker.metrics, self._broker.modes.connect_refusal

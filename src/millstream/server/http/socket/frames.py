@@ -5,7 +5,7 @@ Whatever a client sends, `decode` answers with a frame or with what is wrong wit
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -18,7 +18,7 @@ from millstream.server.http.outgoing import Fsync, NewMessage
 from millstream.server.http.parameters import DurationMs
 from millstream.server.http.problems import Problem
 from millstream.values import Encoding
-from millstream.wire.queue_calls import SettleItem
+from millstream.wire.queue_calls import Action, SettleItem
 
 __all__ = [
     "CREDIT_MAX",
@@ -111,7 +111,7 @@ class Credit(_Frame, tag="credit"):
 
 
 class _Settle(_Frame):
-    action: ClassVar[Literal["ack", "nack", "reject", "extend", "release"]]
+    action: ClassVar[Action]
     receipts: Receipts
 
     def items(self) -> list[SettleItem]:

@@ -1,0 +1,1 @@
+"""MQTT against Mosquitto and amqtt: see `__main__`."""

@@ -1,0 +1,29 @@
+"""Work that goes on by itself while the broker runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+
+from millstream.errors import MillstreamError
+
+__all__ = ["every"]
+
+_log = structlog.get_logger("millstream.broker")
+
+
+async def every(seconds: float, work: Callable[[], Awaitable[None]], stopping: asyncio.Task[Any]) -> None:
+    """Do something again and again until `stopping` is done; it is never cut off in the middle."""
+    while True:
+        await asyncio.wait((stopping,), timeout=seconds)
+        if stopping.done():
+            return
+        try:
+            await work()
+        except MillstreamError as error:
+            _log.error("background work failed", work=work.__name__, code=error.code, reason=str(error))
+        except Exception:
+            _log.exception("background work failed", work=work.__name__)

@@ -1,0 +1,40 @@
+"""What a session has sent and its client has not confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from millstream.broker.journal import Fact
+from millstream.broker.mqtt.reading import Place
+from millstream.mqtt.messages import Message
+
+if TYPE_CHECKING:
+    from millstream.broker.mqtt.shares import Share
+
+__all__ = ["Flight"]
+
+
+class Flight:
+    """A message that was sent and is not confirmed."""
+
+    __slots__ = ("message", "on_arrival", "place", "share")
+
+    def __init__(
+        self,
+        message: Message | None,
+        place: Place | None,
+        share: Share | None = None,
+        on_arrival: Callable[[bool], None] | None = None,
+    ) -> None:
+        #: Forgotten while the client is away, if there is a place to read it again.
+        self.message = message
+        self.place = place
+        self.share = share
+        #: Of a queue: called when the client has it, or does not want it.
+        self.on_arrival = on_arrival
+
+    def fact(self, packet_id: int, qos: int) -> Fact:
+        """That it was sent; what came from a position in the log also says how far that has come."""
+        assert self.place is not None
+        return ["sent" if self.share is None and self.place.topic else "lent", packet_id, qos, *self.place]

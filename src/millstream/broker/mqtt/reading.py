@@ -1,0 +1,230 @@
+"""Reading on for sessions that were away or could not keep up: from their positions to the end of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import structlog
+
+from millstream.broker.journal import Fact
+from millstream.broker.mqtt.parcel import Grant, Parcel
+from millstream.broker.partition import FetchAnswer, Partition
+from millstream.errors import MillstreamError, OffsetOutOfRange
+from millstream.headers import readable_headers
+from millstream.mqtt.messages import Message
+from millstream.mqtt.stored import message_of
+from millstream.mqtt.topics import from_topic
+from millstream.records import Batch
+
+if TYPE_CHECKING:
+    from millstream.broker.mqtt.session import Session
+    from millstream.broker.mqtt.world import World
+
+__all__ = ["Place", "Position", "Reading", "messages_of"]
+
+_log = structlog.get_logger("millstream.mqtt")
+
+_CHUNK_BYTES: Final = 64 * 1024
+
+
+class Place(NamedTuple):
+    """Where a message is stored."""
+
+    topic: str
+    partition: int
+    uid: int
+    offset: int
+
+
+class Position:
+    """How far a session has read one partition."""
+
+    __slots__ = ("_since", "is_dirty", "next", "partition", "reads", "topic", "uid")
+
+    def __init__(self, topic: str, partition: int, uid: int, next_offset: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.uid = uid
+        #: The next offset to hand out.
+        self.next = next_offset
+        #: Whether nothing that is written down says so yet.
+        self.is_dirty = False
+        #: Whether somebody is reading on from here.
+        self.reads = False
+        #: Filters that came later than others of its session, and from where on they count.
+        self._since: dict[str, int] | None = None
+
+    def fact(self) -> Fact:
+        return ["at", self.topic, self.partition, self.uid, self.next]
+
+    def facts(self) -> Iterator[Fact]:
+        """Everything that rebuilds it."""
+        yield self.fact()
+        for topic_filter, offset in (self._since or {}).items():
+            if offset > self.next:
+                yield ["since", self.uid, topic_filter, offset]
+
+    def begin(self, topic_filter: str, offset: int) -> Fact:
+        """A filter is for what comes from an offset on, although there are older messages to read for others."""
+        self._since = {name: since for name, since in (self._since or {}).items() if since > self.next}
+        self._since[topic_filter] = offset
+        return ["since", self.uid, topic_filter, offset]
+
+    def early(self, offset: int) -> frozenset[str]:
+        """Filters that do not count yet."""
+        return frozenset(name for name, since in (self._since or {}).items() if offset < since)
+
+
+def messages_of(buffers: Sequence[bytes], topic: str | None) -> Iterator[tuple[int, Message]]:
+    """Offsets and messages of stored batches.  Without a topic each message's key names its own."""
+    for buffer in buffers:
+        at, size = 0, len(buffer)
+        while at < size:
+            batch = Batch.parse(buffer, at, verify=False)
+            at += batch.header.length
+            keys = batch.keys() if topic is None else None
+            headers, expiry = batch.raw_headers(), batch.expiry_us()
+            for place, (offset, value) in enumerate(zip(batch.offsets(), batch.values(), strict=True)):
+                name = topic if topic is not None else ((keys[place] if keys else None) or b"").decode()
+                told = readable_headers(headers[place]) if headers else []
+                yield offset, message_of(name, value or b"", told, expiry[place] if expiry else 0)
+
+
+class Reading:
+    """The log, as sessions of one namespace read it."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def behind(self, session: Session) -> Iterator[Position]:
+        """The positions of a session that are not at the end of their partition."""
+        topics = self._world.room.broker.topics
+        self._tidy(session)
+        for topic in self._world.topics_for(session):
+            for number, uid in enumerate(topic.partition_uids):
+                position = session.positions.get(uid)
+                if topics.is_untouched(topic, number):
+                    continue
+                partition = topics.partition_of(topic, number)
+                if position is None:
+                    position = session.positions[uid] = Position(topic.name, number, uid, 0)
+                if position.next < partition.high_watermark:
+                    yield position
+
+    def _tidy(self, session: Session) -> None:
+        """Forget positions in topics that are gone."""
+        for position in list(session.positions.values()):
+            if self._partition_number(position) is None:
+                self._forget(session, position)
+
+    def _forget(self, session: Session, position: Position) -> None:
+        session.behind.pop(position.uid, None)
+        session.positions.pop(position.uid, None)
+        session.record(["gone", position.uid])
+
+    def read_on(self, session: Session, position: Position) -> None:
+        """Hand out what follows, as far as there is room; again when there is more room."""
+        if position.reads:
+            return
+        partition = self._partition(position)
+        if partition is None:
+            self._forget(session, position)
+            return
+        position.reads = True
+
+        def answered(answer: FetchAnswer | MillstreamError) -> None:
+            position.reads = False
+            self._hand_out(session, position, partition, answer)
+
+        try:
+            partition.fetch(position.next, _CHUNK_BYTES, 0, answered)
+        except MillstreamError as error:
+            answered(error)
+
+    def _hand_out(
+        self, session: Session, position: Position, partition: Partition, answer: FetchAnswer | MillstreamError
+    ) -> None:
+        if session.client is None or session.positions.get(position.uid) is not position:
+            return
+        if isinstance(answer, MillstreamError):
+            start = partition.log.start_offset
+            if isinstance(answer, OffsetOutOfRange) and position.next < start:
+                session.passed(position, start)  # retention was faster
+                self._again(session, position)
+            else:
+                session.behind.pop(position.uid, None)
+                _log.error("messages for a session cannot be read", topic=position.topic, reason=str(answer))
+            return
+        world = self._world
+        now_us = world.room.clock.now_us()
+        topic = None if position.topic == world.room.catch_all else from_topic(position.topic)
+        before = position.next
+        grants: dict[str, Grant | None] = {}
+        for offset, message in messages_of(answer.buffers, topic):
+            if offset < position.next:
+                continue
+            if early := position.early(offset):
+                grant = world.grant_for(session, message.topic, early)
+            else:
+                if message.topic not in grants:
+                    grants[message.topic] = world.grant_for(session, message.topic)
+                grant = grants[message.topic]
+            if grant is None or not grant.qos:
+                session.passed(position, offset + 1)
+            elif not session.hand_out(
+                Parcel(message, now_us), grant, Place(position.topic, position.partition, position.uid, offset)
+            ):
+                return
+        if position.next < answer.next_offset:
+            session.passed(position, answer.next_offset)
+        if position.next >= partition.high_watermark or position.next == before:
+            session.behind.pop(position.uid, None)
+        else:
+            self._again(session, position)
+
+    def _again(self, session: Session, position: Position) -> None:
+        """Others go first."""
+        self._world.room.loop.call_soon(self._if_there, session, position)
+
+    def _if_there(self, session: Session, position: Position) -> None:
+        if session.client is not None and session.behind.get(position.uid) is position:
+            session.go_on()
+
+    def _partition(self, position: Position) -> Partition | None:
+        number = self._partition_number(position)
+        if number is None:
+            return None
+        return self._world.room.broker.topics.partition(self._world.namespace, position.topic, number)
+
+    def _partition_number(self, position: Position) -> int | None:
+        """None if it was in a topic that is gone, although there may be another one of that name."""
+        topic = self._world.room.broker.topics.registry.find(self._world.namespace, position.topic)
+        return position.partition if topic is not None and position.uid in topic.partition_uids else None
+
+    async def message_at(self, place: Place) -> Message | None:
+        """One message, if it is still there."""
+        if not place.topic:
+            return self._world.room.retained.read(place.offset)
+        partition = self._partition(Position(place.topic, place.partition, place.uid, place.offset))
+        if partition is None:
+            return None
+        answered: asyncio.Future[FetchAnswer | MillstreamError] = self._world.room.loop.create_future()
+
+        def answer(found: FetchAnswer | MillstreamError) -> None:
+            if not answered.done():
+                answered.set_result(found)
+
+        try:
+            partition.fetch(place.offset, 1, 0, answer)
+        except MillstreamError:
+            return None
+        found = await answered
+        if isinstance(found, MillstreamError):
+            return None
+        topic = None if place.topic == self._world.room.catch_all else from_topic(place.topic)
+        for offset, message in messages_of(found.buffers, topic):
+            if offset == place.offset:
+                return message
+        return None

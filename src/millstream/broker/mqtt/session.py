@@ -1,0 +1,586 @@
+"""A session: what the broker remembers of one client id, and how messages reach the client behind it.
+
+A session that lasts (it has an expiry) is a reader of the log.  For every partition of the topics it is subscribed to
+with QoS 1 or 2 it has a position; messages are handed out from there on, and what was handed out stays in flight until
+the client has confirmed it.  While the client is away nothing happens at all: the messages are in the log.  A session
+that ends with its connection, and everything of QoS 0, gets what passes by, from a queue with limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import msgspec
+
+from millstream.broker.journal import Fact
+from millstream.broker.mqtt.flight import Flight
+from millstream.broker.mqtt.parcel import Grant, Parcel
+from millstream.broker.mqtt.reading import Place, Position
+from millstream.broker.mqtt.retained import Kept
+from millstream.broker.mqtt.rights import may_receive
+from millstream.broker.mqtt.store import entity_of
+from millstream.errors import MillstreamError
+from millstream.mqtt.messages import Message
+from millstream.mqtt.packets import Pubrel, Will
+from millstream.mqtt.reasons import Reason
+from millstream.mqtt.window import PUBLISHED, RELEASED, Incoming, InFlight, Outgoing
+
+if TYPE_CHECKING:
+    from millstream.broker.mqtt.client import Client
+    from millstream.broker.mqtt.shares import Share
+    from millstream.broker.mqtt.world import World
+
+__all__ = ["QueueSubscription", "Session", "Subscription"]
+
+#: Of the log of retained messages, where flights have their place as well.
+RETAINED_UID: Final = 0
+#: Retained messages that a client gets before others have their turn: some milliseconds.
+_RETAINED_AT_A_TIME: Final = 500
+
+
+class Subscription(NamedTuple):
+    """One filter of a session, with its options."""
+
+    filter: str
+    qos: int
+    no_local: bool = False
+    retain_as_published: bool = False
+    retain_handling: int = 0
+    identifier: int = 0
+
+
+class QueueSubscription(NamedTuple):
+    """A filter that makes the client a consumer of a queue group."""
+
+    filter: str
+    group: str
+    qos: int
+    identifier: int = 0
+
+
+class Session:
+    """See the module."""
+
+    __slots__ = (
+        "_queue",
+        "_queued_bytes",
+        "_resuming",
+        "_retained",
+        "_sending",
+        "_unsent",
+        "behind",
+        "client",
+        "client_id",
+        "created_ms",
+        "dropped",
+        "ends_us",
+        "entity",
+        "expiry_s",
+        "incoming",
+        "lasts",
+        "outgoing",
+        "positions",
+        "queues",
+        "receiving",
+        "subscriptions",
+        "unrecorded",
+        "will",
+        "world",
+    )
+
+    def __init__(self, world: World, client_id: str, *, created_ms: int) -> None:
+        self.world = world
+        self.client_id = client_id
+        self.entity = entity_of(world.namespace, client_id)
+        self.created_ms = created_ms
+        self.client: Client | None = None
+        #: How long it goes on without its client; 0: it ends with the connection.
+        self.expiry_s = 0
+        #: Whether it is written down, and reads the log.
+        self.lasts = False
+        #: When it ends if its client does not come back; 0 while the client is there.
+        self.ends_us = 0
+        self.subscriptions: dict[str, Subscription] = {}
+        self.queues: dict[str, QueueSubscription] = {}
+        settings = world.room.settings
+        self.outgoing: Outgoing[Flight] = Outgoing(settings.inflight_max)
+        self.incoming = Incoming()
+        #: Packet ids of QoS 2 that are not answered, and who else waits to hear of them.
+        self.receiving: dict[int, list[Callable[[MillstreamError | None], None]]] = {}
+        #: Those of them whose message is not there yet.
+        self.unrecorded: set[int] = set()
+        self.will: Will | None = None
+        #: By the uid of the partition.
+        self.positions: dict[int, Position] = {}
+        #: Positions that have not reached the end of their partition.
+        self.behind: dict[int, Position] = {}
+        self._queue: deque[tuple[Parcel, Grant, Flight]] | None = None
+        self._queued_bytes = 0
+        #: Messages that it has missed because of a limit.
+        self.dropped = 0
+        self._resuming = False
+        #: Handed out with QoS 2, and waiting for their packet ids to be on disk.
+        self._unsent: list[tuple[int, Parcel, Grant]] = []
+        self._sending = False
+        #: Retained messages that the client has asked for, and the one whose turn it is.
+        self._retained: deque[Iterator[tuple[Kept, Grant]]] | None = None
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether it must get something from before first."""
+        return self._resuming
+
+    @property
+    def queued(self) -> int:
+        return len(self._queue) if self._queue else 0
+
+    # --- what is remembered --------------------------------------------------------------------------------------
+
+    def record(self, fact: Fact) -> None:
+        if self.lasts:
+            self.world.room.store.record(self.entity, fact)
+
+    def record_durably(self, *facts: Fact) -> Awaitable[None]:
+        return self.world.room.store.record_durably(self.entity, *facts)
+
+    def facts(self) -> Iterator[Fact]:
+        """Everything that rebuilds the session."""
+        yield self.begun_fact()
+        for subscription in self.subscriptions.values():
+            yield ["sub", *subscription]
+        for queue in self.queues.values():
+            yield ["queue", *queue]
+        for position in self.positions.values():
+            yield from position.facts()
+        for packet_id, state, qos, flight in self.outgoing.facts():
+            if flight.place is not None:
+                yield flight.fact(packet_id, qos)
+                if state == RELEASED:
+                    yield ["rec", packet_id]
+        for packet_id in self.incoming.facts():
+            if packet_id not in self.unrecorded:
+                yield self.received_fact(packet_id)
+        if self.will is not None:
+            yield self.will_fact()
+        if self.ends_us:
+            yield ["left", self.ends_us]
+
+    def begun_fact(self) -> Fact:
+        return ["is", self.expiry_s, self.created_ms]
+
+    def will_fact(self) -> Fact:
+        return ["will", None if self.will is None else msgspec.msgpack.encode(self.will)]
+
+    @staticmethod
+    def received_fact(packet_id: int) -> Fact:
+        return ["got", packet_id]
+
+    def replay(self, facts: Iterable[Fact]) -> None:
+        for kind, *rest in facts:
+            if kind == "is":
+                self.expiry_s, self.created_ms = rest
+            elif kind == "sub":
+                self.subscriptions[rest[0]] = Subscription(*rest)
+            elif kind == "unsub":
+                self.subscriptions.pop(rest[0], None)
+            elif kind == "queue":
+                self.queues[rest[0]] = QueueSubscription(*rest)
+            elif kind == "unqueue":
+                self.queues.pop(rest[0], None)
+            elif kind == "at":
+                self.position(Place(*rest)).next = rest[-1]
+            elif kind == "since":
+                uid, topic_filter, offset = rest
+                if uid in self.positions:
+                    self.positions[uid].begin(topic_filter, offset)
+            elif kind == "gone":
+                self.positions.pop(rest[0], None)
+            elif kind in ("sent", "lent"):
+                packet_id, qos, *place = rest
+                self.outgoing.restore([(packet_id, PUBLISHED, qos, Flight(None, Place(*place)))])
+                if kind == "sent":
+                    position = self.position(Place(*place))
+                    position.next = max(position.next, place[-1] + 1)
+            elif kind == "rec":
+                self.outgoing.pubrec(rest[0], ok=True)
+            elif kind == "done":
+                self.outgoing.forget(rest[0])
+            elif kind == "got":
+                self.incoming.restore(rest)
+            elif kind == "rel":
+                self.incoming.release(rest[0])
+            elif kind == "will":
+                self.will = None if rest[0] is None else msgspec.msgpack.decode(rest[0], type=Will)
+            elif kind == "left":
+                (self.ends_us,) = rest
+
+    # --- messages for it -----------------------------------------------------------------------------------------
+
+    def offer(self, parcel: Parcel, grant: Grant, place: Place | None, share: Share | None = None) -> bool:
+        """A message that matches its subscriptions has come; says whether it was taken for the client."""
+        message = parcel.message
+        if place is not None and grant.qos and self.lasts and share is None:
+            self._offer_stored(parcel, grant, place)
+            return True
+        client = self.client
+        if client is None or (grant.no_local and message.client_id == self.client_id):
+            return False
+        qos = min(grant.qos, message.qos)
+        if not qos:
+            return client.send_at_most_once(parcel, grant)
+        if not client.takes(parcel, grant):
+            return False
+        flight = Flight(message, place if self.lasts else None, share)
+        if self._queue or self._resuming or client.is_slow or not self._launch(parcel, grant, qos, flight):
+            return self._wait(parcel, grant, flight)
+        return True
+
+    def _wait(self, parcel: Parcel, grant: Grant, flight: Flight) -> bool:
+        settings = self.world.room.settings
+        size = len(parcel.message.payload)
+        if self._queue is None:
+            self._queue = deque()
+        queue = self._queue
+        if len(queue) >= settings.queued_messages_max or self._queued_bytes + size > settings.queued_bytes_max:
+            self.count_dropped()
+            return False
+        queue.append((parcel, grant, flight))
+        self._queued_bytes += size
+        return True
+
+    def count_dropped(self) -> None:
+        self.dropped += 1
+        self.world.room.broker.metrics.mqtt_dropped += 1
+
+    def _launch(self, parcel: Parcel, grant: Grant, qos: int, flight: Flight) -> bool:
+        """Send with a packet id, if the client takes one more."""
+        packet_id = self.outgoing.send(qos, flight)
+        if packet_id is None:
+            return False
+        place = flight.place
+        if place is None or not self.lasts:
+            self._send(packet_id, parcel, grant, qos)
+        elif qos == 1:
+            self.record(flight.fact(packet_id, qos))
+            self._send(packet_id, parcel, grant, qos)
+        else:
+            # A packet id that the broker forgets is a message that the client takes for another one.  It is recorded
+            # now all the same: no fact may say that the session has come further than those before it.
+            self.record(flight.fact(packet_id, qos))
+            self._unsent.append((packet_id, parcel, grant))
+            if not self._sending:
+                self._sending = True
+                self.world.room.own(asyncio.ensure_future(self._send_recorded()))
+        return True
+
+    async def _send_recorded(self) -> None:
+        try:
+            while self._unsent:
+                client, unsent, self._unsent = self.client, self._unsent, []
+                await self.world.room.store.journal.sync()
+                if self.client is client:  # another one gets it as everything else that is in flight
+                    for packet_id, parcel, grant in unsent:
+                        self._send(packet_id, parcel, grant, 2)
+        except MillstreamError as error:
+            if self.client is not None:
+                self.client.fail(error)
+        finally:
+            self._sending = False
+
+    def _send(self, packet_id: int, parcel: Parcel, grant: Grant, qos: int, *, dup: bool = False) -> None:
+        if self.client is not None:
+            self.client.send(parcel, grant, qos=qos, packet_id=packet_id, dup=dup)
+
+    # --- from the log --------------------------------------------------------------------------------------------
+
+    def _offer_stored(self, parcel: Parcel, grant: Grant, place: Place) -> None:
+        if self.client is None:
+            return
+        position = self.position(place)
+        if place.offset < position.next:
+            return
+        if place.offset > position.next or position.uid in self.behind or not self.hand_out(parcel, grant, place):
+            self.fall_behind(position)
+
+    def position(self, place: Place) -> Position:
+        position = self.positions.get(place.uid)
+        if position is None:
+            # What was there when it subscribed has positions; this topic came later.
+            position = self.positions[place.uid] = Position(place.topic, place.partition, place.uid, 0)
+        return position
+
+    def hand_out(self, parcel: Parcel, grant: Grant, place: Place) -> bool:
+        """Give the client the message at its position; False when it can take no more now."""
+        client = self.client
+        if client is None or self._resuming or client.is_slow:
+            return False
+        message = parcel.message
+        position = self.positions[place.uid]
+        if not parcel.is_expired and not (grant.no_local and message.client_id == self.client_id):
+            qos = min(grant.qos, message.qos)
+            if qos == 0:
+                client.send_at_most_once(parcel, grant)
+            elif client.takes(parcel, grant):
+                if not self._launch(parcel, grant, qos, Flight(message, place)):
+                    return False
+                position.next = place.offset + 1  # its flight says so
+                return True
+        self.passed(position, place.offset + 1)
+        return True
+
+    def passed(self, position: Position, next_offset: int) -> None:
+        """It has come further, and no flight says so."""
+        position.next = next_offset
+        if not position.is_dirty:
+            position.is_dirty = True
+            self.world.room.moved[self] = None
+
+    def fall_behind(self, position: Position) -> None:
+        if position.uid not in self.behind:
+            self.behind[position.uid] = position
+        self.go_on()
+
+    def go_on(self) -> None:
+        """There may be room again: send what waits, then read on."""
+        client = self.client
+        if client is None or self._resuming or client.is_slow:
+            return
+        more = self.outgoing.resume_more()
+        if more:
+            self._resend(more)
+            return
+        queue = self._queue
+        while queue:
+            parcel, grant, flight = queue[0]
+            if parcel.message.expiry_us:  # it has become older
+                parcel = Parcel(parcel.message, self.world.room.clock.now_us())
+            qos = min(grant.qos, parcel.message.qos)
+            if client.is_slow or not (parcel.is_expired or self._launch(parcel, grant, qos, flight)):
+                return
+            queue.popleft()
+            self._queued_bytes -= len(parcel.message.payload)
+        if self._retained and not self._send_retained(client, self._retained):
+            return
+        for position in list(self.behind.values()):
+            # Not for a message or two: each time a part of the log is decoded.
+            if 2 * len(self.outgoing) > self.outgoing.limit or client.is_slow:
+                return
+            self.world.reading.read_on(self, position)
+
+    def send_retained(self, found: Iterator[tuple[Kept, Grant]]) -> None:
+        """What was kept for whoever subscribes, as fast as the client takes it."""
+        if self._retained is None:
+            self._retained = deque()
+        self._retained.append(found)
+        self.go_on()
+
+    def _send_retained(self, client: Client, retained: deque[Iterator[tuple[Kept, Grant]]]) -> bool:
+        """Says whether that was all; the rest follows."""
+        left = _RETAINED_AT_A_TIME
+        while retained:
+            for kept, grant in retained[0]:
+                if left and self._send_kept(client, kept, grant):
+                    left -= 1
+                    continue
+                retained.appendleft(iter(((kept, grant),)))
+                if not left:
+                    self.world.room.loop.call_soon(self.go_on)  # others have their turn
+                return False
+            retained.popleft()
+        return True
+
+    def _send_kept(self, client: Client, kept: Kept, grant: Grant) -> bool:
+        parcel = Parcel(kept.message, self.world.room.clock.now_us())
+        if client.is_slow:
+            return False
+        qos = min(grant.qos, kept.message.qos)
+        if parcel.is_expired or (qos and not client.takes(parcel, grant)):
+            return True
+        if not qos:
+            client.send_at_most_once(parcel, grant)
+            return True
+        place = Place("", 0, RETAINED_UID, kept.offset) if self.lasts and kept.offset >= 0 else None
+        return self._launch(parcel, grant, qos, Flight(kept.message, place))
+
+    def note_positions(self) -> None:
+        """Write down how far it has read, where no flight says so."""
+        for position in self.positions.values():
+            if position.is_dirty:
+                position.is_dirty = False
+                self.record(position.fact())
+
+    # --- answers of the client -----------------------------------------------------------------------------------
+
+    def puback(self, packet_id: int, *, ok: bool = True) -> None:
+        """The client has the message, or does not want it."""
+        flight = self.outgoing.puback(packet_id)
+        self._finished(packet_id, flight)
+        if flight is not None and flight.on_arrival is not None:
+            flight.on_arrival(ok)
+
+    def _finished(self, packet_id: int, flight: Flight | None) -> None:
+        if flight is not None:
+            if flight.place is not None:
+                self.record(["done", packet_id])
+            if self.behind or self._queue or self._retained or self.outgoing.is_held:
+                self.go_on()
+
+    def pubrec(self, packet_id: int, *, ok: bool) -> None:
+        """The client has the message (or does not want it); the packet id is released next."""
+        again = self.outgoing.is_released(packet_id)
+        flight = self.outgoing.pubrec(packet_id, ok=ok)
+        client = self.client
+        assert client is not None
+        if flight is not None and flight.on_arrival is not None and not again:
+            flight.on_arrival(ok)
+        if flight is None:
+            if ok:
+                client.write(Pubrel(packet_id, Reason.PACKET_IDENTIFIER_NOT_FOUND))
+        elif not ok:
+            self._finished(packet_id, flight)
+        elif flight.place is None or not self.lasts or again:
+            client.write(Pubrel(packet_id))
+        else:
+            flight.message = None
+            self.world.room.own(asyncio.ensure_future(self._release(client, packet_id)))
+
+    async def _release(self, client: Client, packet_id: int) -> None:
+        """Once the client is told that it may forget the packet id, nobody may send the message under it again."""
+        try:
+            await self.record_durably(["rec", packet_id])
+        except MillstreamError as error:
+            client.fail(error)
+        else:
+            client.write(Pubrel(packet_id))
+
+    def pubcomp(self, packet_id: int) -> None:
+        self._finished(packet_id, self.outgoing.pubcomp(packet_id))
+
+    def give_up_leases(self) -> None:
+        """What it has got of queues is not sent again: somebody else gets it."""
+        for packet_id, state, _, flight in self.outgoing.facts():
+            if flight.on_arrival is not None:
+                flight.on_arrival = None
+                if state == PUBLISHED:
+                    self.outgoing.forget(packet_id)
+
+    # --- coming and going ----------------------------------------------------------------------------------------
+
+    def attach(self, client: Client, *, inflight_max: int, receive_maximum: int) -> None:
+        self.client = client
+        self.ends_us = 0
+        self.outgoing.limit = inflight_max
+        self.incoming.resume(receive_maximum)
+
+    def begin(self) -> None:
+        """The client knows that it is connected: send again what it has not confirmed, then what has come since."""
+        if len(self.outgoing):
+            self._resend(self.outgoing.resume())
+        else:
+            self._catch_up()
+
+    def _resend(self, flights: Sequence[InFlight[Flight]]) -> None:
+        """Nothing else is sent before."""
+        assert self.client is not None
+        self._resuming = True
+        self.world.room.own(asyncio.ensure_future(self.client.or_fail(self._resume(self.client, flights))))
+
+    async def _resume(self, client: Client, flights: Sequence[InFlight[Flight]]) -> None:
+        if self.lasts and any(qos == 2 for _, _, qos, _ in flights):
+            await self.world.room.store.journal.sync()  # their packet ids may be on their way to the disk
+        for packet_id, state, qos, flight in flights:
+            if self.client is not client:
+                return
+            if state == RELEASED:
+                client.write(Pubrel(packet_id))
+                continue
+            message = flight.message
+            if message is None and flight.place is not None:
+                message = await self.world.reading.message_at(flight.place)
+                if self.client is not client:
+                    return
+            if packet_id not in self.outgoing:
+                continue
+            parcel = None if message is None else Parcel(message, self.world.room.clock.now_us())
+            if message is None or parcel is None or not self._may_repeat(client, parcel, qos):
+                self._give_up(client, packet_id, qos)
+                continue
+            grant = self.world.grant_for(self, message.topic) or Grant(qos, False, False, ())
+            if flight.place is not None and not flight.place.topic:
+                grant = grant._replace(retain_as_published=True)
+            self._send(packet_id, parcel, grant, qos, dup=True)
+        if self.client is client:
+            self._resuming = False
+            self._catch_up()
+
+    def _may_repeat(self, client: Client, parcel: Parcel, qos: int) -> bool:
+        """Not if it takes smaller packets now, or comes with other rights."""
+        if parcel.is_expired or not client.takes(parcel, Grant(qos, False, False, ())):
+            return False
+        return client.who is not None and may_receive(client.who, parcel.message.topic)
+
+    def _give_up(self, client: Client, packet_id: int, qos: int) -> None:
+        """A message in flight is gone: retention was faster than the client, for example."""
+        if qos == 2:
+            # It may have the message, and would take the next one under the same id for a repetition.
+            self.outgoing.pubrec(packet_id, ok=True)
+            self.record(["rec", packet_id])
+            client.write(Pubrel(packet_id))
+        else:
+            self.outgoing.forget(packet_id)
+            self.record(["done", packet_id])
+
+    def catch_up(self) -> None:
+        """Something may have passed by."""
+        if self.client is not None and not self._resuming:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        if self.lasts:
+            for position in self.world.reading.behind(self):
+                self.behind[position.uid] = position
+        self.go_on()
+
+    def detach(self) -> None:
+        """The connection is gone; the session may go on."""
+        self.client = None
+        self._resuming = False
+        self.behind.clear()
+        self._unsent.clear()
+        queue, self._queue, self._queued_bytes = self._queue, None, 0
+        for parcel, _, flight in queue or ():
+            if flight.share is not None:
+                flight.share.offer(parcel, flight.place, but=self)
+        self._retained = None
+        self.note_positions()
+        for _, _, _, flight in self.outgoing.facts():
+            if flight.place is not None:
+                flight.message = None
+
+    def give_back(self) -> None:
+        """It is over: what it had of a share and has not confirmed is for the others, unless it may have it (QoS 2)."""
+        now_us = self.world.room.clock.now_us()
+        for _, _, qos, flight in self.outgoing.facts():
+            if qos == 1 and flight.share is not None and flight.message is not None:
+                flight.share.offer(Parcel(flight.message, now_us), flight.place, but=self)
+
+    def will_message(self) -> Message | None:
+        will = self.will
+        if will is None:
+            return None
+        properties = will.properties
+        now_us = self.world.room.clock.now_us()
+        expiry_s = properties.message_expiry_s
+        told = msgspec.structs.replace(properties, will_delay_s=None, message_expiry_s=None)
+        return Message(
+            will.topic,
+            will.payload,
+            qos=will.qos,
+            retain=will.retain,
+            properties=told,
+            client_id=self.client_id,
+            expiry_us=now_us + expiry_s * 1_000_000 if expiry_s is not None else 0,
+        )

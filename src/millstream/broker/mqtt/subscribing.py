@@ -1,0 +1,140 @@
+"""SUBSCRIBE and UNSUBSCRIBE: what holds at once, what must be on disk first, and the retained messages that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from millstream.broker.mqtt.parcel import Grant
+from millstream.broker.mqtt.queue_messages import is_reply_address
+from millstream.broker.mqtt.refusals import subscribe_reason
+from millstream.broker.mqtt.retained import Kept
+from millstream.broker.mqtt.rights import require_filter
+from millstream.broker.mqtt.session import Subscription
+from millstream.errors import MillstreamError
+from millstream.mqtt.packets import Filter, Suback, Subscribe, Unsuback, Unsubscribe
+from millstream.mqtt.reasons import MqttViolation, Reason
+from millstream.mqtt.topics import check_topic_filter, parse_queue, parse_share, to_pattern
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Session as BrokerSession
+    from millstream.broker.mqtt.client import Client
+    from millstream.broker.mqtt.session import Session
+
+__all__ = ["Subscribing", "Unsubscribing"]
+
+
+class Subscribing:
+    """One SUBSCRIBE."""
+
+    def __init__(self, client: Client, session: Session, who: BrokerSession, packet: Subscribe) -> None:
+        self._client = client
+        self._session = session
+        self._who = who
+        self._packet = packet
+        #: By filter; None while a queue is being opened.
+        self._reasons: list[int | None] = []
+        self._facts: list[Any] = []
+        self._retained: list[Subscription] = []
+        self._problem: MillstreamError | None = None
+
+    def begin(self) -> bool:
+        """Whatever is ordinary holds from now on; says whether that was all.  Raises MqttViolation."""
+        for wanted in self._packet.filters:
+            try:
+                self._reasons.append(self._take(wanted))
+            except MillstreamError as error:
+                if isinstance(error, MqttViolation) and error.reason is Reason.PROTOCOL_ERROR:
+                    raise
+                self._problem = error
+                self._reasons.append(subscribe_reason(error))
+        return None not in self._reasons and not (self._facts and self._session.lasts)
+
+    def _take(self, wanted: Filter) -> int | None:
+        check_topic_filter(wanted.filter)
+        if self._is_queue(wanted):
+            self._client.queue_topics().expect(wanted.filter)
+            return None
+        require_filter(self._who, wanted.filter)
+        told = self._packet.properties.subscription_ids
+        subscription = Subscription(
+            wanted.filter,
+            wanted.qos,
+            wanted.no_local,
+            wanted.retain_as_published,
+            wanted.retain_handling,
+            told[0] if told else 0,
+        )
+        is_new, begins = self._session.world.subscribe(self._session, subscription)
+        self._facts += [["sub", *subscription], *begins]
+        if subscription.retain_handling == 0 or (subscription.retain_handling == 1 and is_new):
+            self._retained.append(subscription)
+        return subscription.qos
+
+    def _is_queue(self, wanted: Filter) -> bool:
+        share = parse_share(wanted.filter)
+        if share is not None and wanted.no_local:
+            raise MqttViolation(Reason.PROTOCOL_ERROR, "a shared subscription cannot leave out its own messages")
+        inner = wanted.filter if share is None else share.filter
+        address = parse_queue(inner, Reason.TOPIC_FILTER_INVALID)
+        if address is not None:
+            return not is_reply_address(address)
+        is_durable = self._session.world.room.settings.share_durable
+        return share is not None and is_durable and to_pattern(inner) is not None
+
+    async def finish(self) -> None:
+        """Open queues, put on disk what a session that lasts relies on, and answer."""
+        for place, wanted in enumerate(self._packet.filters):
+            if self._reasons[place] is None:
+                try:
+                    self._reasons[place] = await self._client.queue_topics().subscribe(wanted, self._packet)
+                except MillstreamError as error:
+                    self._problem = error
+                    self._reasons[place] = subscribe_reason(error)
+        if self._facts and self._session.lasts:
+            await self._session.record_durably(*self._facts)
+        self.answer()
+
+    def answer(self) -> None:
+        reasons = tuple(reason for reason in self._reasons if reason is not None)
+        self._client.write(Suback(self._packet.packet_id, reasons, self._client.explanation(self._problem)))
+        if self._session.client is self._client:  # another one may have taken its place meanwhile
+            for subscription in self._retained:
+                self._session.send_retained(self._kept(subscription))
+
+    def _kept(self, subscription: Subscription) -> Iterator[tuple[Kept, Grant]]:
+        if parse_share(subscription.filter) is not None:
+            return
+        identifiers = (subscription.identifier,) if subscription.identifier else ()
+        grant = Grant(subscription.qos, False, True, identifiers)
+        for kept in self._session.world.room.kept(self._who.namespace, subscription.filter):
+            yield kept, grant
+
+
+class Unsubscribing:
+    """One UNSUBSCRIBE."""
+
+    def __init__(self, client: Client, session: Session, packet: Unsubscribe) -> None:
+        self._client = client
+        self._session = session
+        self._packet = packet
+        self._reasons: list[int | None] = []
+        self._facts: list[Any] = []
+        for topic_filter in packet.filters:
+            if client.has_queue(topic_filter):
+                self._reasons.append(None)
+            elif session.world.unsubscribe(session, topic_filter):
+                self._facts.append(["unsub", topic_filter])
+                self._reasons.append(Reason.SUCCESS)
+            else:
+                self._reasons.append(Reason.NO_SUBSCRIPTION_EXISTED)
+
+    async def finish(self) -> None:
+        for place, topic_filter in enumerate(self._packet.filters):
+            if self._reasons[place] is None:
+                was_there = await self._client.queue_topics().unsubscribe(topic_filter)
+                self._reasons[place] = Reason.SUCCESS if was_there else Reason.NO_SUBSCRIPTION_EXISTED
+        if self._facts and self._session.lasts:
+            await self._session.record_durably(*self._facts)
+        reasons = tuple(reason for reason in self._reasons if reason is not None)
+        self._client.write(Unsuback(self._packet.packet_id, reasons))

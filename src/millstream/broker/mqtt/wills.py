@@ -1,0 +1,69 @@
+"""Wills: what a client has left to be published when it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from millstream.broker.mqtt.publishing import Owed, Publishing
+from millstream.errors import QuotaExceeded
+
+if TYPE_CHECKING:
+    from millstream.broker.mqtt.mqtt import Mqtt
+    from millstream.broker.mqtt.session import Session
+
+__all__ = ["Wills"]
+
+_log = structlog.get_logger("millstream.mqtt")
+
+
+class Wills:
+    """Those that are waiting for their time."""
+
+    def __init__(self, room: Mqtt) -> None:
+        self._room = room
+        self._waiting: dict[Session, asyncio.TimerHandle] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def lost(self, session: Session) -> None:
+        """The client is gone without a word: its will is due after the delay it asked for, or when its session ends."""
+        if session.will is None:
+            return
+        delay_s = min(session.will.properties.will_delay_s or 0, session.expiry_s)
+        if delay_s:
+            self._waiting[session] = self._room.loop.call_later(delay_s, self.publish, session)
+        else:
+            self.publish(session)
+
+    def returned(self, session: Session) -> None:
+        """The client is back before its time."""
+        timer = self._waiting.pop(session, None)
+        if timer is not None:
+            timer.cancel()
+
+    def publish(self, session: Session) -> None:
+        """Its time has come."""
+        self.returned(session)
+        message = session.will_message()
+        session.will = None
+        session.record(session.will_fact())
+        if message is not None:
+            publishing = Publishing(session.world, session.world.own, lambda _: None)
+            now_us = self._room.clock.now_us()
+            try:
+                publishing.take(message, Owed(message.qos, 0), now_us)
+            except QuotaExceeded as error:
+                _log.warning("a will cannot be retained", client=session.client_id, reason=str(error))
+                message.retain = False
+                publishing.take(message, Owed(message.qos, 0), now_us)
+            publishing.flush()
+
+    def close(self) -> None:
+        """The broker stops.  Whoever is remembered is lost again when it starts."""
+        for timer in self._waiting.values():
+            timer.cancel()
+        self._waiting.clear()

@@ -1,0 +1,359 @@
+"""The MQTT of one namespace: its sessions, who is subscribed to what, and the way of messages to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import structlog
+
+from millstream.broker.journal import Fact
+from millstream.broker.mqtt import queue_defaults
+from millstream.broker.mqtt.parcel import Grant, Parcel
+from millstream.broker.mqtt.reading import Place, Position, Reading, messages_of
+from millstream.broker.mqtt.session import Session, Subscription
+from millstream.broker.mqtt.shares import Share
+from millstream.broker.registry import Topic
+from millstream.broker.traffic.subscriptions import Subscription as Feed
+from millstream.errors import QuotaExceeded
+from millstream.mqtt.filters import FilterTrie
+from millstream.mqtt.topics import filter_matches, from_topic, parse_share, to_topic
+from millstream.names import INBOX_PREFIX, is_system
+from millstream.wire import calls
+from millstream.wire.deliveries import Delivery
+
+if TYPE_CHECKING:
+    from millstream.broker.broker import Session as BrokerSession
+    from millstream.broker.mqtt.mqtt import Mqtt
+
+__all__ = ["World"]
+
+_log = structlog.get_logger("millstream.mqtt")
+
+#: Everybody who gets messages of a topic: sessions with what they are granted, shares with nothing.
+_Receivers: TypeAlias = tuple[tuple[Session, Grant] | tuple[Share, None], ...]
+#: How much is remembered of topics and their receivers, one for each of both.
+_REMEMBERED_MAX: Final = 200_000
+#: Messages that are no topic's and wait for sessions; beyond it the oldest are gone.
+_CATCH_ALL_BYTES: Final = 1024 * 1024 * 1024
+
+
+class World:
+    """See the module.  To the broker's subscriptions it is one subscriber, of everything."""
+
+    def __init__(self, room: Mqtt, namespace: str) -> None:
+        self.room = room
+        self.namespace = namespace
+        self.client_id = "mqtt"
+        #: For what the broker publishes and reads itself.
+        self.own: BrokerSession = room.broker.own_session(namespace, "mqtt")
+        self.sessions: dict[str, Session] = {}
+        self.trie: FilterTrie[Session | Share] = FilterTrie()
+        self.reading = Reading(self)
+        self._shares: dict[tuple[str, str], Share] = {}
+        self._feed: Feed | None = None
+        self._receivers: dict[str, _Receivers] = {}
+        #: Whether any of them reads it from the log, also while it is away.
+        self._durable: dict[str, bool] = {}
+        self._version = -1
+        self._remembered = 0
+        self._making: dict[str, asyncio.Task[None]] = {}
+
+    # --- who is subscribed ---------------------------------------------------------------------------------------
+
+    def subscribe(self, session: Session, subscription: Subscription) -> tuple[bool, list[Fact]]:
+        """Says whether the filter is new to the session, and the facts of where it begins to read."""
+        is_new = subscription.filter not in session.subscriptions
+        if is_new and len(session.subscriptions) >= self.room.settings.subscriptions_max:
+            raise QuotaExceeded(f"a session has {self.room.settings.subscriptions_max} subscriptions at most")
+        begins = self._begin(session, subscription) if session.lasts and subscription.qos else []
+        if is_new:
+            self.room.broker.metrics.mqtt_subscriptions += 1
+        session.subscriptions[subscription.filter] = subscription
+        self.insert(session, subscription)
+        return is_new, begins
+
+    def insert(self, session: Session, subscription: Subscription) -> None:
+        share = parse_share(subscription.filter)
+        if share is None:
+            self.trie.insert(subscription.filter, session, subscription)
+        else:
+            found = self._shares.get(share)
+            if found is None:
+                found = self._shares[share] = Share(*share)
+                self.trie.insert(share.filter, found, None)
+            found.join(session, subscription)
+        if self._feed is None:
+            self._feed = self.room.broker.subscriptions.open(self, ("#", self.room.catch_all))
+
+    def unsubscribe(self, session: Session, topic_filter: str) -> bool:
+        """Says whether there was such a subscription."""
+        if session.subscriptions.pop(topic_filter, None) is None:
+            return False
+        self._remove(session, topic_filter)
+        if session.lasts:
+            for position in list(session.positions.values()):
+                if not self._wants(topic_filter, position.topic) or self._reads(session, position.topic):
+                    continue
+                del session.positions[position.uid]
+                session.behind.pop(position.uid, None)
+                session.record(["gone", position.uid])
+        return True
+
+    def _remove(self, session: Session, topic_filter: str) -> None:
+        share = parse_share(topic_filter)
+        if share is None:
+            self.trie.remove(topic_filter, session)
+        else:
+            found = self._shares[share]
+            found.leave(session)
+            if not found.members:
+                del self._shares[share]
+                self.trie.remove(share.filter, found)
+        self.room.broker.metrics.mqtt_subscriptions -= 1
+        if self.trie.is_empty and self._feed is not None:
+            self.room.broker.subscriptions.dismiss(self._feed)
+            self._feed = None
+
+    def forget(self, session: Session) -> None:
+        """The session is over."""
+        for topic_filter in session.subscriptions:
+            self._remove(session, topic_filter)
+        self.room.broker.metrics.mqtt_subscriptions -= len(session.queues)
+        session.subscriptions, session.queues = {}, {}
+        del self.sessions[session.client_id]
+
+    def _begin(self, session: Session, subscription: Subscription) -> list[Fact]:
+        """A new subscription is for what comes from now on: the ends of everything that is there already."""
+        topics = self.room.broker.topics
+        facts: list[Fact] = []
+        held = session.subscriptions.get(subscription.filter)
+        is_new = held is None or not held.qos
+        for topic in self._topics_like(subscription.filter):
+            reads = self._reads(session, topic.name)
+            # What is in no topic of its own has one place for all filters.
+            if reads and not (is_new and topic.name == self.room.catch_all):
+                continue
+            for number, uid in enumerate(topic.partition_uids):
+                if topics.is_untouched(topic, number):
+                    continue
+                end = topics.partition_of(topic, number).high_watermark
+                if reads:
+                    position = session.position(Place(topic.name, number, uid, 0))
+                    if position.next < end:
+                        facts.append(position.begin(subscription.filter, end))
+                else:
+                    position = session.positions[uid] = Position(topic.name, number, uid, end)
+                    facts.append(position.fact())
+        return facts
+
+    def _topics_like(self, topic_filter: str) -> Iterator[Topic]:
+        """Those that a session with this filter reads."""
+        if topic_filter.startswith("$"):
+            return  # shares, queues and the broker's own figures are not read from the log
+        if _has_wildcard(topic_filter):
+            for topic in self.stored_topics():
+                if self._wants(topic_filter, topic.name):
+                    yield topic
+            return
+        find = self.room.broker.topics.registry.find
+        name = to_topic(topic_filter)
+        for one in {name, self.room.catch_all}:
+            found = find(self.namespace, one) if one is not None else None
+            if found is not None and (one == self.room.catch_all or not is_system(one)):  # type: ignore[arg-type]
+                yield found
+
+    def stored_topics(self) -> Iterator[Topic]:
+        topics = self.room.broker.topics.registry.namespaces.get(self.namespace, {})
+        for topic in list(topics.values()):
+            if not topic.deleting and (not is_system(topic.name) or topic.name == self.room.catch_all):
+                yield topic
+
+    def _wants(self, topic_filter: str, name: str) -> bool:
+        if topic_filter.startswith("$"):
+            return False  # shares, queues and the broker's own figures are not read from the log
+        if name == self.room.catch_all:
+            return True
+        topic = from_topic(name)
+        return filter_matches(topic_filter, topic) if _has_wildcard(topic_filter) else topic_filter == topic
+
+    def _reads(self, session: Session, name: str) -> bool:
+        """Whether a session has positions in a topic."""
+        return any(
+            subscription.qos and self._wants(subscription.filter, name)
+            for subscription in session.subscriptions.values()
+        )
+
+    def topics_for(self, session: Session) -> list[Topic]:
+        filters = [subscription.filter for subscription in session.subscriptions.values() if subscription.qos]
+        return list({topic.name: topic for one in filters for topic in self._topics_like(one)}.values())
+
+    # --- who gets what -------------------------------------------------------------------------------------------
+
+    def receivers(self, topic: str) -> _Receivers:
+        if self._version != self.trie.version:
+            self._version = self.trie.version
+            self._forget_receivers()
+        found = self._receivers.get(topic)
+        if found is None:
+            found = tuple(
+                (receiver, None) if isinstance(receiver, Share) else (receiver, _granted(values))
+                for receiver, values in self.trie.match(topic)
+            )
+            self._remembered += 1 + len(found)
+            if self._remembered > _REMEMBERED_MAX:
+                self._forget_receivers()
+                self._remembered = 1 + len(found)
+            self._receivers[topic] = found
+        return found
+
+    def _forget_receivers(self) -> None:
+        self._receivers, self._durable, self._remembered = {}, {}, 0
+
+    def grant_for(self, session: Session, topic: str, but: Collection[str] = ()) -> Grant | None:
+        """What a session gets of a topic, if anything; without regard to some of its filters."""
+        found = [
+            subscription
+            for subscription in session.subscriptions.values()
+            if not subscription.filter.startswith("$")
+            and filter_matches(subscription.filter, topic)
+            and subscription.filter not in but
+        ]
+        return _granted(found) if found else None
+
+    def has_durable_reader(self, topic: str) -> bool:
+        receivers = self.receivers(topic)
+        found = self._durable.get(topic)
+        if found is None:
+            found = self._durable[topic] = any(
+                grant is not None and grant.qos and isinstance(receiver, Session) and receiver.lasts
+                for receiver, grant in receivers
+            )
+        return found
+
+    # --- where a publish goes ------------------------------------------------------------------------------------
+
+    def place_for(self, topic: str) -> str | None:
+        """The topic in which a message is stored; None if nobody wants it stored."""
+        name = to_topic(topic)
+        if name is not None and name.startswith("_"):
+            if name.startswith(INBOX_PREFIX):
+                return name
+            name = None
+        rules = self.room.storage_rules
+        store = next((rule.store for rule in rules if filter_matches(rule.filter, topic)), "auto") if rules else "auto"
+        if name is not None and store != "never":
+            if store == "always" or self.has_topic(name):
+                return name
+            broker = self.room.broker
+            if self.has_durable_reader(topic):
+                return name if broker.settings.topics.auto_create else self.room.catch_all
+            awaited = broker.settings.topics.auto_create and broker.queues.registry.is_awaited(self.namespace, name)
+            return name if awaited else None
+        return self.room.catch_all if self.has_durable_reader(topic) else None
+
+    def has_topic(self, name: str) -> bool:
+        """Whether a message can be published there right now."""
+        if name in self._making:
+            return False  # others wait for it, and come first
+        return self.room.broker.topics.registry.find(self.namespace, name) is not None or name.startswith(INBOX_PREFIX)
+
+    def partitions_of(self, name: str) -> int:
+        topic = self.room.broker.topics.registry.find(self.namespace, name)
+        return len(topic.partition_uids) if topic is not None else 1
+
+    async def make_topic(self, name: str, who: BrokerSession) -> None:
+        """Raises MillstreamError when there can be no such topic."""
+        await asyncio.shield(self._making.get(name) or self._begin_making(name, self._make(name, who)))
+
+    def make_queue(self, name: str) -> asyncio.Task[None]:
+        """The same for a topic that is a queue by its first use; begins at once, and whoever publishes there waits."""
+        making = self._making.get(name)
+        return making or self._begin_making(name, queue_defaults.make_queue(self.room.broker, self.own, name))
+
+    def _begin_making(self, name: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        making = self._making[name] = asyncio.ensure_future(work)
+        making.add_done_callback(lambda _: self._making.pop(name, None))
+        return making
+
+    async def _make(self, name: str, who: BrokerSession) -> None:
+        broker = self.room.broker
+        if name == self.room.catch_all:
+            if broker.topics.registry.find(self.namespace, name) is None:
+                await broker.topics.ensure_namespace(self.namespace)
+                # Longer than any session is remembered nobody waits for it.
+                config = {
+                    "retention_ms": self.room.settings.session_expiry_max_ms or 1,
+                    "retention_bytes": _CATCH_ALL_BYTES,
+                }
+                await broker.topics.create(self.namespace, calls.CreateTopic(name=name, config=config))
+        else:
+            await broker.call(who, calls.Metadata(topics=[name], create=True))
+
+    # --- the way of a message ------------------------------------------------------------------------------------
+
+    def pass_on(self, parcel: Parcel) -> bool:
+        """Give whoever is there a message that is not stored; says whether anybody was."""
+        message = parcel.message
+        found = self.dispatch(parcel, None)
+        name = to_topic(message.topic)
+        if name is not None:
+            found |= self.room.pass_to_others(self, name, message)
+        return found
+
+    def dispatch(self, parcel: Parcel, place: Place | None) -> bool:
+        """Offer a message to everybody whose filters match; says whether there was anybody."""
+        receivers = self.receivers(parcel.message.topic)
+        for receiver, grant in receivers:
+            if grant is None:
+                receiver.offer(parcel, place)  # type: ignore[call-arg, arg-type]
+            elif receiver.client is not None:  # type: ignore[union-attr]
+                receiver.offer(parcel, grant, place)  # type: ignore[arg-type, call-arg]
+        return bool(receivers)
+
+    def deliver(self, delivery: Delivery) -> bool:
+        """Messages of a stored topic have become visible.  What a durable session misses here it reads from the log."""
+        name = delivery.topic
+        if delivery.missed:
+            self.room.own(asyncio.ensure_future(self._catch_up()))
+        if delivery.buffers:
+            topic = None if name == self.room.catch_all else from_topic(name)
+            if topic is None or self.receivers(topic):
+                self._deliver(name, topic, delivery)
+        return True
+
+    def _deliver(self, name: str, topic: str | None, delivery: Delivery) -> None:
+        now_us = self.room.clock.now_us()
+        try:
+            for offset, message in messages_of(delivery.buffers, topic):
+                parcel = Parcel(message, now_us)
+                if not parcel.is_expired:
+                    self.dispatch(parcel, Place(name, delivery.partition, delivery.uid, offset))
+        except Exception:  # whoever stores messages must not suffer
+            _log.exception("messages for MQTT subscribers cannot be read", topic=name)
+
+    async def _catch_up(self) -> None:
+        """There were too many messages at a time, and the broker's subscriptions have left some out."""
+        for session in list(self.sessions.values()):
+            if session.lasts and session.client is not None:
+                session.catch_up()
+                await asyncio.sleep(0)
+
+    @property
+    def is_deserted(self) -> bool:
+        return not (self.sessions or self._making)
+
+
+def _has_wildcard(topic_filter: str) -> bool:
+    return "+" in topic_filter or "#" in topic_filter
+
+
+def _granted(subscriptions: Sequence[Subscription]) -> Grant:
+    """One message for all subscriptions that overlap: with the best QoS, and everybody's identifiers."""
+    return Grant(
+        max(subscription.qos for subscription in subscriptions),
+        all(subscription.no_local for subscription in subscriptions),
+        any(subscription.retain_as_published for subscription in subscriptions),
+        tuple(subscription.identifier for subscription in subscriptions if subscription.identifier),
+    )

@@ -1,0 +1,308 @@
+"""`millstream pipeline`: what Spark does with messages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+from rich.text import Text
+
+from millstream.cli.arguments import parse_pairs
+from millstream.cli.confirm import YesOption, confirm
+from millstream.cli.connection import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    NamespaceOption,
+    given_credentials,
+    open_client,
+)
+from millstream.cli.failure import ExitCode, UsageProblem
+from millstream.cli.output import (
+    JsonOption,
+    count_text,
+    document_of,
+    duration_text,
+    examples,
+    print_facts,
+    print_json,
+    print_table,
+    stderr,
+    stdout,
+    time_text,
+)
+from millstream.names import DEFAULT_NAMESPACE
+
+if TYPE_CHECKING:
+    from millstream.client.pipelines import PipelineInfo
+
+app = typer.Typer(no_args_is_help=True, help="Run Spark on messages: pipelines, and whether Spark works here.")
+
+_STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_CONNECTION: Final = "Connection"
+
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline, in YAML.", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The pipeline's name.", show_default=False)]
+GivenBrokerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        "-b",
+        envvar="MILLSTREAM_BROKER",
+        metavar="HOST:PORT",
+        help="The broker to work with, instead of the one that the file names.",
+        rich_help_panel=_CONNECTION,
+    ),
+]
+GivenNamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--namespace",
+        "-n",
+        envvar="MILLSTREAM_NAMESPACE",
+        metavar="NAME",
+        help="The namespace that names belong to, instead of the one that the file names.",
+        rich_help_panel=_CONNECTION,
+    ),
+]
+
+
+@app.command(
+    epilog=examples(
+        "millstream pipeline run clean-orders.yaml",
+        "# everything that is there now, then end",
+        "millstream pipeline run clean-orders.yaml --available-now",
+        "# on a cluster, a line of JSON for each batch",
+        "millstream pipeline run clean-orders.yaml --master spark://spark-1:7077 --json",
+        "millstream pipeline run clean-orders.yaml --conf spark.executor.memory=4g",
+    )
+)
+def run(
+    file: FileArgument,
+    available_now: Annotated[
+        bool, typer.Option("--available-now", help="Work through what is there now, then end.")
+    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="Do a single batch, then end.")] = False,
+    master: Annotated[
+        str | None,
+        typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://HOST:PORT (local[*])."),
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="KEY=VALUE", help="A setting of Spark; may be repeated."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each batch.")] = False,
+    broker: GivenBrokerOption = None,
+    namespace: GivenNamespaceOption = None,
+) -> int:
+    """Run a pipeline until it is stopped: by Ctrl-C, SIGTERM, `millstream pipeline stop` or the dashboard.
+
+    It ends after the batch that is under way, and goes on from there when it is started again. After a failure it
+    restarts itself, as the file says. The exit code is 1 if it fails for good.
+    """
+    if available_now and once:
+        raise UsageProblem("--available-now and --once exclude each other")
+    until: Literal["stopped", "available-now", "once"] = (
+        "available-now" if available_now else "once" if once else "stopped"
+    )
+    from millstream.cli.pipeline_run import run_pipeline  # here: others of this room need no Spark
+    from millstream.spark.pipelines.loading import load_pipeline
+
+    credentials = {name: value for name, value in given_credentials().items() if value is not None}
+    checked = load_pipeline(file, broker=broker, namespace=namespace, credentials=credentials)
+    settings = parse_pairs(conf or [], "--conf")
+    standing = run_pipeline(checked, until=until, master=master, conf=settings, as_json=as_json)
+    return ExitCode.REQUEST if standing.state == "failed" else ExitCode.OK
+
+
+@app.command(
+    epilog=examples("millstream pipeline validate clean-orders.yaml", "millstream pipeline validate *.yaml --json")
+)
+def validate(
+    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Pipelines, in YAML.", show_default=False)],
+    as_json: JsonOption = False,
+) -> int:
+    """Look for mistakes in pipelines without starting Spark.  The exit code is 2 if there are any."""
+    from millstream.errors import ConfigInvalid
+    from millstream.spark.pipelines.graph import queries_of
+    from millstream.spark.pipelines.loading import check_pipeline
+
+    rows = []
+    for file in files:
+        try:
+            text = file.read_text()
+        except (OSError, UnicodeDecodeError) as problem:
+            raise ConfigInvalid(f"{file} cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+        checked, mistakes = check_pipeline(text, file.resolve().parent)
+        rows.append({"file": str(file), "valid": checked is not None, "mistakes": mistakes})
+        if as_json:
+            continue
+        if checked is None:
+            for mistake in mistakes:
+                stdout.print(f"{file} {mistake}", markup=False, soft_wrap=True)
+        else:
+            names = ", ".join(query.name for query in queries_of(checked.graph))
+            said = f"{file}: {checked.definition.name} reads {', '.join(checked.topics_read())} and writes "
+            stdout.print(f"{said}{', '.join(checked.topics_written())} ({names})", markup=False, soft_wrap=True)
+    if as_json:
+        print_json(rows)
+    return ExitCode.OK if all(row["valid"] for row in rows) else ExitCode.USAGE
+
+
+@app.command("list", epilog=examples("millstream pipeline list", "millstream pipeline list --json"))
+def list_pipelines(
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """List the pipelines that report to a broker, wherever they run."""
+    with open_client(broker, namespace) as client:
+        found = client.pipelines.list()
+    if as_json:
+        print_json([document_of(info) for info in found])
+        return
+    print_table(
+        ("pipeline", "state", "reads", "writes", "rows", "rows/s", "lag", "restarts", "last error"),
+        [
+            (
+                info.name,
+                _state(info),
+                ", ".join(info.sources),
+                ", ".join(info.sinks),
+                info.rows,
+                f"{info.rows_per_s:,.0f}",
+                None if info.lag < 0 else info.lag,
+                info.restarts,
+                info.error,
+            )
+            for info in found
+        ],
+        empty="no pipeline has reported; `millstream pipeline run FILE` starts one",
+        numbers="rows|rows/s|lag|restarts",
+    )
+
+
+@app.command(
+    epilog=examples("millstream pipeline status clean-orders", "millstream pipeline status clean-orders --json")
+)
+def status(
+    name: NameArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Show how a pipeline is: its state, how far it is, and what went wrong."""
+    with open_client(broker, namespace) as client:
+        _print_one(client.pipelines.show(name), as_json)
+
+
+@app.command(epilog=examples("millstream pipeline stop clean-orders"))
+def stop(
+    name: NameArgument,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Have a pipeline stop after the batch that is under way.  It learns so within seconds."""
+    with open_client(broker, namespace) as client:
+        info = client.pipelines.stop(name)
+    if as_json:
+        print_json(document_of(info))
+    elif info.state not in ("stopped", "finished", "failed"):
+        stdout.print(f"[bold]{info.name}[/] stops after the batch that is under way")
+    else:
+        stdout.print(f"[bold]{info.name}[/] does not run: it is {info.state}")
+
+
+@app.command(
+    epilog=examples("millstream pipeline forget clean-orders", "millstream pipeline forget clean-orders --force -y")
+)
+def forget(
+    name: NameArgument,
+    force: Annotated[bool, typer.Option("--force", help="Also one that says it runs.")] = False,
+    yes: YesOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Take a pipeline that does not run from the list.  Its checkpoint stays where it is."""
+    confirm(f"Forget the pipeline {name}?", yes=yes)
+    with open_client(broker, namespace) as client:
+        client.pipelines.forget(name, force=force)
+    stdout.print(f"forgot pipeline [bold]{name}[/]")
+
+
+def _print_one(info: PipelineInfo, as_json: bool) -> None:
+    if as_json:
+        print_json(document_of(info))
+        return
+    print_facts(
+        [
+            ("pipeline", Text(info.name, style="bold")),
+            ("state", Text.assemble(_state(info), ", told to stop" if info.stop_wished else "")),
+            ("reads", ", ".join(info.sources)),
+            ("writes", ", ".join(info.sinks)),
+            ("rows", f"{info.rows:,}, {info.rows_per_s:,.0f} per second"),
+            ("lag", None if info.lag < 0 else count_text(info.lag)),
+            ("last batch", None if info.batch < 0 else f"{info.batch:,}, took {duration_text(info.batch_ms)}"),
+            ("restarts", count_text(info.restarts)),
+            ("last error", info.error),
+            ("runs on", f"{info.host}, process {info.pid}" if info.host else None),
+            ("started", time_text(info.started_ms) if info.started_ms else None),
+            ("last report", time_text(info.reported_ms)),
+        ]
+    )
+    description = info.definition.get("description")
+    if description:
+        stderr.print(f"[dim]{description}[/]")
+
+
+def _state(info: PipelineInfo) -> Text:
+    styles = {"running": "green", "waiting": "green", "finished": "green", "failed": "bold red", "lost": "bold red"}
+    return Text(info.state, style=styles.get(info.state, "yellow"))
+
+
+@app.command(
+    epilog=examples(
+        "# can Spark start here, with which Java, and does it read?",
+        "millstream pipeline doctor",
+        "# the same with messages of a broker that is there",
+        "millstream pipeline doctor --broker broker-1:9092",
+        "millstream pipeline doctor --json",
+    )
+)
+def doctor(
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            "--broker",
+            "-b",
+            envvar="MILLSTREAM_BROKER",
+            metavar="HOST:PORT",
+            help="The broker to read from; without it, one that is started for this and thrown away.",
+        ),
+    ] = None,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    as_json: JsonOption = False,
+) -> None:
+    """Look whether Spark can start here and with which Java, start it, and read a batch with it.
+
+    The exit code is 1 if anything fails.
+    """
+    from millstream.spark.doctor import examine, verdict  # here: others of this room need no Spark
+
+    options: dict[str, str] = {}
+    if broker is not None:
+        given = {"bootstrap.servers": broker, "namespace": namespace, **given_credentials()}
+        options = {name: value for name, value in given.items() if value is not None}
+    findings = list(examine(options))
+    if as_json:
+        rows = [{"name": it.name, "verdict": it.verdict, "found": it.found, "next": it.next} for it in findings]
+        print_json({"verdict": verdict(findings), "checks": rows})
+    else:
+        print_table(
+            ("check", "", "what was found", "what to do"),
+            [(it.name, Text(it.verdict, style=_STYLES[it.verdict]), it.found, it.next) for it in findings],
+        )
+        stdout.print(f"\n{'Spark reads Millstream here.' if verdict(findings) == 'ok' else 'Something is to be done.'}")
+    if verdict(findings) == "fail":
+        raise typer.Exit(1)

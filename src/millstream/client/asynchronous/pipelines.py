@@ -1,0 +1,42 @@
+"""`client.pipelines`: pipelines that report to the broker, and what is wished of them."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from millstream.client.pipelines import PipelineInfo
+from millstream.wire import pipeline_calls as calls
+
+__all__ = ["AsyncPipelines"]
+
+_Infos: TypeAlias = list[PipelineInfo]
+
+
+class AsyncPipelines:
+    """The pipelines of one namespace.  They run outside of the broker, and tell it how they are."""
+
+    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+        self._call = call
+
+    async def list(self) -> _Infos:
+        """All of them, in the order of their names, without what they do."""
+        answer: _Infos = await self._call(calls.ListPipelines(), _Infos)
+        return answer
+
+    async def show(self, name: str) -> PipelineInfo:
+        """One pipeline: what it does, how far it is, and what went wrong.  Raises PipelineNotFound."""
+        answer: PipelineInfo = await self._call(calls.ShowPipeline(name=name), PipelineInfo)
+        return answer
+
+    async def stop(self, name: str) -> PipelineInfo:
+        """Have a pipeline stop after the batch it is at; it learns so when it reports next.
+
+        Raises PipelineNotFound.
+        """
+        answer: PipelineInfo = await self._call(calls.StopPipeline(name=name), PipelineInfo)
+        return answer
+
+    async def forget(self, name: str, *, force: bool = False) -> None:
+        """Take a pipeline that does not run from the list; with `force` also one that says it does."""
+        await self._call(calls.ForgetPipeline(name=name, force=force), Any)

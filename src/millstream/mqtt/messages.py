@@ -1,0 +1,26 @@
+"""A message as MQTT sees it, and how the same message is stored: topic, value and headers."""
+
+from __future__ import annotations
+
+import msgspec
+
+from millstream.mqtt.packets import NO_PROPERTIES, Properties
+
+__all__ = ["Message"]
+
+
+class Message(msgspec.Struct):
+    """One application message on its way to subscribers, whichever door it came through."""
+
+    #: The MQTT topic name: `sensors/7/temperature`.
+    topic: str
+    payload: bytes
+    #: As published; 2 if it came through another door, so that every subscription gets the QoS it asked for.
+    qos: int = 2
+    retain: bool = False
+    #: payload_format, content_type, response_topic, correlation_data, user; nothing that belongs to one packet only.
+    properties: Properties = NO_PROPERTIES
+    #: Who published it through MQTT; empty otherwise.
+    client_id: str = ""
+    #: When it must no longer be delivered; 0 = never.
+    expiry_us: int = 0

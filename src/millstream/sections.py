@@ -1,0 +1,464 @@
+"""The sections of the broker's settings: what each is called, what it may be, and what it is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, NamedTuple, cast
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+__all__ = [
+    "AccessSettings",
+    "GroupSettings",
+    "HttpSettings",
+    "LimitSettings",
+    "LogSettings",
+    "MetricsSettings",
+    "MqttSettings",
+    "ScheduleSettings",
+    "Section",
+    "ServerSettings",
+    "StorageRule",
+    "StorageSettings",
+    "TlsSettings",
+    "TopicSettings",
+    "TraceSettings",
+    "WebhookSettings",
+    "parse_bytes",
+    "parse_duration_ms",
+]
+
+_KIB: Final = 1024
+_MIB: Final = 1024 * _KIB
+_GIB: Final = 1024 * _MIB
+_SECOND_MS: Final = 1000
+_HOUR_MS: Final = 3600 * _SECOND_MS
+_DAY_MS: Final = 24 * _HOUR_MS
+
+_SIZE_UNITS: Final = {
+    "": 1, "b": 1, "kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4,
+    "kib": _KIB, "mib": _MIB, "gib": _GIB, "tib": 1024 * _GIB,
+}  # fmt: skip
+_DURATION_UNITS: Final = {
+    "": 1, "ms": 1, "s": _SECOND_MS, "m": 60 * _SECOND_MS, "min": 60 * _SECOND_MS,
+    "h": _HOUR_MS, "d": _DAY_MS, "w": 7 * _DAY_MS,
+}  # fmt: skip
+_QUANTITY: Final = re.compile(r"(\d[\d_]*(?:\.\d+)?)\s*([A-Za-z]*)")
+#: An MQTT topic filter without commas: wildcards are whole levels, and `#` is the last.
+_TOPIC_FILTER: Final = re.compile(r"(?:(?:\+|[^/+#,]*)/)*(?:\+|#|[^/+#,]*)")
+
+
+def parse_bytes(value: object) -> object:
+    """A size as a number of bytes: `64MiB`, `10 GB`, `4096`.  What is not such a text is returned as it came."""
+    return _parse_quantity(value, _SIZE_UNITS)
+
+
+def parse_duration_ms(value: object) -> object:
+    """A duration in milliseconds: `30s`, `5m`, `7d`, `1500`.  What is not such a text is returned as it came."""
+    return _parse_quantity(value, _DURATION_UNITS)
+
+
+def _parse_quantity(value: object, units: Mapping[str, int]) -> object:
+    if not isinstance(value, str) or (match := _QUANTITY.fullmatch(value.strip())) is None:
+        return value
+    number, unit = match[1].replace("_", ""), units.get(match[2].lower())
+    if unit is None:
+        return value
+    amount = float(number) * unit if "." in number else int(number) * unit
+    return int(amount) if amount == int(amount) else value
+
+
+_Bytes = Annotated[int, BeforeValidator(parse_bytes)]
+_Millis = Annotated[int, BeforeValidator(parse_duration_ms)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ServerSettings(Section):
+    """Where the broker listens, and what one connection may cost it."""
+
+    host: str = Field(
+        default="127.0.0.1", min_length=1, description="Address to listen on; only this machine unless changed."
+    )
+    port: int = Field(default=9092, ge=0, le=65_535, description="Port of the native protocol; 0 takes any free one.")
+    max_connections: int = Field(
+        default=10_000, ge=1, le=1_000_000, description="Connections beyond this number are turned away."
+    )
+    frame_bytes_max: _Bytes = Field(
+        default=10 * _MIB, ge=64 * _KIB, le=_GIB, description="The largest request or answer; it bounds a batch."
+    )
+    connection_memory_bytes: _Bytes = Field(
+        default=32 * _MIB,
+        ge=64 * _KIB,
+        le=16 * _GIB,
+        description="Memory for the waiting answers of one connection; beyond it the connection is not read from.",
+    )
+    memory_bytes_warning: _Bytes = Field(
+        default=0,
+        ge=0,
+        le=1024 * _GIB,
+        description="Memory of the whole broker above which it slows publishers down; 0 does not look.",
+    )
+    memory_bytes_critical: _Bytes = Field(
+        default=0,
+        ge=0,
+        le=1024 * _GIB,
+        description="Memory above which it takes neither messages nor new connections; 0 does not look.",
+    )
+    heartbeat_ms: _Millis = Field(
+        default=30_000,
+        ge=100,
+        le=_HOUR_MS,
+        description="A connection silent for this long counts as one missed heartbeat.",
+    )
+    heartbeat_misses: int = Field(
+        default=3, ge=1, le=100, description="Missed heartbeats after which a connection is closed."
+    )
+    drain_ms: _Millis = Field(
+        default=10_000, ge=0, le=_HOUR_MS, description="Time that running requests get to finish when the broker stops."
+    )
+    backlog: int = Field(default=512, ge=1, le=65_535, description="Connections that may wait to be accepted.")
+
+
+class HttpSettings(Section):
+    """The HTTP door: API, WebSocket, dashboard and metrics."""
+
+    enabled: bool = Field(default=True, description="Whether the broker answers HTTP at all.")
+    port: int = Field(default=8080, ge=0, le=65_535, description="Port of HTTP; 0 takes any free one.")
+    keep_alive_ms: _Millis = Field(
+        default=75_000, ge=1000, le=_HOUR_MS, description="An idle HTTP connection is closed after this time."
+    )
+    request_ms: _Millis = Field(
+        default=30_000,
+        ge=100,
+        le=_HOUR_MS,
+        description="Time a client gets to send a request, head and body each.",
+    )
+
+
+class StorageRule(NamedTuple):
+    """Whether what is published to the MQTT topics of a filter is stored."""
+
+    filter: str
+    store: Literal["auto", "always", "never"]
+
+
+def _storage_rules(text: str) -> tuple[StorageRule, ...]:
+    """`debug/#=never, orders/#=always` as rules.  Raises ValueError."""
+    rules = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        topics, _, store = part.rpartition("=")
+        if not topics or _TOPIC_FILTER.fullmatch(topics) is None or store not in ("auto", "always", "never"):
+            raise ValueError(f"{part!r} is not FILTER=auto, FILTER=always or FILTER=never")
+        rules.append(StorageRule(topics, cast(Literal["auto", "always", "never"], store)))
+    return tuple(rules)
+
+
+def _checked_storage_rules(text: str) -> str:
+    _storage_rules(text)
+    return text
+
+
+class MqttSettings(Section):
+    """The MQTT door: 3.1.1 and 5, over TCP and, at `/mqtt` of the HTTP port, over WebSocket."""
+
+    enabled: bool = Field(default=True, description="Whether the broker speaks MQTT at all.")
+    port: int = Field(default=1883, ge=0, le=65_535, description="Port of MQTT; 0 takes any free one.")
+    namespace: str = Field(
+        default="default",
+        pattern="^[a-z0-9][a-z0-9-]{0,63}$",
+        examples=["a namespace: 1 to 64 lower-case letters, digits and '-'"],
+        description="The namespace of clients whose user name does not say one, as `team-a:device-7` does.",
+    )
+    storage: Annotated[str, AfterValidator(_checked_storage_rules)] = Field(
+        default="",
+        description="Which publishes are stored, by topic filter; the first that matches decides. `auto`, which also "
+        "holds where none does: if the topic exists or a durable session reads it.",
+        examples=["filters and what holds for them, such as `debug/#=never, orders/#=always, +/status=auto`"],
+    )
+    share_durable: bool = Field(
+        default=False,
+        description="Whether `$share/GROUP/FILTER` is the queue group GROUP, so that no message is lost with a member.",
+    )
+    connect_timeout_ms: _Millis = Field(
+        default=10_000, ge=100, le=_HOUR_MS, description="Time that a new connection gets to send its CONNECT."
+    )
+    keep_alive_max_s: int = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="The longest keep-alive, in seconds; who asks for more or none gets this. 0 leaves it to clients.",
+    )
+    max_packet_bytes: _Bytes = Field(
+        default=_MIB, ge=_KIB, le=256 * _MIB, description="The largest packet that is taken from a client."
+    )
+    receive_maximum: int = Field(
+        default=100, ge=1, le=65_535, description="Publishes of QoS 1 and 2 that a client may have unconfirmed."
+    )
+    inflight_max: int = Field(
+        default=100, ge=1, le=65_535, description="Those that a client gets before it confirms, even if it takes more."
+    )
+    topic_alias_max: int = Field(
+        default=16, ge=0, le=65_535, description="Topic aliases of a client, and as many of the broker."
+    )
+    queued_messages_max: int = Field(
+        default=10_000,
+        ge=1,
+        le=10_000_000,
+        description="Messages waiting for a slow client that are not in the log; beyond it the newest are dropped.",
+    )
+    queued_bytes_max: _Bytes = Field(
+        default=8 * _MIB, ge=_KIB, le=16 * _GIB, description="The same in bytes of the messages."
+    )
+    client_id_bytes_max: _Bytes = Field(
+        default=256, ge=23, le=65_535, description="The longest client identifier that is accepted."
+    )
+    subscriptions_max: int = Field(default=1_000, ge=1, le=1_000_000, description="Subscriptions of one session.")
+    sessions_max: int = Field(
+        default=100_000, ge=1, le=10_000_000, description="Sessions of clients, connected or remembered."
+    )
+    session_expiry_max_ms: _Millis = Field(
+        default=7 * _DAY_MS,
+        ge=0,
+        le=36_500 * _DAY_MS,
+        description="The longest that the session of a client is remembered while it is away; `never` becomes this.",
+    )
+    retained_max: int = Field(default=100_000, ge=0, le=10_000_000, description="Retained messages that are kept.")
+    retained_bytes_max: _Bytes = Field(
+        default=256 * _MIB, ge=0, le=1024 * _GIB, description="Bytes of all retained messages."
+    )
+    system_interval_ms: _Millis = Field(
+        default=10_000, ge=0, le=_HOUR_MS, description="Time between two rounds of `$SYS` topics; 0 publishes none."
+    )
+
+    @property
+    def storage_rules(self) -> tuple[StorageRule, ...]:
+        return _storage_rules(self.storage)
+
+
+class StorageSettings(Section):
+    """Where messages are kept, and when they count as stored."""
+
+    data: str = Field(default="./data", min_length=1, description="Directory that holds everything the broker knows.")
+    fsync: Literal["group", "interval", "always", "never"] = Field(
+        default="group",
+        description="When a publish is confirmed: `group` after an fsync shared with its neighbours, `always` after "
+        "its own, `interval` and `never` once the operating system has it.",
+    )
+    fsync_interval_ms: _Millis = Field(
+        default=1000, ge=10, le=_HOUR_MS, description="Time between two fsyncs with fsync `interval`."
+    )
+    ack_flush_interval_ms: _Millis = Field(
+        default=50, ge=1, le=10_000, description="Longest time that an ack waits in memory before it is written."
+    )
+    segment_bytes: _Bytes = Field(
+        default=64 * _MIB, ge=4096, le=_GIB, description="Size of a log file; retention deletes whole files."
+    )
+    index_interval_bytes: _Bytes = Field(
+        default=4096,
+        ge=64,
+        le=_GIB,
+        description="Bytes of log between two index entries; smaller finds faster, costs disk.",
+    )
+    tail_cache_bytes: _Bytes = Field(
+        default=16 * _MIB, ge=0, le=1024 * _GIB, description="Newest messages kept in memory for readers that keep up."
+    )
+    open_files_max: int = Field(default=256, ge=8, le=1_000_000, description="Log files kept open at a time.")
+    cleanup_interval_ms: _Millis = Field(
+        default=60_000, ge=100, le=_DAY_MS, description="Time between two rounds of retention and compaction."
+    )
+    free_bytes_min: _Bytes = Field(
+        default=256 * _MIB, ge=0, le=1024 * _GIB, description="Free disk space below which the broker is read-only."
+    )
+
+
+class TopicSettings(Section):
+    """What a topic is like when its creator does not say."""
+
+    auto_create: bool = Field(default=True, description="Whether publishing to an unknown topic creates it.")
+    default_partitions: int = Field(default=1, ge=1, le=10_000, description="Partitions of a topic created by use.")
+    max_topics: int = Field(default=10_000, ge=1, le=1_000_000, description="Topics that the broker holds at most.")
+    retention_ms: _Millis = Field(
+        default=7 * _DAY_MS, ge=0, le=36_500 * _DAY_MS, description="Age at which messages are deleted; 0 keeps them."
+    )
+    max_message_bytes: _Bytes = Field(
+        default=_MIB, ge=1, le=9 * _MIB, description="The largest single message, with key and headers."
+    )
+
+
+class GroupSettings(Section):
+    """What consumer groups may ask for, and how long they are remembered."""
+
+    session_ms_max: _Millis = Field(
+        default=_HOUR_MS, ge=1000, le=_DAY_MS, description="The longest silence a member may ask to be forgiven."
+    )
+    offsets_retention_ms: _Millis = Field(
+        default=7 * _DAY_MS,
+        ge=0,
+        le=36_500 * _DAY_MS,
+        description="Time after which the offsets of a group without members are dropped; 0 keeps them.",
+    )
+
+
+class ScheduleSettings(Section):
+    """How far ahead, and how much, may be scheduled."""
+
+    max_delay_ms: _Millis = Field(
+        default=0,
+        ge=0,
+        le=36_500 * _DAY_MS,
+        description="The furthest a message may be scheduled ahead; 0 sets no limit.",
+    )
+    max_pending: int = Field(
+        default=0, ge=0, le=1_000_000_000_000, description="Scheduled messages a topic holds at most; 0 sets no limit."
+    )
+
+
+class StageSettings(Section):
+    """Messages that are staged, to be published all at once."""
+
+    ttl_ms: _Millis = Field(
+        default=_DAY_MS,
+        ge=1000,
+        le=365 * _DAY_MS,
+        description="Time after which a stage that nothing more is put into is forgotten, unless it is published.",
+    )
+    bytes_max: _Bytes = Field(
+        default=16 * _GIB, ge=_MIB, le=1024 * 1024 * _GIB, description="Bytes that all stages hold at most."
+    )
+    stages_max: int = Field(default=10_000, ge=1, le=1_000_000, description="Stages that exist at a time.")
+    queries_max: int = Field(
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Queries whose last batch is remembered; beyond it the longest silent one is forgotten.",
+    )
+    query_ttl_ms: _Millis = Field(
+        default=30 * _DAY_MS,
+        ge=1000,
+        le=36_500 * _DAY_MS,
+        description="Time after which a silent query is forgotten; a batch that it repeats later is published again.",
+    )
+
+
+class PipelineSettings(Section):
+    """Pipelines that report to the broker."""
+
+    pipelines_max: int = Field(default=1_000, ge=1, le=100_000, description="Pipelines that are remembered.")
+    lost_ms: _Millis = Field(
+        default=30_000, ge=1000, le=_DAY_MS, description="Silence after which a running pipeline is shown as lost."
+    )
+    forget_ms: _Millis = Field(
+        default=7 * _DAY_MS, ge=1000, le=36_500 * _DAY_MS, description="Silence after which it is forgotten."
+    )
+
+
+class AccessSettings(Section):
+    """Who may use the broker."""
+
+    mode: Literal["auto", "off", "keys"] = Field(
+        default="auto",
+        description="`keys` asks everybody for an API key, `off` nobody; `auto` is `off` while only this machine can "
+        "connect (or `insecure` is set), and `keys` otherwise.",
+    )
+    insecure: bool = Field(
+        default=False, description="Lets the broker serve other machines without keys or without TLS."
+    )
+    audit: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Whether what administrators do is written to the topic `_audit`; `auto` does when there are keys.",
+    )
+    audit_retention_ms: _Millis = Field(
+        default=90 * _DAY_MS, ge=0, le=36_500 * _DAY_MS, description="Age at which audit entries are deleted; 0 keeps."
+    )
+
+
+class TlsSettings(Section):
+    """Encryption of every port; read again on SIGHUP."""
+
+    certificate: str = Field(default="", description="PEM file of the certificate and its chain; empty is no TLS.")
+    key: str = Field(default="", description="PEM file of the private key; empty if it is in the certificate's file.")
+    client_ca: str = Field(
+        default="", description="PEM file of authorities; if set, clients must have a certificate of one of them."
+    )
+
+
+class LimitSettings(Section):
+    """How fast one client may ask; 0 sets no limit."""
+
+    requests_per_s_per_address: int = Field(
+        default=0, ge=0, le=10_000_000, description="HTTP requests a second from one address."
+    )
+    requests_per_s_per_key: int = Field(
+        default=0, ge=0, le=10_000_000, description="HTTP requests a second with one key."
+    )
+    burst: int = Field(
+        default=0, ge=0, le=10_000_000, description="Requests that may come at once; 0 is what a second allows."
+    )
+    connections_per_s_per_address: int = Field(
+        default=0,
+        ge=0,
+        le=10_000_000,
+        description="Connections a second from one address, of the native protocol and of MQTT.",
+    )
+    wrong_keys_per_minute: int = Field(
+        default=30, ge=0, le=10_000_000, description="Wrong keys from one address before it is told to wait."
+    )
+
+
+class WebhookSettings(Section):
+    """Requests that the broker sends to others: webhooks, and alerts of dead letters."""
+
+    allow_private: bool = Field(
+        default=True,
+        description="Whether they may go to addresses outside the public internet: this machine, private networks, "
+        "link-local and the like.  `false` where those who register webhooks must not reach the broker's own network.",
+    )
+
+
+class TraceSettings(Section):
+    """What is recorded about what happens to messages, and for how long."""
+
+    enabled: bool = Field(default=True, description="Whether anything is recorded.")
+    sample: float = Field(
+        default=0.001,
+        ge=0,
+        le=1,
+        description="The share of messages of which it is recorded that all went well; failures always are.",
+    )
+    retention_ms: _Millis = Field(
+        default=7 * _DAY_MS, ge=0, le=36_500 * _DAY_MS, description="Age at which records are deleted; 0 keeps them."
+    )
+    max_bytes: _Bytes = Field(
+        default=256 * _MIB, ge=_MIB, le=1024 * _GIB, description="Disk space for records; beyond it the oldest go."
+    )
+    otlp_endpoint: str = Field(
+        default="",
+        description="Where spans of messages with a sampled `traceparent` are sent, by OTLP over HTTP, such as "
+        "`http://localhost:4318/v1/traces`; empty sends none.  Needs `pip install millstream[otel]`.",
+    )
+
+
+class MetricsSettings(Section):
+    """What the broker shows of its own numbers."""
+
+    series_max: int = Field(
+        default=2_000,
+        ge=1,
+        le=1_000_000,
+        description="Topics with series of their own in `/metrics`, and as many groups; the others are summed up.",
+    )
+
+
+class LogSettings(Section):
+    """What the broker says about itself, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="The least important entry shown."
+    )
+    format: Literal["auto", "json", "text"] = Field(
+        default="auto", description="`auto` is text on a terminal and JSON lines elsewhere."
+    )

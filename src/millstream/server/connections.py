@@ -1,0 +1,114 @@
+"""The connections of one door: who is let in, and how all of them are ended politely."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Generic, Protocol, TypeVar
+
+from millstream.broker.broker import Broker
+from millstream.config import ServerSettings
+from millstream.errors import MillstreamError, QuotaExceeded, ShuttingDown
+
+__all__ = ["Connection", "Connections"]
+
+
+class Connection(Protocol):
+    """One client, as far as its coming and going is concerned."""
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is owed something that would be lost if it were closed now."""
+
+    def say_goodbye(self) -> None:
+        """Tell it that the broker stops."""
+
+    def close(self) -> None:
+        """After what was sent has arrived."""
+
+    def abort(self) -> None: ...
+
+
+C = TypeVar("C", bound=Connection)
+
+
+class Connections(Generic[C]):
+    """All connections of a door that are open."""
+
+    def __init__(self, broker: Broker, settings: ServerSettings, door: str) -> None:
+        """`door` is what metrics call it."""
+        self._broker = broker
+        self._settings = settings
+        self._door = door
+        #: In the order in which they came: what is done for all of them is done in the same order in every run.
+        self._open: dict[C, None] = {}
+        self.draining = False
+        self._progress: asyncio.Event | None = None
+
+    def __iter__(self) -> Iterator[C]:
+        """Whoever is there now; they may come and go meanwhile."""
+        return iter(list(self._open))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def admit(self, connection: C) -> MillstreamError | None:
+        """Take a connection in, or say why not."""
+        if self.draining:
+            return ShuttingDown("the broker is shutting down")
+        refusal = self._refusal_of(connection.address)
+        if refusal is not None:
+            self._broker.metrics.connections_refused += 1
+            return refusal
+        self._open[connection] = None
+        self._broker.metrics.connections_opened += 1
+        self._count()
+        return None
+
+    def _refusal_of(self, address: str) -> MillstreamError | None:
+        if len(self._open) >= self._settings.max_connections:
+            return QuotaExceeded(f"the broker serves {len(self._open)} connections, its limit")
+        if self._broker.modes.connect_refusal is not None:
+            return self._broker.modes.connect_refusal
+        try:
+            self._broker.access.admit_connection(address)
+        except MillstreamError as refusal:
+            return refusal
+        return None
+
+    def forget(self, connection: C) -> None:
+        self._open.pop(connection, None)
+        self.progressed()
+        self._count()
+
+    def _count(self) -> None:
+        self._broker.metrics.count_connections(self._door, len(self._open))
+
+    def progressed(self) -> None:
+        """Something finished; only a closing door waits for that."""
+        if self._progress is not None:
+            self._progress.set()
+
+    async def end(self) -> None:
+        """Tell everybody, let what is under way finish, then close."""
+        self.draining = True
+        for connection in self:
+            connection.say_goodbye()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_ms / 1000):
+                await self._until(lambda: not any(connection.busy for connection in self._open))
+                for connection in self:
+                    connection.close()  # sends what is still in its buffer, then says that it is lost
+                await self._until(lambda: not self._open)
+        for connection in self:
+            connection.abort()
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        self._progress = asyncio.Event()
+        while not done():
+            await self._progress.wait()
+            self._progress.clear()

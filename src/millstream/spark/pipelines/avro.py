@@ -1,0 +1,123 @@
+"""Avro, where the package fastavro is installed: schemas, and values from and to JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from millstream.spark.pipelines.values import ValueBroken
+
+__all__ = ["AvroBroken", "avro_columns", "make_decoder", "make_encoder", "read_schema"]
+
+_PRIMITIVES: Final = {
+    "boolean": "boolean",
+    "int": "int",
+    "long": "bigint",
+    "float": "float",
+    "double": "double",
+    "bytes": "binary",
+    "string": "string",
+    "enum": "string",
+}
+_decode: Final = msgspec.json.Decoder().decode
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class AvroBroken(ValueError):
+    """This is not a schema that can be used here."""
+
+
+def read_schema(given: str | Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """A schema as a mapping, as JSON text, or as the path of a file that has it."""
+    schema: Any = given
+    if isinstance(given, str):
+        text = given
+        if not given.lstrip().startswith(("{", "[")):
+            path = directory / Path(given).expanduser()
+            try:
+                text = path.read_text()
+            except OSError as problem:
+                raise AvroBroken(f"the schema {str(path)!r} cannot be read: {problem.strerror}") from None
+        try:
+            schema = json.loads(text)
+        except ValueError as problem:
+            raise AvroBroken(f"the schema is not JSON: {problem}") from None
+    if not isinstance(schema, Mapping) or schema.get("type") != "record":
+        raise AvroBroken("the schema is not that of a record: `type: record` and its `fields`")
+    avro_columns(schema)
+    return dict(schema)
+
+
+def avro_columns(schema: Mapping[str, Any]) -> str:
+    """The columns of a record as Spark declares them."""
+    return ", ".join(f"`{field['name']}` {_type(field['type'])}" for field in _fields(schema))
+
+
+def _fields(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    fields = schema.get("fields")
+    if not isinstance(fields, list) or not all(
+        isinstance(field, Mapping) and {"name", "type"} <= set(field) for field in fields
+    ):
+        raise AvroBroken("a record of the schema has no list `fields` in which each has a `name` and a `type`")
+    return fields
+
+
+def _type(kind: Any) -> str:
+    if isinstance(kind, list):
+        others = [each for each in kind if each != "null"]
+        if len(others) == 1:
+            return _type(others[0])
+        raise AvroBroken("a union of several types has no column type: only a union with null has")
+    if isinstance(kind, Mapping):
+        name = kind.get("type")
+        if name == "record":
+            return "struct<" + ", ".join(f"`{field['name']}`: {_type(field['type'])}" for field in _fields(kind)) + ">"
+        if name == "array":
+            return f"array<{_type(kind.get('items'))}>"
+        if name == "map":
+            return f"map<string, {_type(kind.get('values'))}>"
+        return _type(name)
+    if kind in _PRIMITIVES:
+        return _PRIMITIVES[kind]
+    raise AvroBroken(f"the type {kind!r} of the schema has no column type; there are {', '.join(_PRIMITIVES)}")
+
+
+def make_decoder(schema: Mapping[str, Any]) -> Callable[[bytes], bytes]:
+    """What turns Avro values into JSON."""
+    import fastavro
+
+    parsed = fastavro.parse_schema(dict(schema))
+
+    def decode(value: bytes) -> bytes:
+        stream = io.BytesIO(value)
+        try:
+            document = fastavro.schemaless_reader(stream, parsed, None)
+        except Exception as problem:  # whatever a parser stumbles over
+            raise ValueBroken(f"the value is not Avro of this schema: {type(problem).__name__} {problem}") from None
+        if stream.read(1):
+            raise ValueBroken("the value is not Avro of this schema: there is more after its end")
+        return _encode(document)
+
+    return decode
+
+
+def make_encoder(schema: Mapping[str, Any]) -> Callable[[bytes], bytes]:
+    """What turns JSON values into Avro."""
+    import fastavro
+
+    parsed = fastavro.parse_schema(dict(schema))
+
+    def encode(value: bytes) -> bytes:
+        stream = io.BytesIO()
+        try:
+            fastavro.schemaless_writer(stream, parsed, _decode(value), strict_allow_default=True)
+        except Exception as problem:
+            raise ValueBroken(f"the value does not fit the Avro schema: {problem}") from None
+        return stream.getvalue()
+
+    return encode

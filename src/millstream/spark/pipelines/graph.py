@@ -1,0 +1,144 @@
+"""Who reads whom in a pipeline, and which of its sinks Spark serves together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from millstream.spark.pipelines.definition import Definition, Sink
+from millstream.spark.pipelines.sql import SqlBroken, tables_of
+
+__all__ = ["Graph", "Query", "find_cycle", "inputs_of", "queries_of"]
+
+
+def inputs_of(definition: Definition, number: int) -> list[str]:
+    """What a step reads, by the names that its file uses; they may not exist."""
+    step = definition.steps[number]
+    if step.sql is not None:
+        try:
+            return tables_of(step.sql)
+        except SqlBroken:
+            return []
+    names = list(step.inputs) if step.inputs is not None else [_before(definition, number)]
+    if step.enrich is not None and step.enrich.lookup is not None:
+        names.append(step.enrich.lookup.source)
+    return names
+
+
+def _before(definition: Definition, number: int) -> str:
+    """The step before, or for the first one the first source."""
+    return definition.step_name(number - 1) if number else next(iter(definition.sources))
+
+
+class Graph:
+    """The names of a pipeline, in whatever case, and what each of them reads."""
+
+    def __init__(self, definition: Definition) -> None:
+        self.definition = definition
+        self.inputs: dict[str, list[str]] = {name.lower(): [] for name in definition.sources}
+        for number in range(len(definition.steps)):
+            read = inputs_of(definition, number)
+            self.inputs[definition.step_name(number).lower()] = [name.lower() for name in read]
+        self._sources = {name.lower(): source for name, source in definition.sources.items()}
+        self._steps = {definition.step_name(number).lower(): step for number, step in enumerate(definition.steps)}
+
+    def upstream(self, name: str) -> list[str]:
+        """A name and everything that it is made of, in no order."""
+        found: list[str] = []
+        waiting = [name.lower()]
+        while waiting:
+            each = waiting.pop()
+            if each not in found:
+                found.append(each)
+                waiting += self.inputs.get(each, [])
+        return found
+
+    def sources(self, name: str) -> dict[str, bool]:
+        """The sources of something, and whether each is a stream."""
+        return {each: self._sources[each].is_stream for each in self.upstream(name) if each in self._sources}
+
+    def is_stream(self, name: str) -> bool:
+        return any(self.sources(name).values())
+
+    def has_step(self, name: str, kind: str) -> bool:
+        return any(self._steps[each].kind == kind for each in self.upstream(name) if each in self._steps)
+
+    def feeds(self, sink: Sink) -> str:
+        """What a sink writes: the last step unless it says so."""
+        if sink.source is not None:
+            return sink.source.lower()
+        return list(self.inputs)[-1] if self.definition.steps else next(iter(self.inputs))
+
+
+def find_cycle(inputs: Mapping[str, Iterable[str]]) -> list[str]:
+    """Names that read each other in a circle, the first one again at the end; empty if there are none."""
+    done: set[str] = set()
+    for start in inputs:
+        way: list[str] = []
+        branches: list[Iterator[str]] = [iter((start,))]
+        while branches:
+            name = next(branches[-1], None)
+            if name is None:
+                branches.pop()
+                if way:
+                    done.add(way.pop())
+            elif name in way:
+                return [*way[way.index(name) :], name]
+            elif name not in done and name in inputs:
+                way.append(name)
+                branches.append(iter(inputs[name]))
+    return []
+
+
+@dataclass
+class Query:
+    """What Spark runs as one: a checkpoint, a sequence of batches, an end.
+
+    All topics are written by one query: what a batch publishes becomes visible everywhere at once, what was read is
+    read once, and a claimed message is settled when everything that was made of it is there.
+    """
+
+    name: str
+    kind: Literal["topics", "parquet", "delta"]
+    mode: str
+    is_stream: bool
+    sinks: list[Sink] = field(default_factory=list)
+    #: Steps whose dead letters go this way.
+    letters: list[int] = field(default_factory=list)
+
+    def reads(self, graph: Graph) -> int:
+        """How often the same rows are read: by each sink, and by what takes dead letters out."""
+        sources = [name for feed in self.feeds(graph) for name, is_stream in graph.sources(feed).items() if is_stream]
+        return max((sources.count(name) for name in sources), default=1)
+
+    def feeds(self, graph: Graph) -> list[str]:
+        names = [graph.feeds(sink) for sink in self.sinks]
+        return names + [graph.definition.step_name(number).lower() for number in self.letters]
+
+
+def queries_of(graph: Graph) -> list[Query]:
+    """The queries of a pipeline, by names that stay the same as long as the file does: checkpoints have them."""
+    definition = graph.definition
+    queries: dict[str, Query] = {}
+
+    def query(name: str, kind: Literal["topics", "parquet", "delta"], mode: str, is_stream: bool) -> Query:
+        return queries.setdefault(name, Query(name, kind, mode, is_stream))
+
+    for sink in definition.sinks:
+        feed = graph.feeds(sink)
+        is_stream = graph.is_stream(feed)
+        if sink.writes_topics:
+            query(_topics(sink.mode, is_stream), "topics", sink.mode, is_stream).sinks.append(sink)
+        else:
+            kind: Literal["parquet", "delta"] = "parquet" if sink.kind == "parquet" else "delta"
+            query(sink.name or f"{kind}-{feed}", kind, sink.mode, is_stream).sinks.append(sink)
+    for number, step in enumerate(definition.steps):
+        if step.dead_letter is not None:
+            is_stream = graph.is_stream(definition.step_name(number))
+            query(_topics("append", is_stream), "topics", "append", is_stream).letters.append(number)
+    return list(queries.values())
+
+
+def _topics(mode: str, is_stream: bool) -> str:
+    return "topics" + ("" if mode == "append" else f"-{mode}") + ("" if is_stream else "-once")

@@ -1,0 +1,82 @@
+"""`archive`: a topic as Parquet or Delta by date, one row per offset."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from millstream.spark.pipelines.definition import Names, Option, Sink, Source
+from millstream.spark.pipelines.ready.catalogue import catalogue
+from millstream.spark.pipelines.ready.shelves import DeltaShelf, ParquetShelf, Shelf
+from millstream.spark.pipelines.ready.work import Ready, Work
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+__all__ = ["COLUMNS", "Archive"]
+
+#: What is kept of a message.
+COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers", "priority", "id")
+_MEGABYTE: Final = 1_000_000
+
+
+class Archive(Ready):
+    ABOUT: ClassVar = "topics as Parquet or Delta by date, one row per offset, small files made into large ones"
+    IS_STREAM: ClassVar = True
+    NEEDS_CHECKPOINT: ClassVar = True
+
+    topics: Names | None = None
+    pattern: str | None = None
+    #: A directory.
+    to: str
+    format: Literal["parquet", "delta"] = "parquet"
+    #: A date that has so many files with less than half of `file_mb` gets fewer of them; 0 = never.
+    compact_files: int = Field(default=16, ge=0)
+    file_mb: int = Field(default=128, ge=1, le=4096)
+    start: Literal["earliest", "latest"] = "earliest"
+    #: An HTML file about what is in the archive, made anew with each batch.
+    report: str | None = None
+    #: Of the data source: `maxOffsetsPerTrigger`, `groupId`...
+    source: dict[str, Option] = Field(default={})
+
+    def sources(self) -> dict[str, Source]:
+        included = dict.fromkeys(("includeHeaders", "includePriority", "includeId"), "true")
+        options = {"startingOffsets": self.start, "maxOffsetsPerTrigger": "1000000", **self.source, **included}
+        return {"messages": Source(topics=self.topics, pattern=self.pattern, options=options)}
+
+    def sinks(self) -> list[Sink]:
+        return [Sink(parquet=self.to) if self.format == "parquet" else Sink(delta=self.to)]
+
+    def mistakes(self) -> list[tuple[tuple[str, ...], str]]:
+        if (self.topics is None) == (self.pattern is None):
+            return [(("topics",), "say what to keep by `topics` or by `pattern`")]
+        return []
+
+    def work(self, work: Work) -> int:
+        raise NotImplementedError("an archive is a stream")
+
+    def stream(self, work: Work) -> DataStreamWriter:
+        source = work.checked.definition.sources["messages"]
+        rows = work.spark.readStream.format("millstream").options(**work.checked.source_options(source)).load()
+        shelf = self.shelf(work)
+
+        def add(batch_rows: DataFrame, batch: int) -> None:
+            shelf.add(batch_rows, batch)
+            if self.report is not None:
+                work.write(self.report, catalogue(work.checked.definition.name, shelf).html())
+
+        return dated(rows).writeStream.foreachBatch(add)
+
+    def shelf(self, work: Work) -> Shelf:
+        kind: Any = ParquetShelf if self.format == "parquet" else DeltaShelf
+        shelf: Shelf = kind(work.place(self.to).removeprefix("file:"), self.compact_files, self.file_mb * _MEGABYTE)
+        return shelf
+
+
+def dated(rows: DataFrame) -> DataFrame:
+    """Rows as they are kept: the columns of a message, and the day of its time in UTC."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    return rows.select(*COLUMNS, F.date_format("timestamp", "yyyy-MM-dd").alias("date"))

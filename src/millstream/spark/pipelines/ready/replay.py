@@ -1,0 +1,233 @@
+"""`replay`: what is in an archive, or in a topic, sent to a topic again, no faster than it should be.
+
+All messages are first put in their order, in files of what may go out at a time.  These are sent one after the other,
+each under a number of its own, so a replay that was interrupted goes on where it was, and nothing is sent twice.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from pydantic import Field
+
+from millstream.errors import ConfigInvalid, MillstreamError
+from millstream.names import check_topic
+from millstream.spark.pipelines.definition import Names, Sink, Source
+from millstream.spark.pipelines.ready.page import Figure, Page, card, shown_time
+from millstream.spark.pipelines.ready.plots import buckets, short, stacked
+from millstream.spark.pipelines.ready.work import Moment, Ready, Work
+from millstream.spark.pipelines.sql import SqlBroken, check_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Replay"]
+
+#: Messages that go out at a time: a second's worth, but not so few that Spark has more to do with the files.
+_BURST_MIN: Final = 100
+_BURST: Final = 200_000
+_SENT: Final = ("key", "value", "headers", "priority")
+_SLEEP_S: Final = 0.05
+_QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
+
+
+class Replay(Ready):
+    ABOUT: ClassVar = "an archive, or some time of a topic, sent to a topic again, at a rate that it can bear"
+    NEEDS_CHECKPOINT: ClassVar = True
+
+    #: A directory that `archive` has written; or topics as they are now.
+    archive: str | None = None
+    topics: Names | None = None
+    #: By the times of the messages: from here on, and before.
+    since: Moment | None = None
+    until: Moment | None = None
+    #: What else must hold, in SQL.
+    where: str | None = None
+    #: Without it each message goes to the topic that it came from.
+    to: str | None = None
+    #: Messages per second; without it as fast as it goes.
+    rate: int | None = Field(default=None, ge=1)
+    timestamps: Literal["keep", "now"] = "keep"
+    report: str | None = None
+
+    def sources(self) -> dict[str, Source]:
+        if self.archive is not None:
+            return {"messages": Source(parquet=self.archive)}
+        options = dict.fromkeys(("includeHeaders", "includePriority"), "true")
+        if self.since is not None:
+            options["startingTimestamp"] = str(int(self.since.timestamp() * 1000))
+            options["startingOffsetsByTimestampStrategy"] = "latest"
+        return {"messages": Source(topics=self.topics, stream=False, options=options)}
+
+    def sinks(self) -> list[Sink]:
+        return [] if self.to is None else [Sink(topic=self.to)]
+
+    def mistakes(self) -> list[tuple[tuple[str, ...], str]]:
+        found: list[tuple[tuple[str, ...], str]] = []
+        if (self.archive is None) == (self.topics is None):
+            found.append((("archive",), "say what to send by `archive` or by `topics`"))
+        if self.topics is not None and self.to is None:
+            found.append((("to",), "say where to: the topic would get its own messages again"))
+        try:
+            if self.to is not None:
+                check_topic(self.to)
+            if self.where is not None:
+                check_sql(self.where)
+        except MillstreamError as problem:
+            found.append((("to",), str(problem)))
+        except SqlBroken as problem:
+            found.append((("where",), str(problem)))
+        return found
+
+    @property
+    def burst(self) -> int:
+        return _BURST if self.rate is None else max(self.rate, _BURST_MIN)
+
+    # --- work --------------------------------------------------------------------------------------------------------
+
+    def work(self, work: Work) -> int:
+        directory = Path(work.place(work.checked.definition.checkpoint or "").removeprefix("file:")) / "replay"
+        plan = _Plan(directory)
+        if not plan.made:
+            plan.make(self._rows(work), self.burst)
+        options = work.checked.sink_options(None) | ({} if self.to is None else {"topic": self.to})
+        sent = 0
+        # A burst is visible when Spark is done with it, so the next one may begin that much earlier; but Spark is slow
+        # with the first one only.
+        shortest_s = math.inf
+        for number, file, rows in plan.left():
+            began_s = time.monotonic()
+            with _as_batch(work.spark, plan.run, number):
+                self._messages(work.spark.read.parquet(str(file))).write.format("millstream").options(
+                    **options, transactionalId=f"replay-{work.checked.definition.name}"
+                ).mode("append").save()
+            plan.note(number, rows, time.time())
+            sent += rows
+            if self.rate is not None:
+                now_s = time.monotonic()
+                shortest_s = min(shortest_s, now_s - began_s) if sent > rows else math.inf
+                _wait_until(now_s + rows / self.rate - (0.0 if shortest_s == math.inf else 0.9 * shortest_s))
+        if self.report is not None:
+            work.write(self.report, self._page(work, plan).html())
+        return sent
+
+    def _rows(self, work: Work) -> DataFrame:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        source = work.checked.definition.sources["messages"]
+        if self.archive is not None:
+            place = work.place(self.archive)
+            if not any(Path(place.removeprefix("file:")).rglob("*.parquet")):
+                raise ConfigInvalid(f"there is no archive in {place}")
+            rows = work.spark.read.parquet(place)
+        else:
+            rows = work.spark.read.format("millstream").options(**work.checked.source_options(source)).load()
+        if self.since is not None:
+            rows = rows.filter(F.col("timestamp") >= F.lit(self.since))
+            if "date" in rows.columns:
+                rows = rows.filter(F.col("date") >= self.since.strftime("%Y-%m-%d"))
+        if self.until is not None:
+            rows = rows.filter(F.col("timestamp") < F.lit(self.until))
+            if "date" in rows.columns:
+                rows = rows.filter(F.col("date") <= self.until.strftime("%Y-%m-%d"))
+        if self.where is not None:
+            rows = rows.filter(F.expr(self.where))
+        return rows.orderBy("timestamp", "topic", "partition", "offset")
+
+    def _messages(self, rows: DataFrame) -> DataFrame:
+        columns = [*_SENT, *(["timestamp"] if self.timestamps == "keep" else []), *([] if self.to else ["topic"])]
+        return rows.select(*columns).coalesce(1)  # in their order
+
+    def _page(self, work: Work, plan: _Plan) -> Page:
+        """What went out, second by second."""
+        from datetime import UTC, datetime
+
+        moments = [(datetime.fromtimestamp(at, UTC), rows) for _, rows, at in plan.sent]
+        total = sum(rows for _, rows in moments)
+        to = self.to or "the topics they came from"
+        page = Page(f"Replay: {work.checked.definition.name}", f"{short(total)} messages sent to {to} again.", work.now)
+        if not moments:
+            return page
+        first, last = moments[0][0], moments[-1][0]
+        step_s, times = buckets(first, last)
+        counts = [0.0] * len(times)
+        for at, rows in moments:
+            counts[int((at - times[0]).total_seconds() // step_s)] += rows
+        took_s = (last - first).total_seconds()
+        rest = total - moments[0][1]
+        page.figures(
+            [
+                Figure("Messages", short(total), f"in {len(moments)} bursts of at most {short(self.burst)}"),
+                Figure("Rate", f"{short(rest / took_s)}/s" if took_s else "", f"limit: {self.rate or 'none'}"),
+                Figure("From", shown_time(first)[11:], shown_time(first)[:10]),
+                Figure("Until", shown_time(last)[11:], shown_time(last)[:10]),
+            ]
+        )
+        page.section("Messages sent", card(stacked(times, {"sent": counts}, what="Messages sent over time")))
+        return page
+
+
+class _Plan:
+    """Messages in their order, in files, and how far the replay is."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._progress = directory / "progress.json"
+        document: dict[str, Any] = json.loads(self._progress.read_text()) if self._progress.exists() else {}
+        self.made = bool(document)
+        self.run: str = document.get("run", uuid.uuid4().hex)
+        self._rows: list[tuple[str, int]] = [(name, rows) for name, rows in document.get("files", [])]
+        #: Number, rows, when.
+        self.sent: list[tuple[int, int, float]] = [(*each,) for each in document.get("sent", [])]
+
+    def make(self, rows: DataFrame, burst: int) -> None:
+        import pyarrow.parquet as pq
+
+        place = self._directory / self.run
+        rows.write.option("maxRecordsPerFile", burst).parquet(str(place))
+        files = sorted(place.glob("*.parquet"))  # Spark names them in the order of the rows
+        self._rows = [(f"{self.run}/{file.name}", pq.read_metadata(file).num_rows) for file in files]
+        self._rows = [(name, count) for name, count in self._rows if count]
+        self.made = True
+        self._save()
+
+    def left(self) -> Iterator[tuple[int, Path, int]]:
+        done = {number for number, _, _ in self.sent}
+        for number, (name, rows) in enumerate(self._rows):
+            if number not in done:
+                yield number, self._directory / name, rows
+
+    def note(self, number: int, rows: int, at: float) -> None:
+        self.sent.append((number, rows, at))
+        self._save()
+
+    def _save(self) -> None:
+        document = {"run": self.run, "files": self._rows, "sent": self.sent}
+        beside = self._progress.with_name(".progress.json")
+        beside.write_text(json.dumps(document))
+        beside.replace(self._progress)
+
+
+@contextmanager
+def _as_batch(spark: SparkSession, run: str, number: int) -> Iterator[None]:
+    """Writes are known to the broker by a query and a number: what goes out twice is recognised, as in a stream."""
+    context = spark.sparkContext
+    context.setLocalProperty(_QUERY, run)
+    context.setLocalProperty(_BATCH, str(number))
+    try:
+        yield
+    finally:
+        context.setLocalProperty(_QUERY, None)  # type: ignore[arg-type]
+        context.setLocalProperty(_BATCH, None)  # type: ignore[arg-type]
+
+
+def _wait_until(moment_s: float) -> None:
+    while (left_s := moment_s - time.monotonic()) > 0:
+        time.sleep(min(left_s, _SLEEP_S))  # in pieces: a signal is answered between two of them

@@ -1,0 +1,158 @@
+"""What all ready pipelines have in common: options of a file, and what they need to do their work."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator
+
+from millstream.errors import ConfigInvalid
+from millstream.spark.connection import BrokerConnection, connect
+from millstream.spark.options import SinkOptions
+from millstream.spark.pipelines.definition import Millis, Names, Part, Sink, Source
+from millstream.spark.pipelines.ready.page import Page
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from millstream.spark.pipelines.loading import Checked
+
+__all__ = ["Moment", "Ready", "Reporting", "TopicReporting", "Work"]
+
+
+def _moment(value: Any) -> Any:
+    """`2026-11-16`, `2026-11-16 08:30`, as YAML makes dates of them or not; UTC unless it says otherwise."""
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            raise ValueError(f"{value!r} is not a time: write one such as 2026-11-16T08:30:00Z") from None
+    if not isinstance(value, datetime) and hasattr(value, "year"):
+        value = datetime(value.year, value.month, value.day)
+    if not isinstance(value, datetime):
+        raise ValueError("use a time such as 2026-11-16T08:30:00Z")
+    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+
+
+Moment = Annotated[datetime, BeforeValidator(_moment)]
+
+
+@dataclass
+class Work:
+    """A run: the session, the file, and the time."""
+
+    spark: SparkSession
+    checked: Checked
+    now: datetime
+
+    def place(self, path: str) -> str:
+        return self.checked.place(path)
+
+    @property
+    def connection(self) -> BrokerConnection:
+        return connect(SinkOptions.of(self.checked.sink_options(None)).target)
+
+    def read(self, name: str, **options: str) -> DataFrame:
+        """One of the sources that the pipeline has, with further options."""
+        source = self.checked.definition.sources[name]
+        given = {**self.checked.source_options(source), **options}
+        return self.spark.read.format("millstream").options(**given).load()
+
+    def other(self, **options: str) -> DataFrame:
+        """Something else of the same broker."""
+        given = {**self.checked.sink_options(None), **options}
+        return self.spark.read.format("millstream").options(**given).load()
+
+    def write(self, path: str, text: str) -> None:
+        """A file that is there whole or not at all."""
+        place = Path(self.place(path).removeprefix("file:"))
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            beside = place.with_name(f".{place.name}.{os.getpid()}")
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(place)
+        except OSError as problem:
+            raise ConfigInvalid(f"{place} cannot be written: {problem.strerror or problem}") from None
+
+
+class Ready(Part):
+    """The options of a ready pipeline, and what it does."""
+
+    #: In one sentence.
+    ABOUT: ClassVar[str]
+    IS_STREAM: ClassVar[bool] = False
+    #: Whether it has to remember how far it is.
+    NEEDS_CHECKPOINT: ClassVar[bool] = False
+
+    @abstractmethod
+    def sources(self) -> dict[str, Source]:
+        """What it reads."""
+
+    def sinks(self) -> list[Sink]:
+        """Where it writes, beside reports."""
+        return []
+
+    def mistakes(self) -> list[tuple[tuple[str, ...], str]]:
+        """What is wrong with options that are right one by one: which one, and a sentence."""
+        return []
+
+    @abstractmethod
+    def work(self, work: Work) -> int:
+        """Do it, for what is no stream.  Returns how many rows were looked at."""
+
+
+class Reporting(Ready):
+    """One that ends in a page for people and, if wanted, the same as JSON for programs."""
+
+    #: An HTML file.
+    report: str
+    json_file: str | None = None
+
+    def publish(self, work: Work, page: Page, facts: Mapping[str, Any]) -> None:
+        work.write(self.report, page.html())
+        if self.json_file is not None:
+            work.write(self.json_file, json.dumps(facts, indent=2, default=_plain) + "\n")
+
+
+class TopicReporting(Reporting):
+    """A report about messages of some time in some topics."""
+
+    #: Without either, all of the namespace.
+    topics: Names | None = None
+    pattern: str | None = None
+    #: How far to look back: `7d`; without it as far as there is something.
+    last: Millis | None = None
+
+    def mistakes(self) -> list[tuple[tuple[str, ...], str]]:
+        if self.topics is not None and self.pattern is not None:
+            return [(("pattern",), "say which topics by `topics` or by `pattern`, not by both")]
+        return []
+
+    def chosen(self, now: datetime) -> dict[str, str]:
+        """As options of the data source."""
+        options = {"subscribe": ",".join(self.topics)} if self.topics else {}
+        if self.pattern is not None:
+            options["subscribePattern"] = self.pattern
+        if self.last is not None:
+            options["startingTimestamp"] = str(int(now.timestamp() * 1000) - self.last)
+        return options
+
+    @property
+    def scope(self) -> str:
+        """For people."""
+        if self.topics is not None:
+            return f"topic {self.topics[0]}" if len(self.topics) == 1 else f"topics {', '.join(self.topics)}"
+        return "all topics" if self.pattern is None else f"topics that match {self.pattern}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    raise TypeError(type(value).__name__)

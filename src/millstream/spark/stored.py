@@ -1,0 +1,390 @@
+"""Many stored batches at once: their headers as rows of a table, their columns as arrays over all of their messages.
+
+What `records.Batch` does for one batch with the standard library, this does for any number of batches with numpy: a
+fixed number of array operations for all of them, whatever columns each has, and two checksums for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from crc32c import crc32c
+
+from millstream.compression import decompress, raw_size
+from millstream.errors import BatchDamaged
+from millstream.records import COUNT_MAX, CRC_FROM, HEADER_BYTES, MAGIC, PRIORITY_DEFAULT, STAMP_BYTES, VERSION, Columns
+
+__all__ = ["NO_LIMIT", "BadBatch", "Chunk", "StoredBatches", "walk"]
+
+Longs: TypeAlias = npt.NDArray[np.int64]
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+_PRIORITY, _DELIVER_AT = int(Columns.PRIORITY), int(Columns.DELIVER_AT)
+_EXPIRY, _TIMESTAMPS = int(Columns.EXPIRY), int(Columns.TIMESTAMPS)
+_KEYS, _KEY_NULLS = int(Columns.KEYS), int(Columns.KEY_NULLS)
+_HEADERS, _VALUE_NULLS = int(Columns.HEADERS), int(Columns.VALUE_NULLS)
+_OFFSETS, _CONTROL = int(Columns.OFFSETS), int(Columns.CONTROL)
+NO_LIMIT: Final = 2**62
+_UNKNOWN: Final = 0xFFFF & ~int(sum(Columns))
+#: Magic, version and codec, length, checksum, base offset, stamp's checksum, count, flags.
+_BRIEF: Final = Struct("<HBBII4xQ8xII20xH")
+_HEADER: Final = np.dtype(
+    [
+        ("magic", "<u2"),
+        ("version", "u1"),
+        ("codec", "u1"),
+        ("length", "<u4"),
+        ("crc", "<u4"),
+        ("epoch", "<u4"),
+        ("base_offset", "<i8"),
+        ("append_us", "<i8"),
+        ("stamp_crc", "<u4"),
+        ("count", "<u4"),
+        ("producer", "<u8"),
+        ("base_us", "<i8"),
+        ("sequence", "<u4"),
+        ("flags", "<u2"),
+        ("priorities", "u1"),
+        ("zero", "u1"),
+    ]
+)
+assert _HEADER.itemsize == HEADER_BYTES
+_HEADER_WORDS: Final = np.arange(HEADER_BYTES // 4)
+
+
+class BadBatch(Exception):
+    """One of the batches is not what it must be; those before it are."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(reason)
+        self.number = number
+
+
+class Chunk:
+    """Where batches lie behind each other in a buffer, what follows them, and why it does not."""
+
+    __slots__ = ("bytes", "last", "needs", "positions", "problem", "rows", "stop")
+
+    def __init__(self, stop: int) -> None:
+        self.positions: list[int] = []
+        self.stop = stop
+        self.last = -1  # the position of the last batch before `stop`
+        self.rows = 0
+        self.bytes = 0  # unpacked
+        #: What is wrong with the batch at `stop`, if anything is.
+        self.problem: str | None = None
+        #: How many bytes from `stop` on are missed, if the buffer is only too short.
+        self.needs = 0
+
+
+def walk(
+    view: memoryview,
+    position: int,
+    *,
+    until: int,
+    verify: bool,
+    rows: int = NO_LIMIT,
+    size: int = NO_LIMIT,
+    large_rows: int = NO_LIMIT,
+    large_bytes: int = NO_LIMIT,
+) -> Chunk:
+    """Step over batches from a position on: those below offset `until`, about `rows` messages or `size` bytes of them.
+
+    A large batch stands alone, as nothing is gained by joining it to others.
+    """
+    chunk = Chunk(position)
+    end = len(view)
+    unpack = _BRIEF.unpack_from
+    add = chunk.positions.append
+    rows_seen = bytes_seen = 0
+    while position < end:
+        if end - position < HEADER_BYTES:
+            chunk.problem, chunk.needs = "it ends inside its header", HEADER_BYTES
+            break
+        magic, version, codec, length, crc, base_offset, stamp_crc, count, flags = unpack(view, position)
+        if verify and crc32c(view[position : position + STAMP_BYTES]) != stamp_crc:
+            chunk.problem = "its header does not match its checksum"
+            break
+        if magic != MAGIC or version != VERSION or length < HEADER_BYTES or length & 7:
+            chunk.problem = "it is not one that this version can read"
+            break
+        if base_offset >= until:
+            break
+        stop = position + length
+        if stop > end:
+            chunk.problem, chunk.needs = f"it ends {stop - end} bytes early", length
+            break
+        if verify and crc32c(view[position + CRC_FROM : stop]) != crc:
+            chunk.problem = "it does not match its checksum"
+            break
+        if codec:
+            try:
+                length = raw_size(view, _block_at(position, count, flags), stop)
+            except BatchDamaged as problem:
+                chunk.problem = str(problem)
+                break
+        if flags & _CONTROL:
+            chunk.last, position = position, stop
+            continue
+        if count >= large_rows or length >= large_bytes:
+            if not rows_seen:
+                add(position)
+                chunk.last, position = position, stop
+                rows_seen, bytes_seen = count, length
+            break
+        add(position)
+        chunk.last, position = position, stop
+        rows_seen += count
+        bytes_seen += length
+        if rows_seen >= rows or bytes_seen >= size:
+            break
+    chunk.stop, chunk.rows, chunk.bytes = position, rows_seen, bytes_seen
+    return chunk
+
+
+def _block_at(position: int, count: int, flags: int) -> int:
+    """Where the block of a batch begins: behind the header and the prelude."""
+    return (
+        position + HEADER_BYTES + (8 if flags & _DELIVER_AT else 0) + ((4 * count + 7) & ~7 if flags & _OFFSETS else 0)
+    )
+
+
+class StoredBatches:
+    """Batches whose checksums were checked, or are trusted.  Raises BadBatch for one whose columns do not add up."""
+
+    def __init__(self, view: memoryview, positions: Sequence[int]) -> None:
+        at = np.array(positions, np.int64)
+        words = np.frombuffer(view, "<u4", len(view) // 4)
+        head = words[(at >> 2)[:, None] + _HEADER_WORDS].view(_HEADER).ravel()
+        self.head: npt.NDArray[Any] = head
+        self.batches = len(at)
+        flags = head["flags"].astype(np.int64)
+        counts = self.counts = head["count"].astype(np.int64)
+        self._check((counts == 0) | (counts > COUNT_MAX) | (flags & _UNKNOWN != 0), "this version cannot read it")
+        self._flags = flags
+        self._some = int(np.bitwise_or.reduce(flags))
+        self._every = int(np.bitwise_and.reduce(flags))
+        self.rows = int(counts.sum())
+        self.first_rows = np.cumsum(counts) - counts
+        self._row_numbers = np.arange(self.rows)
+        start = at + HEADER_BYTES
+        end = at + head["length"]
+        if self._some & _DELIVER_AT:
+            start = start + self._sized(_DELIVER_AT, 8)
+        self.offsets = self._read_offsets(view, start)
+        if self._some & _OFFSETS:
+            start = start + self._sized(_OFFSETS, (4 * counts + 7) & ~7)
+        self._check(start > end, "it is shorter than its columns")
+        codecs = head["codec"]
+        if codecs.any():
+            view, start, end = self._unpack(view, start, end)
+        self._bytes = np.frombuffer(view, np.uint8)
+        self._words = np.frombuffer(view, "<u4", len(view) // 4)
+        self._longs = np.frombuffer(view, "<i8", len(view) // 8)
+        self._memory = pa.py_buffer(view)
+        self._find_sections(start, end)
+
+    def _check(self, bad: Flags, reason: str) -> None:
+        if bad.any():
+            raise BadBatch(int(bad.argmax()), reason)
+
+    def _has(self, flag: int) -> Flags:
+        there: Flags = self._flags & flag != 0
+        return there
+
+    def _sized(self, flag: int, size: Longs | int) -> Longs | int:
+        """What a section takes in each batch: nothing where it is absent."""
+        return size if self._every & flag else np.where(self._has(flag), size, 0)
+
+    def _read_offsets(self, view: memoryview, start: Longs) -> Longs:
+        """The offset of every message."""
+        head, counts = self.head, self.counts
+        base = head["base_offset"]
+        if not self._some & _OFFSETS:
+            self._check(np.append(False, base[1:] < base[:-1] + counts[:-1]), "its offsets are not in order here")
+            dense: Longs = np.repeat(base - self.first_rows, counts) + self._row_numbers
+            return dense
+        sparse = self._has(_OFFSETS)
+        self._check(sparse & (start + 4 * counts > len(view)), "it ends inside its offsets")
+        words = np.frombuffer(view, "<u4", len(view) // 4)
+        places = self._row_numbers - np.repeat(self.first_rows, counts)
+        rows = np.repeat(sparse, counts)
+        index = np.repeat(start >> 2, counts) + places
+        places[rows] = words[index[rows]]
+        offsets: Longs = np.repeat(base, counts) + places
+        if (offsets[1:] <= offsets[:-1]).any():
+            row = int((offsets[1:] <= offsets[:-1]).argmax()) + 1
+            raise BadBatch(self._batch_of(row), "its offsets are not in order here")
+        return offsets
+
+    def _unpack(self, view: memoryview, start: Longs, end: Longs) -> tuple[memoryview, Longs, Longs]:
+        """The blocks behind each other in a buffer of their own, those that were packed and those that were not."""
+        blocks: list[bytes | memoryview] = []
+        codecs = self.head["codec"].tolist()
+        for number, (codec, first, stop) in enumerate(zip(codecs, start.tolist(), end.tolist(), strict=True)):
+            block: bytes | memoryview = view[first:stop]
+            if codec:
+                try:
+                    block = decompress(codec, view[first:stop])
+                except BatchDamaged as problem:
+                    raise BadBatch(number, str(problem)) from None
+            if len(block) & 7:
+                raise BadBatch(number, "its columns do not add up to its length")
+            blocks.append(block)
+        ends = np.cumsum([len(block) for block in blocks], dtype=np.int64)
+        starts = np.append(0, ends[:-1])
+        return memoryview(blocks[0] if len(blocks) == 1 else b"".join(blocks)), starts, ends
+
+    def _find_sections(self, at: Longs, end: Longs) -> None:
+        """As records._Sections does: the sections must fill each block exactly."""
+        counts = self.counts
+        eights = 8 * counts
+        ends = (4 * counts + 11) & ~7
+        bits = ((counts + 7 >> 3) + 7) & ~7
+        sections: dict[int, Longs] = {}
+        for flag, size in (
+            (_PRIORITY, (counts + 7) & ~7),
+            (_DELIVER_AT, eights),
+            (_EXPIRY, eights),
+            (_TIMESTAMPS, eights),
+            (_KEY_NULLS, bits),
+            (_KEYS, ends),
+            (_HEADERS, ends),
+            (_VALUE_NULLS, bits),
+        ):
+            if self._some & flag:
+                sections[flag] = at
+                at = at + self._sized(flag, size)
+        self._sections = sections
+        self._value_ends = at
+        at = at + ends
+        self._check(at > end, "its columns are longer than it is")
+        self._heaps: dict[int, tuple[Longs, Longs]] = {}
+        for flag in (_KEYS, _HEADERS):
+            if self._some & flag:
+                at = self._find_heap(flag, sections[flag], at)
+        at = self._find_heap(0, self._value_ends, at)
+        self._check(at != end, "its columns do not add up to its length")
+
+    def _find_heap(self, flag: int, ends_at: Longs, at: Longs) -> Longs:
+        sizes = self._words[(ends_at >> 2) + self.counts].astype(np.int64)
+        if not self._every & flag and flag:
+            sizes = np.where(self._has(flag), sizes, 0)
+        self._heaps[flag] = (at, sizes)
+        end: Longs = at + ((sizes + 7) & ~7)
+        return end
+
+    def _batch_of(self, row: int) -> int:
+        return int(np.searchsorted(self.first_rows, row, "right")) - 1
+
+    # What every message has
+
+    def per_message(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What each batch has once, for each of its messages."""
+        return np.repeat(values, self.counts)
+
+    def _column(self, flag: int, items: npt.NDArray[Any], shift: int) -> npt.NDArray[Any]:
+        """A column of numbers; where a batch has no such column, whatever stands there."""
+        if self.batches == 1:
+            first = int(self._sections[flag][0]) >> shift
+            return items[first : first + self.rows]
+        index = np.repeat((self._sections[flag] >> shift) - self.first_rows, self.counts)
+        index += self._row_numbers
+        # Beyond the end is only what is not used.
+        return items[index] if self._every & flag else items.take(index, mode="clip")
+
+    def timestamps_us(self) -> Longs:
+        if not self._some & _TIMESTAMPS:
+            return self.per_message(self.head["base_us"])
+        times = self._column(_TIMESTAMPS, self._longs, 3)
+        if self._every & _TIMESTAMPS:
+            return times
+        return np.where(self.per_message(self._has(_TIMESTAMPS)), times, self.per_message(self.head["base_us"]))
+
+    def priorities(self) -> npt.NDArray[np.int32]:
+        if not self._some & _PRIORITY:
+            return np.full(self.rows, PRIORITY_DEFAULT, np.int32)
+        lanes = self._column(_PRIORITY, self._bytes, 0).astype(np.int32)
+        if self._every & _PRIORITY:
+            return lanes
+        return np.where(self.per_message(self._has(_PRIORITY)), lanes, np.int32(PRIORITY_DEFAULT))
+
+    def keys(self) -> pa.BinaryArray:
+        return self._binary(_KEYS, _KEY_NULLS)
+
+    def values(self) -> pa.BinaryArray:
+        return self._binary(0, _VALUE_NULLS)
+
+    def raw_headers(self) -> pa.BinaryArray:
+        """As headers.py writes them; null where a batch has none."""
+        return self._binary(_HEADERS, 0)
+
+    def _binary(self, flag: int, nulls: int) -> pa.BinaryArray:
+        if flag and not self._some & flag:
+            return pa.nulls(self.rows, pa.binary())
+        ends_at = self._sections[flag] if flag else self._value_ends
+        heap_at, sizes = self._heaps[flag]
+        validity = self._validity(flag, nulls)
+        if self.batches == 1:
+            return self._in_place(int(ends_at[0]), int(heap_at[0]), int(sizes[0]), validity)
+        first = ends_at >> 2
+        missing = None if self._every & flag or not flag else self._has(flag) == 0
+        self._check((self._words[first] != 0) & (True if missing is None else ~missing), "its ends do not begin at 0")
+        index = np.repeat(first - self.first_rows, self.counts)
+        index += self._row_numbers
+        starts = self._words[index]
+        index += 1
+        lengths = self._words[index]
+        if missing is not None:
+            starts[self.per_message(missing)] = lengths[self.per_message(missing)] = 0
+        descends = lengths < starts
+        if descends.any():
+            raise BadBatch(self._batch_of(int(descends.argmax())), "its ends descend")
+        lengths -= starts
+        ends = np.zeros(self.rows + 1, np.int32)
+        np.cumsum(lengths, out=ends[1:], dtype=np.int32)
+        heap = self._join(heap_at, sizes)
+        return pa.BinaryArray.from_buffers(pa.binary(), self.rows, [validity, pa.py_buffer(ends), heap])
+
+    def _in_place(self, ends_at: int, heap_at: int, size: int, validity: pa.Buffer | None) -> pa.BinaryArray:
+        """The column of a single batch: what is stored is what Arrow wants."""
+        ends = self._words[ends_at >> 2 : (ends_at >> 2) + self.rows + 1]
+        if ends[0] or (ends[1:] < ends[:-1]).any():
+            raise BadBatch(0, "its ends descend or do not begin at 0")
+        if not ends.flags.aligned:
+            ends = ends.copy()
+        heap = self._memory.slice(heap_at, size)
+        return pa.BinaryArray.from_buffers(pa.binary(), self.rows, [validity, pa.py_buffer(ends), heap])
+
+    def _join(self, at: Longs, sizes: Longs) -> pa.Buffer:
+        """The bytes of all heaps behind each other, as one heap.
+
+        Arrow copies them: to it the buffer is a row of heaps with something between them.
+        """
+        cuts = np.empty(2 * len(at), np.int32)
+        cuts[0::2] = at
+        cuts[1::2] = at + sizes
+        pieces = pa.BinaryArray.from_buffers(pa.binary(), len(cuts) - 1, [None, pa.py_buffer(cuts), self._memory])
+        return pieces.take(pa.array(np.arange(0, len(cuts), 2))).buffers()[2] or pa.py_buffer(b"")
+
+    def _validity(self, flag: int, nulls: int) -> pa.Buffer | None:
+        """Arrow's bitmap of what is not null; None when nothing is."""
+        mixed = flag and not self._every & flag
+        if not self._some & nulls and not mixed:
+            return None
+        if self.batches == 1:
+            return self._memory.slice(int(self._sections[nulls][0]), self.rows + 7 >> 3)
+        valid = np.ones(self.rows, np.bool_)
+        if self._some & nulls:
+            with_nulls = self.per_message(self._has(nulls))
+            places = (self._row_numbers - np.repeat(self.first_rows, self.counts))[with_nulls]
+            index = np.repeat(self._sections[nulls], self.counts)[with_nulls] + (places >> 3)
+            valid[with_nulls] = self._bytes[index] >> (places & 7) & 1
+        if mixed:
+            valid &= self.per_message(self._has(flag))
+        return pa.py_buffer(np.packbits(valid, bitorder="little"))

@@ -1,0 +1,205 @@
+"""Streaming reads: what a micro-batch takes, as offsets that Spark keeps in its checkpoint.
+
+A partition that appears while a query runs is first written into the checkpoint with the offset at which it begins, and
+read from the next micro-batch on.  So both ends of everything that is read are on record: a batch that is done again
+after a crash reads the same, and whatever retention took in the meantime is noticed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from time import monotonic
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from millstream.errors import MillstreamError
+from millstream.spark.batch import read_range
+from millstream.spark.columns import Columns
+from millstream.spark.log_reader import LogReader, open_log, resolve
+from millstream.spark.offsets import Extent, Offsets, Place, Range, admit, as_json, data_loss, from_json, split
+from millstream.spark.options import SourceOptions
+
+__all__ = ["StreamReader"]
+
+#: How long Spark waits for us when there is nothing new: it asks again at once, and stops a query no sooner.
+_POLL_S: Final = 0.1
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One of these lives in the driver as long as its query; others go to the executors, where they only read."""
+
+    def __init__(self, options: SourceOptions, columns: Columns) -> None:
+        self._options = options
+        self._columns = columns
+        self._opened: LogReader | None = None
+        #: With Trigger.AvailableNow: what there was when the query started.
+        self._pinned: dict[Place, Extent] | None = None
+        self._ends: Offsets = {}
+        #: When a micro-batch had something to do, by a clock that only ticks.
+        self._triggered_s: float | None = None
+        self._published: Offsets = {}
+        self._complained = ""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    @property
+    def _log(self) -> LogReader:
+        if self._opened is None:
+            self._opened = open_log(self._options)
+        return self._opened
+
+    # --- offsets -----------------------------------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        options = self._options
+        extents = self._log.survey()
+        lossless = options.fail_on_data_loss
+        return as_json(resolve(options.starting, "starting", self._log, extents, fail_on_data_loss=lossless))
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What tells Spark's "everything" (Trigger.Once) from "as much as you like"; the options say how much."""
+        options = self._options
+        if options.offsets_per_trigger_max is not None:
+            return ReadMaxRows(options.offsets_per_trigger_max)
+        if options.bytes_per_trigger_max is not None:
+            return ReadMaxBytes(options.bytes_per_trigger_max)
+        if options.offsets_per_trigger_min is not None:
+            return ReadMinRows(options.offsets_per_trigger_min)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        begin = from_json(start)
+        self._publish(begin)  # Spark asks for more when it is done with what it has
+        extents = self._pinned if self._pinned is not None else self._log.survey()
+        end = self._reachable(begin, extents)
+        if end == begin and self._pinned is None:
+            self._log.wait(self._ends, _POLL_S)
+            extents = self._log.survey()
+            end = self._reachable(begin, extents)
+        if end != begin and not isinstance(limit, ReadAllAvailable):
+            end = self._limited(begin, end, extents)
+        return as_json(end)
+
+    def _reachable(self, begin: Offsets, known: Mapping[Place, Extent]) -> Offsets:
+        """How far each partition can be read; one that is new only begins."""
+        self._ends = {place: extent.end for place, extent in known.items()}
+        end = {place: max(offset, self._ends.get(place, offset)) for place, offset in begin.items()}
+        lost: list[Range] = []
+        doubtful = [place for place, offset in begin.items() if self._ends.get(place, -1) < offset]
+        # What was pinned may be older than the offsets with which a query begins.
+        now = self._log.survey() if doubtful and self._pinned is not None else known
+        for place in doubtful:
+            extent = now.get(place)
+            if extent is None:
+                lost.append(Range(*place, begin[place], begin[place] + 1))
+            elif extent.end < begin[place]:
+                # The topic was made anew under its old name.
+                lost.append(Range(*place, extent.end, begin[place]))
+                end[place] = extent.start
+        if lost and self._options.fail_on_data_loss:
+            raise data_loss(lost)
+        for place, extent in known.items():
+            end.setdefault(place, extent.start)
+        return end
+
+    def _limited(self, begin: Offsets, end: Offsets, extents: Mapping[Place, Extent]) -> Offsets:
+        options = self._options
+        fresh = {place: offset for place, offset in end.items() if offset > begin.get(place, offset)}
+        others = {place: offset for place, offset in end.items() if place not in fresh}
+        now_s = monotonic()
+        available = sum(offset - begin[place] for place, offset in fresh.items())
+        if options.offsets_per_trigger_min and self._pinned is None and self._triggered_s is not None:
+            waited_s = now_s - self._triggered_s
+            if available < options.offsets_per_trigger_min and waited_s < options.trigger_delay_s:
+                return begin
+        self._triggered_s = now_s
+        if options.offsets_per_trigger_max is not None:
+            fresh = admit(begin, fresh, options.offsets_per_trigger_max)
+        elif options.bytes_per_trigger_max is not None:
+            cost = {place: extents[place].message_bytes for place in fresh}
+            fresh = admit(begin, fresh, options.bytes_per_trigger_max, cost)
+        return others | fresh
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._pinned = self._log.survey()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return as_json(self._ends) if self._ends else None
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        begin = from_json(start)
+        extents = self._log.survey()
+        wanted = {
+            place: Range(*place, begin[place], until)
+            for place, until in sorted(from_json(end).items())
+            if place in begin and until > begin[place]
+        }
+        lost = [gap for part in wanted.values() for gap in _gaps(part, extents.get(part.place))]
+        if lost and self._options.fail_on_data_loss:
+            raise data_loss(lost)
+        there = {place: part for place, part in wanted.items() if place in extents}
+        uids = self._log.uids(there) if "id" in self._columns and there else {}
+        ranges = [
+            part._replace(
+                first=max(part.first, extents[place].start),
+                until=min(part.until, extents[place].end),
+                uid=uids.get(place, 0),
+                message_bytes=extents[place].message_bytes,
+            )
+            for place, part in there.items()
+        ]
+        options = self._options
+        tasks = split(ranges, at_least=options.partitions_min, messages_max=options.records_per_partition_max)
+        return [InputPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return read_range(self._options, self._columns, partition.value)
+
+    # --- progress ----------------------------------------------------------------------------------------------------
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Comes a batch late, and never for the last one: `latestOffset` has seen to it already."""
+        self._publish(from_json(end))
+
+    def _publish(self, offsets: Offsets) -> None:
+        """Make progress visible as that of a group.  Spark's checkpoint decides, so this may fail."""
+        if self._options.group is None or not offsets or offsets == self._published:
+            return
+        self._published = offsets
+        try:
+            self._log.commit(self._options.group, offsets)
+        except MillstreamError as problem:
+            if str(problem) != self._complained:
+                self._complained = str(problem)
+                print(
+                    f"millstream: the progress of group {self._options.group!r} is not shown: {problem}",
+                    file=sys.stderr,
+                )
+
+    def stop(self) -> None:
+        self._opened = None
+
+
+def _gaps(part: Range, extent: Extent | None) -> list[Range]:
+    """What of a range is not in the log any more."""
+    if extent is None:
+        return [part]
+    gaps = []
+    if part.first < extent.start:
+        gaps.append(part._replace(until=min(part.until, extent.start)))
+    if part.until > extent.end:
+        gaps.append(part._replace(first=max(part.first, extent.end)))
+    return gaps

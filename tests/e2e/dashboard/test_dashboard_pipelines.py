@@ -1,0 +1,53 @@
+"""Pipelines in a real Chromium: how they are, what went wrong, and the button that stops one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from millstream.testing.broker import BrokerForTests
+from millstream.wire.pipeline_calls import PipelineWish, ReportPipeline
+from tests.e2e.dashboard.screen import Screen
+
+
+def report(broker: BrokerForTests, name: str, state: Any, **more: Any) -> PipelineWish:
+    told = ReportPipeline(name=name, run=f"run-of-{name}", state=state, **more)
+    wish: PipelineWish = broker.connect().call(told, PipelineWish)
+    return wish
+
+
+def test_pipelines_are_seen_looked_into_stopped_and_forgotten(
+    screen: Screen, broker: BrokerForTests, artefacts: Path
+) -> None:
+    page = screen.open("pipelines").page
+    screen.see("No pipeline has reported to this broker")
+    more = {"sources": ["orders"], "sinks": ["orders.clean", "orders.world"], "rows": 1_234_567, "rows_per_s": 4200.5}
+    definition = {"description": "Cleans <b>orders</b>.", "steps": [{"filter": "total > 0"}]}
+    report(broker, "clean-orders", "running", **more, lag=42, batch=7, batch_ms=250, definition=definition)
+    report(broker, "archive", "failed", restarts=3, error="a row fails in step 2: the value is not JSON")
+    screen.open("pipelines")
+    row = page.get_by_role("row").filter(has_text="clean-orders")
+    for text in ("running", "orders.clean", "4,201/s", "42"):
+        row.get_by_text(text).first.wait_for()
+    screen.see("a row fails in step 2")
+    screen.picture(artefacts / "pipelines-filled.png")
+    assert screen.flaws() == []
+
+    page.get_by_role("button", name="clean-orders").click()
+    shown = screen.dialog()
+    shown.get_by_text("Cleans <b>orders</b>.").first.wait_for()
+    shown.get_by_text("7, took 250 ms").wait_for()
+    shown.get_by_text("What it does").click()
+    shown.get_by_label("Definition").wait_for()
+    screen.picture(artefacts / "pipelines-one.png")
+    screen.press("Close", within=shown)
+
+    screen.press("Stop", within=row)
+    screen.press("Stop it", within=screen.dialog())
+    screen.told("clean-orders stops after the batch that is under way")
+    row.get_by_text("told to stop").wait_for()
+    assert report(broker, "clean-orders", "stopping", **more).stop
+    screen.press("Forget", within=page.get_by_role("row").filter(has_text="archive"))
+    screen.press("Forget it", within=screen.dialog())
+    screen.told("archive is forgotten")
+    assert page.get_by_role("row").filter(has_text="archive").count() == 0

@@ -1,0 +1,130 @@
+"""Who may what: API keys as passwords, roles and scopes for publishing and subscribing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from millstream.mqtt.packets import V4, V5, Connect, Disconnect, Filter, Publish, Subscribe, Will
+from millstream.mqtt.reasons import Reason
+from tests.e2e.access_world import key_for
+from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, both_versions, unique
+
+pytestmark = pytest.mark.skipif(bool(REFERENCE), reason=f"{REFERENCE} has no API keys")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Millstream]:
+    running = Millstream(access={"mode": "keys"})
+    yield running
+    running.stop()
+
+
+def log_in(mqtt: Wires, version: int, key: str, **options: object) -> Wire:
+    wire = mqtt.open(version)
+    answer = wire.connect(Connect(version, unique("c"), True, 60, "device", key.encode(), **options))  # type: ignore[arg-type]
+    assert answer.reason == 0, answer
+    return wire
+
+
+@both_versions
+def test_who_has_no_key_is_not_let_in(mqtt: Wires, version: int) -> None:
+    for username, password in ((None, None), ("device", None), ("device", b"wrong"), ("device", b"\xff\x00")):
+        wire = mqtt.open(version)
+        answer = wire.connect(Connect(version, unique("c"), True, 60, username, password))
+        assert answer.reason in (Reason.BAD_USER_NAME_OR_PASSWORD, Reason.NOT_AUTHORIZED)
+        assert not answer.session_present
+        wire.end()
+
+
+@both_versions
+def test_a_key_with_both_roles_may_publish_and_subscribe(
+    mqtt: Wires, server: Millstream, version: int, topic: str
+) -> None:
+    wire = log_in(mqtt, version, key_for(server.broker, "produce", "consume"))
+    assert wire.subscribe(topic, qos=1) == (1,)
+    assert wire.publish(topic, b"x", 1) < 0x80
+    assert wire.message().payload == b"x"
+
+
+@both_versions
+def test_3_9_3_a_filter_beyond_the_scope_is_refused_and_the_others_hold(
+    mqtt: Wires, server: Millstream, version: int, topic: str
+) -> None:
+    key = key_for(server.broker, "produce", "consume", scopes=[topic.replace("/", ".") + ".#"])
+    wire = log_in(mqtt, version, key)
+    refused = Reason.NOT_AUTHORIZED if version == V5 else 0x80
+    assert wire.subscribe(f"{topic}/mine", "others/theirs", "#", f"{topic}/#", qos=1) == (1, refused, refused, 1)
+    wire.publish(f"{topic}/mine", b"x", 1)
+    wire.message()
+
+
+def test_4_3_2_a_publish_that_is_not_allowed_is_refused(mqtt: Wires, server: Millstream, topic: str) -> None:
+    watcher = log_in(mqtt, V5, key_for(server.broker, "consume"))
+    watcher.subscribe(topic)
+    wire = log_in(mqtt, V5, key_for(server.broker, "consume"))
+    assert wire.publish(topic, b"x", 1) == Reason.NOT_AUTHORIZED
+    assert wire.publish(topic, b"x", 2) == Reason.NOT_AUTHORIZED
+    wire.send(Publish(topic, b"x", 0))
+    watcher.nothing()
+
+
+def test_3_3_5_2_in_311_it_is_swallowed_or_ends_the_connection(mqtt: Wires, server: Millstream, topic: str) -> None:
+    watcher = log_in(mqtt, V4, key_for(server.broker, "consume"))
+    watcher.subscribe(topic)
+    wire = log_in(mqtt, V4, key_for(server.broker, "consume"))
+    wire.send(Publish(topic, b"x", 1, packet_id=1))
+    try:
+        wire.next()
+    except Exception as closed:
+        assert "closed" in str(closed)
+    watcher.nothing()
+
+
+def test_a_key_that_only_produces_subscribes_to_nothing(mqtt: Wires, server: Millstream, topic: str) -> None:
+    wire = log_in(mqtt, V5, key_for(server.broker, "produce"))
+    assert wire.subscribe(topic, f"$share/g/{topic}") == (Reason.NOT_AUTHORIZED, Reason.NOT_AUTHORIZED)
+    assert wire.publish(topic, b"x", 1) < 0x80
+
+
+def test_names_that_are_no_topics_need_the_right_to_all(mqtt: Wires, server: Millstream) -> None:
+    scoped = log_in(mqtt, V5, key_for(server.broker, "produce", "consume", scopes=["a.#"]))
+    assert scoped.publish("a/with space", b"x", 1) == Reason.NOT_AUTHORIZED
+    assert scoped.subscribe("a/with space") == (Reason.NOT_AUTHORIZED,)
+    free = log_in(mqtt, V5, key_for(server.broker, "produce", "consume"))
+    assert free.subscribe("a/with space") == (2,)
+    assert free.publish("a/with space", b"x", 1) < 0x80
+
+
+def test_a_will_that_is_not_allowed_does_not_happen(mqtt: Wires, server: Millstream, topic: str) -> None:
+    watcher = log_in(mqtt, V5, key_for(server.broker, "consume"))
+    watcher.subscribe(topic)
+    wire = mqtt.open(V5)
+    key = key_for(server.broker, "consume")
+    answer = wire.connect(Connect(V5, unique("c"), True, 60, "device", key.encode(), Will(topic, b"x", 1)))
+    if answer.reason == 0:
+        wire.drop()
+    else:
+        assert answer.reason == Reason.NOT_AUTHORIZED
+    watcher.nothing()
+
+
+def test_a_key_that_is_revoked_ends_its_connections(mqtt: Wires, server: Millstream) -> None:
+    admin = server.broker.connect(key=key_for(server.broker, "admin"))
+    made = admin.keys.create("consume", "produce", name="device")
+    wire = log_in(mqtt, V5, made.key)
+    admin.keys.revoke(made.info.id)
+    for packet in wire.end():
+        assert isinstance(packet, Disconnect)
+        assert packet.reason in (Reason.NOT_AUTHORIZED, Reason.ADMINISTRATIVE_ACTION)
+    again = mqtt.open(V5)
+    answer = again.connect(Connect(V5, unique("c"), True, 60, "device", made.key.encode()))
+    assert answer.reason in (Reason.BAD_USER_NAME_OR_PASSWORD, Reason.NOT_AUTHORIZED)
+
+
+def test_subscriptions_of_the_broker_itself_are_closed_to_strangers(mqtt: Wires, server: Millstream) -> None:
+    wire = log_in(mqtt, V5, key_for(server.broker, "consume", scopes=["a.#"]))
+    wire.send(Subscribe(1, (Filter("$admin/#", 0),)))
+    wire.ping()
+    assert [packet.reasons[0] >= 0x80 for packet in wire.inbox if hasattr(packet, "reasons")] == [True]

@@ -1,0 +1,74 @@
+"""One Spark session and one broker for all tests of this room: starting them takes longer than most tests."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from millstream.errors import StartFailed
+from millstream.spark import session
+from millstream.spark.faults import VARIABLE
+from millstream.spark.java import find_java
+from millstream.testing.broker import BrokerForTests
+from tests.spark.world import World
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests with a session go to one worker, so that only one starts Spark."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+@pytest.fixture(scope="session")
+def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory in which a file makes Spark's own processes fail; see millstream.spark.faults."""
+    directory = tmp_path_factory.mktemp("faults")
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(directory)
+    yield directory
+    os.environ.pop(VARIABLE)
+    if before is not None:
+        os.environ[VARIABLE] = before
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> Iterator[Any]:
+    """`local[2]`, as `millstream.spark.session` makes it.  Skips without Java; MILLSTREAM_NEEDS_SPARK=1 insists."""
+    try:
+        pytest.importorskip("pyspark")
+        find_java()
+    except (StartFailed, pytest.skip.Exception) as problem:
+        if os.environ.get("MILLSTREAM_NEEDS_SPARK"):
+            raise AssertionError(f"MILLSTREAM_NEEDS_SPARK is set, but: {problem}") from None
+        pytest.skip(f"tests with Spark need PySpark and Java: {problem}")
+    scratch = tmp_path_factory.mktemp("spark")
+    started = session(
+        "millstream-tests",
+        master="local[2]",
+        conf={
+            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dderby.system.home={scratch}",
+            "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+            "spark.local.dir": str(scratch / "local"),
+            "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
+        },
+    )
+    started.sparkContext.setLogLevel("OFF")
+    yield started
+    started.stop()
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    data = tmp_path_factory.mktemp("broker") / "data"
+    with BrokerForTests(data) as broker:
+        yield World(broker, data)
+    structlog.reset_defaults()

@@ -1,0 +1,122 @@
+"""What ready steps do with single values."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from pathlib import Path
+
+import pytest
+
+from millstream.spark.pipelines.avro import AvroBroken, avro_columns, read_schema
+from millstream.spark.pipelines.values import ValueBroken, make_redactor, make_splitter
+
+
+def test_fields_are_dropped_masked_and_hashed_wherever_they_are() -> None:
+    redact = make_redactor({"email": "hash", "customer.name": "mask", "cards[].number": "drop", "tags[]": "mask"}, None)
+    value = {
+        "email": "a@b.c",
+        "customer": {"name": "Ada", "id": 1},
+        "cards": [{"number": 1, "kind": "x"}, 5],
+        "tags": ["a"],
+    }
+    assert json.loads(redact(json.dumps(value).encode())) == {
+        "email": hashlib.sha256(b"a@b.c").hexdigest(),
+        "customer": {"name": "***", "id": 1},
+        "cards": [{"kind": "x"}, 5],
+        "tags": ["***"],
+    }
+
+
+def test_a_key_makes_hashes_that_nobody_can_guess() -> None:
+    redacted = json.loads(make_redactor({"a": "hash"}, b"key")(b'{"a": 7}'))
+    assert redacted == {"a": hmac.new(b"key", b"7", "sha256").hexdigest()}
+
+
+def test_what_is_not_redacted_keeps_every_digit() -> None:
+    value = b'{"a":1.10,"b":123456789012345678901234567890,"c":1E+400,"d":null,"e":"\xc3\xa4"}'
+    assert make_redactor({"zip": "drop"}, None)(value) == value
+
+
+def test_nothing_stays_nothing_when_it_is_masked_or_hashed() -> None:
+    assert make_redactor({"a": "mask", "b": "hash"}, None)(b'{"a":null,"b":null}') == b'{"a":null,"b":null}'
+
+
+@pytest.mark.parametrize("value", [b"", b"no", b'{"a":', b"\xff"])
+def test_what_is_no_json_is_said_to_be_none(value: bytes) -> None:
+    with pytest.raises(ValueBroken, match="the value is not JSON"):
+        make_redactor({"a": "drop"}, None)(value)
+    with pytest.raises(ValueBroken, match="the value is not JSON"):
+        make_splitter("a")(value)
+
+
+def test_elements_are_cut_out_byte_for_byte() -> None:
+    assert make_splitter("")(b'[{"a": 1.10 }, "x" , null]') == [b'{"a": 1.10 }', b'"x"', b"null"]
+    assert make_splitter("order.items")(b'{"order": {"items": [1,  2]}, "x": 1}') == [b"1", b"2"]
+    assert make_splitter("")(b"[]") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("", b'{"a": 1}', "the value is not an array"),
+        ("items", b'{"items": 5}', "items is not an array"),
+        ("order.items", b'{"order": {}}', "there is no field 'order.items'"),
+        ("order.items", b'{"order": 1}', "there is no JSON object at order"),
+    ],
+)
+def test_what_cannot_be_split_is_said_why(path: str, value: bytes, sentence: str) -> None:
+    with pytest.raises(ValueBroken, match=sentence):
+        make_splitter(path)(value)
+
+
+ITEM = {"type": "record", "name": "Item", "fields": [{"name": "n", "type": "int"}]}
+SCHEMA = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "items", "type": {"type": "array", "items": ITEM}},
+    ],
+}
+
+
+def test_an_avro_schema_is_read_from_wherever_it_is(tmp_path: Path) -> None:
+    (tmp_path / "order.avsc").write_text(json.dumps(SCHEMA))
+    assert read_schema("order.avsc", tmp_path) == read_schema(json.dumps(SCHEMA), tmp_path) == SCHEMA
+    assert avro_columns(SCHEMA) == "`id` bigint, `note` string, `items` array<struct<`n`: int>>"
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ("gone.avsc", "cannot be read: No such file"),
+        ("{", "is not JSON"),
+        ({"type": "string"}, "not that of a record"),
+        ({"type": "record"}, "no list `fields`"),
+        (
+            {"type": "record", "fields": [{"name": "a", "type": "date"}]},
+            "the type 'date' of the schema has no column type",
+        ),
+        ({"type": "record", "fields": [{"name": "a", "type": ["int", "string"]}]}, "a union of several types"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_said_why(schema: str, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(AvroBroken, match=sentence):
+        read_schema(schema, tmp_path)
+
+
+def test_avro_goes_there_and_back() -> None:
+    pytest.importorskip("fastavro", reason="Avro needs fastavro")
+    from millstream.spark.pipelines.avro import make_decoder, make_encoder
+
+    value = b'{"id":7,"note":null,"items":[{"n":1}]}'
+    stored = make_encoder(SCHEMA)(value)
+    assert make_decoder(SCHEMA)(stored) == value
+    for broken in (b"", stored + b"x", b"\xff" * 30):
+        with pytest.raises(ValueBroken, match="not Avro of this schema"):
+            make_decoder(SCHEMA)(broken)
+    with pytest.raises(ValueBroken, match="does not fit the Avro schema"):
+        make_encoder(SCHEMA)(b'{"id":"seven"}')

@@ -1,0 +1,116 @@
+"""`replay`: what an archive or a topic has, sent again."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from millstream.client import Outgoing
+from millstream.spark.pipelines.ready import replay
+from millstream.spark.pipelines.ready.archive import dated
+from millstream.spark.pipelines.ready.shelves import ParquetShelf
+from tests.spark.ready.running import Ready
+from tests.spark.world import World
+
+MOMENT = datetime(2026, 11, 16, 8, tzinfo=UTC)
+
+
+def fill(world: World, topic: str, count: int) -> None:
+    """A message a minute, each with everything that it can have."""
+    world.publish(
+        topic,
+        [
+            Outgoing(
+                value=b"%d" % n,
+                key=b"k%d" % (n % 3),
+                headers={"n": str(n)},
+                priority=n % 5,
+                timestamp=MOMENT + timedelta(minutes=n),
+            )
+            for n in range(count)
+        ],
+    )
+
+
+def archived(ready: Ready, topic: str) -> None:
+    options = {"bootstrap.servers": ready.address, "subscribe": topic}
+    included = dict.fromkeys(("includeHeaders", "includePriority", "includeId"), "true")
+    rows = ready.spark.read.format("millstream").options(**options, **included).load()
+    ParquetShelf(str(ready.directory / "archive"), 0, 1_000_000).add(dated(rows), 0)
+
+
+def sent(world: World, topic: str) -> list[Any]:
+    with world.client.stream(topic, timeout_s=1) as stream:
+        return list(stream)
+
+
+def test_a_time_of_an_archive_goes_out_in_its_order_with_all_it_had(ready: Ready, world: World) -> None:
+    topic, again = world.topic(2), world.topic()
+    fill(world, topic, 60)
+    archived(ready, topic)
+    since, until = MOMENT + timedelta(minutes=10), MOMENT + timedelta(minutes=40)
+    count = ready.run("replay", archive="archive", since=since.isoformat(), until=until.isoformat(), to=again)
+    assert count == 30
+    messages = sent(world, again)
+    assert [message.value for message in messages] == [b"%d" % n for n in range(10, 40)]
+    message = messages[7]
+    assert (message.key, message.headers["n"], message.timestamp) == (b"k2", "17", MOMENT + timedelta(minutes=17))
+    read = ready.spark.read.format("millstream").options(**world.options(again, includePriority="true")).load()
+    assert [row["priority"] for row in read.orderBy("offset").collect()] == [n % 5 for n in range(10, 40)]
+
+
+def test_no_more_goes_out_than_the_rate_allows(ready: Ready, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic, again = world.topic(), world.topic()
+    fill(world, topic, 250)
+    waits: list[float] = []
+    monkeypatch.setattr(replay, "_wait_until", lambda moment_s: waits.append(moment_s - time.monotonic()))
+    assert ready.run("replay", topics=topic, to=again, rate=20, where="priority < 5", report="report.html") == 250
+    # Bursts of a hundred, which at 20 a second are five seconds each; the next one may begin while Spark gets ready.
+    assert waits[0] == pytest.approx(5, abs=0.2)
+    assert 2 < waits[1] < 5
+    assert waits[2] < 2.5
+    assert len(sent(world, again)) == 250
+    assert "Messages sent" in ready.page
+
+
+@pytest.mark.parametrize("published", [False, True], ids=["before it is published", "before it is written down"])
+def test_a_replay_that_was_interrupted_goes_on_and_sends_nothing_twice(
+    ready: Ready, world: World, monkeypatch: pytest.MonkeyPatch, published: bool
+) -> None:
+    topic, again = world.topic(), world.topic()
+    fill(world, topic, 250)
+    note = replay._Plan.note
+    messages = replay.Replay._messages
+
+    def crash(*arguments: Any) -> Any:
+        if (published and arguments[1] == 1) or (not published and "done" in crashed):
+            raise RuntimeError("the power is gone")
+        crashed.append("done")
+        return (note if published else messages)(*arguments)
+
+    crashed: list[str] = []
+    monkeypatch.setattr(replay, "_wait_until", lambda _: None)
+    options: dict[str, Any] = {"topics": topic, "to": again, "rate": 100, "checkpoint": "c"}
+    with monkeypatch.context() as patch:
+        owner, name = (replay._Plan, "note") if published else (replay.Replay, "_messages")
+        patch.setattr(owner, name, crash)
+        with pytest.raises(RuntimeError, match="the power is gone"):
+            ready.run("replay", **options)
+    assert ready.run("replay", **options) == 150
+    assert [message.value for message in sent(world, again)] == [b"%d" % n for n in range(250)]
+    assert ready.run("replay", **options) == 0  # it is over
+    progress = json.loads((ready.directory / "c/replay/progress.json").read_text())
+    assert sum(rows for _, rows, _ in progress["sent"]) == 250
+
+
+def test_without_a_target_each_goes_where_it_came_from(ready: Ready, world: World) -> None:
+    topic = world.topic(2)
+    fill(world, topic, 10)
+    archived(ready, topic)
+    assert ready.run("replay", archive="archive", where="cast(value as string) < '3'", timestamps="now") == 3
+    values = sorted(message.value for message in sent(world, topic))
+    assert values == sorted([b"%d" % n for n in range(10)] + [b"0", b"1", b"2"])
