@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -27,6 +28,9 @@ def message_id() -> Iterator[tuple[str, str]]:
         with client.queue("orders", group="billing", consumer="worker-1") as work:
             (message,) = work.lease(wait=10)
             message.reject("bad \x1b[31m payload")
+        deadline_s = time.monotonic() + 10
+        while len(client.traces(topic="orders")) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.01)  # the letter is noted when it has arrived
         yield broker.address, sent.id
 
 

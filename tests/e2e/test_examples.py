@@ -12,7 +12,8 @@ import pytest
 import millstream
 from millstream.testing.broker import BrokerForTests
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+TESTS = Path(__file__).parents[1]
+EXAMPLES = TESTS.parent / "examples"
 
 
 def run(name: str, *arguments: str) -> str:
@@ -87,7 +88,8 @@ def test_live_dashboard(broker: BrokerForTests) -> None:
 
 
 def test_every_example_has_a_test() -> None:
-    text = Path(__file__).read_text()
+    tests = [Path(__file__), *(TESTS / "spark" / "ready").glob("test_*.py")]
+    text = "".join(path.read_text() for path in tests)
     for path in EXAMPLES.glob("*.py"):
         assert path.name in text, f"{path.name} is not run by any test"
 

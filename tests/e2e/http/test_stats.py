@@ -225,6 +225,7 @@ def test_every_metric_of_the_dashboard_and_the_alerts_exists(http: httpx.Client,
     client.publish("lanes", "x", priority=1)
     with client.queue("lanes", group="g") as queue:
         next(iter(queue)).ack()
+    http.get("/api/v1/topics")
     shown = {name for name, _ in samples(http)}
     assert len(list(expressions())) > 40
     for where, expression in expressions():

@@ -140,8 +140,10 @@ def test_keys_with_more_than_their_share_are_found(alone: Ready, own_world: Worl
     client = own_world.client
     client.create_topic("hot", 4)
     client.create_topic("even", 2)
-    keys = ["whale"] * 60 + [f"k{n}" for n in range(39)] + [None]
+    keys = ["<i>whale"] * 60 + [f"k{n}" for n in range(39)] + [None]
     client.publish_many("hot", [Outgoing(value=b"x", key=key) for key in keys])
+    client.create_topic("single", 4)
+    client.publish_many("single", [Outgoing(value=b"x", key="k")] * 8)
     client.publish_many("even", [Outgoing(value=b"x", key=f"k{n % 50}") for n in range(500)])
 
     facts = alone.facts("key-skew")
@@ -149,12 +151,14 @@ def test_keys_with_more_than_their_share_are_found(alone: Ready, own_world: Worl
     topics = {each["topic"]: each for each in facts["topics"]}
     hot = topics["hot"]
     assert (hot["messages"], hot["keys"], hot["hot"]) == (100, 40, True)
-    assert (hot["top"][0]["key"], hot["top"][0]["messages"], hot["top"][0]["share"]) == ("whale", 60, 0.6)
+    assert (hot["top"][0]["key"], hot["top"][0]["messages"], hot["top"][0]["share"]) == ("<i>whale", 60, 0.6)
     assert sum(count for _, count in hot["partitions"]) == 100
     assert len(hot["partitions"]) == 4
     assert hot["skew"] == max(count for _, count in hot["partitions"]) / 25
     assert (topics["even"]["keys"], topics["even"]["top"][0]["messages"]) == (50, 10)
-    assert "<code>whale</code> has 60%" in alone.page
+    assert (topics["single"]["skew"], len(topics["single"]["partitions"])) == (4.0, 4)
+    assert "<code>&lt;i&gt;whale</code> has 60%" in alone.page
+    assert "<i>whale" not in alone.page
 
 
 # --- usage -----------------------------------------------------------------------------------------------------------
