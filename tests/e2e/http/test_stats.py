@@ -116,7 +116,8 @@ def test_counters_never_go_back(http: httpx.Client, client: Client) -> None:
         before = now
 
 
-def test_a_scraper_gets_the_format_it_asks_for(http: httpx.Client) -> None:
+def test_a_scraper_gets_the_format_it_asks_for(http: httpx.Client, client: Client) -> None:
+    client.publish("scraped", "x")
     plain = http.get("/metrics")
     assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
     asked = {"accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
