@@ -47,15 +47,15 @@ def small(
 
 
 def test_a_good_file_has_no_mistakes_and_every_default() -> None:
-    checked, mistakes = check_pipeline(GOOD, Path("/work"))
+    checked, mistakes = check_pipeline(GOOD, Path("/pipelines"))
     assert mistakes == []
     assert checked is not None
     definition = checked.definition
     assert definition.interval_ms == 10_000
     assert definition.sources["orders"].is_stream
     assert not definition.sources["countries"].is_stream
-    assert checked.topics_read() == ["orders", "/work/countries"]
-    assert checked.topics_written() == ["orders.eu", "orders.world", "/work/archive"]
+    assert checked.topics_read() == ["orders", "/pipelines/countries"]
+    assert checked.topics_written() == ["orders.eu", "orders.world", "/pipelines/archive"]
     assert definition.restart.attempts == 10
     assert [definition.restart.pause_ms(failures) for failures in (1, 2, 3, 50)] == [1000, 2000, 4000, 60_000]
 
@@ -241,7 +241,7 @@ def test_what_the_command_line_says_goes_before_the_file(tmp_path: Path) -> None
 
 def test_segment_files_need_no_broker() -> None:
     checked, mistakes = check_pipeline(
-        small(sources="a: {topic: x, options: {path: /data}}", sinks="[{parquet: out}]"), Path("/work")
+        small(sources="a: {topic: x, options: {path: /data}}", sinks="[{parquet: out}]"), Path("/pipelines")
     )
     assert mistakes == []
     assert checked is not None
