@@ -43,7 +43,7 @@ run: $(READY)
 	$(BIN)/millstream serve
 
 test: $(DEV)
-	$(BIN)/pytest -n 3 --dist loadgroup  # one more than two processors: many tests wait for clocks and disks
+	$(BIN)/pytest -n 3 --dist loadfile  # one more than two processors: many tests wait for clocks and disks
 
 test-slow: $(DEV)
 	$(BIN)/pytest -m slow --timeout 3600

@@ -37,14 +37,6 @@ def pytest_pycollect_makeitem(collector: pytest.Module, name: str, obj: object) 
     return [] if any(mark.name == "slow" for mark in getattr(obj, "pytestmark", ())) else found
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of a file share a broker, so they run in one process, in their order."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _one_command_tree() -> Iterator[None]:
     """Typer builds all commands anew for every call, which takes longer than most of them."""

@@ -20,11 +20,10 @@ from tests.spark.world import World
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests with a session go to one worker, so that only one starts Spark."""
+    """Those with a session can be chosen, or left out, by their marker."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))
 
 
 @pytest.fixture(scope="session")
