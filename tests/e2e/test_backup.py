@@ -234,6 +234,17 @@ def test_a_hold_ends_with_its_time_its_connection_and_its_release(broker: Broker
         client.admin.hold_files()  # and the broker stops with it
 
 
+def test_publishing_goes_on_without_copies_of_logs_that_are_held(broker: BrokerForTests, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with millstream.connect(broker.address) as client:
+        for number in range(10):
+            client.publish("orders", f"order {number}")
+        hold = client.admin.hold_files()
+        client.publish("orders", "behind the moment")
+        assert not list((data / HELD).rglob("*.log"))
+        client.admin.release_files(hold.id)
+
+
 def test_a_disk_without_room_for_a_backup_costs_the_backup_and_not_the_broker(
     broker: BrokerForTests, tmp_path: Path
 ) -> None:

@@ -53,7 +53,9 @@ def test_a_failed_write_is_refused_leaves_nothing_and_the_partition_goes_on(faul
         client = await started(storage)
         await client.call(calls.CreateTopic(name="orders"))
         await client.send([b"before"], producer=5, sequence=0)
-        storage.inject(fault, when=lambda operation: operation.path.startswith("topics/") and operation.kind == "write")
+        storage.inject(
+            fault, when=lambda operation: operation.path.startswith("topics/") and operation.kind == "write", times=2
+        )
         with pytest.raises(StorageFailed):
             await client.send([b"lost"], producer=5, sequence=1)
         storage.heal()

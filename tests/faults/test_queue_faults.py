@@ -16,6 +16,7 @@ import pytest
 
 from millstream.errors import MillstreamError, TopicNotFound
 from millstream.testing.storage import Fault, Operation, PowerCut, SimulatedStorage
+from millstream.testing.virtual_loop import VirtualLoop, run
 from millstream.wire import calls, queue_calls
 from millstream.wire.leases import Settle
 from tests.simulated_broker import Client, started
@@ -26,13 +27,13 @@ DONE, RETRIED, DEAD = 0, 1, 2
 
 
 def life(storage: SimulatedStorage, work: Callable[[Client], Awaitable[T]]) -> T:
-    """One run of a broker, from a start to a power cut."""
+    """One run of a broker, from a start to a power cut, in virtual time."""
 
-    async def run() -> T:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # PowerCut may hit anywhere
-        return await work(await started(storage))
+    async def main(loop: VirtualLoop) -> T:
+        loop.set_exception_handler(lambda *_: None)  # PowerCut may hit anywhere
+        return await asyncio.wait_for(work(await started(storage)), 60)
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
+    return run(main)
 
 
 def power_cut(storage: SimulatedStorage, *, lose_everything: bool = False) -> None:

@@ -279,7 +279,7 @@ def test_a_put_that_the_disk_refuses_spoils_the_stage() -> None:
     async def scenario(client: Client) -> None:
         stage_id = await open_stage(client)
         await put(client, stage_id, [b"a"])
-        storage.inject(Fault.NO_SPACE, when=lambda operation: operation.path.startswith("stages"), times=1)
+        storage.inject(Fault.NO_SPACE, when=lambda operation: operation.path.startswith("stages"), times=2)
         with pytest.raises(StorageFailed):
             await put(client, stage_id, [b"b"])
         with pytest.raises(StorageFailed):

@@ -89,6 +89,9 @@ class Holds:
         self._host.queues.flush()
         self._host.topics.flush_journals()
         try:
+            for partition in self._host.topics.open_logs():
+                # Otherwise the next append would change bytes that are held, and need a copy of them.
+                partition.log.give_back_room()
             held = self._holding.begin(self._draw_id())
         except OSError as error:
             self._holding.end()

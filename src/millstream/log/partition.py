@@ -40,6 +40,8 @@ __all__ = ["Chunk", "LogConfig", "PartitionLog"]
 #: Bytes are kept for readers at the end of the log.  After this much without any, a batch is written from where it was
 #: received, without a copy; who comes back reads the files once.
 _UNREAD_BYTES_MAX: Final = 1024 * 1024
+#: Rounds of this size and less spend more time on the file's end than on its bytes.
+_PREPARED_ROUND_BYTES_MAX: Final = 64 * 1024
 _DURABLE_STEP_BYTES: Final = 4 * 1024 * 1024  # how often the confirmed size is noted: costs one small write each
 
 
@@ -98,6 +100,8 @@ class PartitionLog:
         self._seals: list[Seal] = []
         self._rounds: deque[SyncRound] = deque()
         self._durable_noted_bytes = self._active.size
+        self._synced_bytes = self.size_bytes
+        self._prepare = False  # syncs are frequent, so that it pays to prepare room for what they are of
         self._failure: str | None = None
         self._closed = False  # its files may belong to somebody else by now
         self._reader = StoredReader(self._segments, self._bases, self.accept)
@@ -186,7 +190,7 @@ class PartitionLog:
             file = self._file
             if file is None:
                 file = self._file = self._files.pin(self._storage, active.path)
-            active.append(file, batches[0] if piece is None else piece, offset, time_us)
+            active.append(file, batches[0] if piece is None else piece, offset, time_us, prepare=self._prepare)
         except OSError as problem:
             self._cut_back(problem)
         for entry in entries:
@@ -208,6 +212,7 @@ class PartitionLog:
         try:
             if self._file is not None:
                 self._file.truncate(self._active.size)
+                self._active.room_end = 0
         except OSError as another:
             self.fail(f"{text}; cannot cut it back either: {another.strerror or another}")
         raise StorageFailed(text) from problem
@@ -238,6 +243,12 @@ class PartitionLog:
         self._dirty = False
         self._directory_dirty = self._changed = True
         self._durable_noted_bytes = 0
+
+    def give_back_room(self) -> None:
+        """Let the active file end where its batches do, because somebody will look at its size.  Raises OSError."""
+        active = self._active
+        if active.room_end > active.size:
+            active.give_back_room(self._files.get(self._storage, active.path))
 
     def _make_segment(self, base_offset: int) -> Segment:
         interval = self.config.index_interval_bytes
@@ -270,6 +281,8 @@ class PartitionLog:
             work.append(DirectorySync(self._storage, self.directory))
             self._directory_dirty = False
         if work:
+            self._prepare = self.size_bytes - self._synced_bytes <= _PREPARED_ROUND_BYTES_MAX
+            self._synced_bytes = self.size_bytes
             self._rounds.append(SyncRound(self.next_offset, seals, self._active, self._active.size))
         return work
 
@@ -476,6 +489,7 @@ class PartitionLog:
         """
         try:
             if self._failure is None and self._changed:
+                self.give_back_room()
                 self.sync()
                 self._leave_notes()
         except OSError as problem:

@@ -225,14 +225,20 @@ class _Recovery:
         file = self._storage.open(segment.path)
         try:
             found = self._survey(segment, file, size, confirmed if size <= durable_bytes else None)
+            if found.size < durable_bytes < size:
+                # Not room, since there were batches.
+                found = self._survey(segment, file, durable_bytes, confirmed)
+            end = found.size
             torn = next((damage for damage in found.damaged if damage.end > durable_bytes), None)
             if torn is not None:
                 cut = max(torn.position, durable_bytes)
-                if torn.end < size:
-                    self._save(segment, cut, file.read(cut, size - cut))
+                if torn.end < end:
+                    self._save(segment, cut, file.read(cut, end - cut))
                 file.truncate(cut)
-                self._report.truncated_bytes += size - cut
+                self._report.truncated_bytes += end - cut
                 found = self._survey(segment, file, cut, confirmed if cut <= durable_bytes else None)
+            elif end < size:
+                file.truncate(end)
             self._make_durable(file, durable_bytes, found.size)
         finally:
             file.close()

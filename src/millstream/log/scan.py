@@ -3,6 +3,8 @@
 `find_batch` and `cut_batches` look at lengths and offsets only and serve reads of data that this process wrote or has
 verified.  `scan` believes nothing: it checks both checksums of every batch and the order of their offsets, and steps
 over damage to the next batch that proves itself.  Recovery, verification and compaction are built on it.
+
+A file may be longer than its batches: zeros behind the last one are room for those to come (see `Segment.append`).
 """
 
 from __future__ import annotations
@@ -92,6 +94,7 @@ def scan(
     """Everything between two positions of a segment file, in order, without a gap.
 
     `next_offset` is the lowest offset the first batch may have, `limit` the highest offset that any batch may reach.
+    Zeros up to the end are room, which ends the scan, unless offsets below `limit` should have been there.
     """
     window = b""
     window_at = position
@@ -114,6 +117,8 @@ def scan(
                 raise BatchDamaged(f"the batch has offset {header.base_offset}, which is not in order here")
         except BatchDamaged as problem:
             if header is None:
+                if (limit is None or next_offset >= limit) and _is_room(file, position, end):
+                    return
                 resume = _find_start(file, position + _ALIGNMENT, end, next_offset, limit)
             else:
                 # The stamp vouches for the length.  Searching inside the batch instead could take a batch that
@@ -124,6 +129,15 @@ def scan(
             continue
         yield Found(position, header, after, window, at)
         position, next_offset = stop, after
+
+
+def _is_room(file: File, position: int, end: int) -> bool:
+    while position < end:
+        window = file.read(position, min(_WINDOW_BYTES, end - position))
+        if not window or window.count(0) != len(window):
+            return False
+        position += len(window)
+    return True
 
 
 def _find_start(file: File, position: int, end: int, next_offset: int, limit: int | None) -> int:

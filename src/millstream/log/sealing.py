@@ -1,7 +1,8 @@
 """What has to reach the disk before appended messages may be confirmed, as objects whose `sync` can run in a thread.
 
 Mostly that is the active segment's file itself.  Around a roll it is more: the name of the new file, and the seal of
-the segment that is complete.  Sealing means: sync the log file, then store a snapshot of the producer table as of its
+the segment that is complete.  Sealing means: cut off
+unused room, sync the log file, then store a snapshot of the producer table as of its
 end, then put its index in place.  In that order, because a sealed index is recovery's licence not to look at the log
 file.
 """
@@ -40,6 +41,7 @@ class Seal:
     snapshot: bytes | None  # of the producer table; None when it was empty
 
     def sync(self) -> None:
+        self.segment.give_back_room(self.file)
         self.file.sync()
         next_offset = self.segment.next_offset
         if self.snapshot is not None:

@@ -7,6 +7,7 @@ result over, after which damaged places are known and stepped around.
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,6 +24,10 @@ from millstream.records import HEADER_BYTES, BatchHeader, Buffer, Columns, batch
 __all__ = ["DamagedRange", "Segment", "Survey", "Verified", "offsets_named", "segment_name", "survey"]
 
 _STEP_BYTES: Final = 8192  # how much a search reads at once: a little more than lies between two index entries
+#: More than this in one write is not worth preparing room for.
+_PREPARED_WRITE_BYTES_MAX: Final = 32 * 1024
+_ROOM_BYTES_MAX: Final = 256 * 1024
+_ZEROS: Final = memoryview(bytes(_ROOM_BYTES_MAX))
 _STEPS: Final = 64  # from batch to batch cost less than one search in an index that is stored
 _OFFSETS: Final = int(Columns.OFFSETS)
 
@@ -53,7 +58,7 @@ class Survey:
     """What a scan of a segment's file found."""
 
     index: LiveIndex
-    size: int
+    size: int  # without the room behind the last batch
     next_offset: int
     reached: int  # the offset behind the last batch; less than next_offset when the end is missing
     first_append_us: int = 0
@@ -78,12 +83,14 @@ def survey(
     recorded in `producers` as they come.
     """
     index = LiveIndex(interval_bytes)
-    found = Survey(index, size, base_offset, base_offset)
+    found = Survey(index, 0, base_offset, base_offset)
     for item in scan(file, 0, size, next_offset=base_offset, limit=limit):
         if isinstance(item, Damage):
             _note_damage(found, item)
+            found.size = item.end
             continue
         header = item.header
+        found.size = item.position + header.length
         _end_damage(found, header.base_offset)
         if item.position >= index.due:
             index.add(header.base_offset, item.position, header.append_time_us)
@@ -145,6 +152,7 @@ class Segment:
         "next_offset",
         "no_producers",
         "path",
+        "room_end",
         "size",
         "stored",
         "verified",
@@ -163,6 +171,7 @@ class Segment:
         self.interval_bytes = interval_bytes
         self.index: LiveIndex | StoredIndex = LiveIndex(interval_bytes)
         self.size = 0
+        self.room_end = 0  # up to here the file has been written before, if that is more than `size`
         self.messages = 0
         self.first_append_us = 0
         self.last_append_us = 0
@@ -226,15 +235,43 @@ class Segment:
             self.messages,
         )
 
-    def append(self, file: File, data: Buffer, next_offset: int, time_us: int) -> None:
-        """Write whole stamped batches at the end.  After an OSError nothing here has changed, but the file may have."""
-        file.write(data, self.size)
+    def append(self, file: File, data: Buffer, next_offset: int, time_us: int, *, prepare: bool = False) -> None:
+        """Write whole stamped batches at the end.  After an OSError nothing here has changed, but the file may have.
+
+        With `prepare` the file grows in steps, by zeros behind what is written.  Syncing bytes that were written into
+        such room takes a file system less time (two thirds to an eighth on ext4), because it need not write down where
+        the file ends.
+        """
+        end = self.size + len(data)
+        if end <= self.room_end or not prepare or len(data) > _PREPARED_WRITE_BYTES_MAX:
+            file.write(data, self.size)
+        else:
+            self._append_with_room(file, data)
         if not self.size:
             self.first_append_us = time_us
-        self.size += len(data)
+        self.size = end
         self.last_append_us = time_us
         self.messages += next_offset - self.next_offset
         self.next_offset = next_offset
+
+    def _append_with_room(self, file: File, data: Buffer) -> None:
+        # As much as there is already: a partition with a few messages does not take the space of many.
+        room = min(self.size, _ROOM_BYTES_MAX)
+        try:
+            file.write(b"".join((data, _ZEROS[:room])), self.size)
+        except OSError as problem:
+            if problem.errno != errno.ENOSPC:
+                raise
+            # There may be just enough space for the messages.
+            file.write(data, self.size)
+        else:
+            self.room_end = self.size + len(data) + room
+
+    def give_back_room(self, file: File) -> None:
+        """Let the file end where its batches do."""
+        if self.room_end > self.size:
+            file.truncate(self.size)
+        self.room_end = 0
 
     def use_stored_index(self) -> None:
         """Let go of the index in memory, now that it is in its file."""

@@ -303,14 +303,15 @@ class SegmentDirectory:
                     return  # torn, or still being written
                 else:
                     position, resumes_at = _step_over(file, position, confirmed, next_offset, confirmed_offset)
-                    yield next_offset, resumes_at
+                    if resumes_at > next_offset:
+                        yield next_offset, resumes_at
                     next_offset = resumes_at
         yield from segment.missing(next_offset)
 
 
 def _step_over(file: File, position: int, end: int, next_offset: int, end_offset: int) -> tuple[int, int]:
     """Where the batches behind damage begin: their position and their offset."""
-    resumes_at = position
+    resumes_at = end
     for item in scan(file, position, end, next_offset=next_offset, limit=end_offset):
         if isinstance(item, Damage):
             resumes_at = item.end
