@@ -95,7 +95,7 @@ class Client:
 
 async def started(storage: SimulatedStorage) -> Client:
     settings = Settings.model_validate({"storage": {"free_bytes_min": 0, "segment_bytes": 16_384}})
-    broker = Broker(settings, storage, rng=random.Random(1))
+    broker = Broker(settings, storage, rng=random.Random(storage.operations))  # another life draws other ids
     await broker.start()
     return Client(broker)
 

@@ -22,6 +22,7 @@ from millstream.broker.administration import Administration
 from millstream.broker.background import every
 from millstream.broker.cleanup import Cleanup
 from millstream.broker.committer import Committer, Rounds
+from millstream.broker.fetches import FetchAnswer, FetchHandle, FetchReply
 from millstream.broker.group_calls import GroupCalls
 from millstream.broker.group_topics import GroupTopics
 from millstream.broker.groups import Groups
@@ -36,7 +37,7 @@ from millstream.broker.metrics import Metrics
 from millstream.broker.mqtt.mqtt import Mqtt
 from millstream.broker.mqtt.views import MqttViews
 from millstream.broker.node import leave_clean_marker, load_node_id, take_clean_marker
-from millstream.broker.partition import FetchAnswer, FetchHandle, FetchReply, Partition, PublishReply
+from millstream.broker.partition import Partition, PublishReply
 from millstream.broker.pipelines import Pipelines
 from millstream.broker.queues.claims import Claims
 from millstream.broker.queues.consumers import LeaseHandle, LeaseReply, SettleReply
@@ -500,11 +501,11 @@ class Broker:
             session.access.require("produce", session.namespace, topic)
 
     def flush(self) -> None:
-        """Append everything published since the last call: one write per partition."""
+        """Let go of the buffers of everything published since the last call: one write per partition, or less."""
         to_flush = self._to_flush
         try:
             while to_flush:
-                to_flush.pop().flush()
+                to_flush.pop().flush_in_time()
         finally:
             if to_flush:  # a log raised what it should not; the others must not keep views of a borrowed buffer
                 self.flush()

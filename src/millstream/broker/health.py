@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from millstream.broker.fetches import FetchAnswer
 from millstream.broker.groups import Groups
 from millstream.broker.journal import SEGMENT_BYTES, Journal
-from millstream.broker.partition import FetchAnswer, Partition
+from millstream.broker.partition import Partition
 from millstream.broker.queues.queues import Queues
 from millstream.broker.state import StateLog
 from millstream.broker.topics import PartitionOpener, Topics

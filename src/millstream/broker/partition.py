@@ -1,7 +1,8 @@
 """One partition at run time: sole writer of its log, keeper of what is visible, and of who waits for more.
 
-Publishes are collected while one network read is handled and appended together by `flush`.  Each is answered when it is
-as durable as its policy promises; readers see a message no earlier than that, so nobody ever acts on a message that a
+Publishes are collected while one network read is handled and appended together by `flush`; small ones that wait for the
+disk anyway are collected until the next round of syncs begins, whoever sends them.  Each is answered when it is as
+durable as its policy promises; readers see a message no earlier than that, so nobody ever acts on a message that a
 power cut can take back.
 """
 
@@ -12,10 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
+
+import structlog
 
 from millstream.broker.ages import Ages
 from millstream.broker.committer import Committer, Syncable
+from millstream.broker.fetches import FetchAnswer, FetchHandle, FetchReply
 from millstream.broker.incoming import check_storable
 from millstream.broker.metrics import Metrics
 from millstream.broker.traffic.duplicates import Duplicates, mark_of
@@ -29,12 +33,11 @@ __all__ = [
     "LABEL_DISK",
     "LABEL_MEMORY",
     "LABEL_OS",
-    "FetchAnswer",
-    "FetchHandle",
-    "FetchReply",
     "Partition",
     "PublishReply",
 ]
+
+_log = structlog.get_logger("millstream.partition")
 
 LABEL_MEMORY: Final = 1
 LABEL_OS: Final = 2
@@ -42,28 +45,16 @@ LABEL_DISK: Final = 3
 _SYNCED: Final = frozenset(("group", "always"))
 _EXPIRY: Final = int(Columns.EXPIRY)
 _OPTIONS: Final = int(Columns.OPTIONS)
+#: Batches of up to this size, and so many of them, are copied to wait for the next round: cheaper than a write each.
+_GATHERED_BYTES_MAX: Final = 4096
+_GATHERED_MAX: Final = 256
 _NORMAL_LANE: Final = 1 << PRIORITY_DEFAULT
 
 #: Called once per publish: (error or None, label, base offset, append time, was it a repetition).
 PublishReply: TypeAlias = Callable[[MillstreamError | None, int, int, int, bool], None]
 
 
-class FetchAnswer(NamedTuple):
-    """Whole batches from the offset asked for on; none when the wait ended without any."""
-
-    buffers: Sequence[bytes]
-    next_offset: int
-    high_watermark: int
-    start_offset: int
-    #: Offsets that were stepped over because they are damaged on disk: first, and first after.
-    damaged: tuple[int, int] | None
-
-
-#: Called once per fetch.
-FetchReply: TypeAlias = Callable[[FetchAnswer | MillstreamError], None]
-
-
-#: Submitted, not yet appended: the batch (borrowed from the network's buffer), its header, fsync, whom to answer.
+#: Submitted, not yet appended: the batch, its header, fsync, whom to answer.
 _Pending: TypeAlias = tuple[memoryview, BatchHeader, str, PublishReply | None]
 #: Appended, waiting to be durable: base offset, next offset, append time, whom to answer, whether it is a repetition.
 _Parked: TypeAlias = tuple[int, int, int, PublishReply | None, bool]
@@ -78,23 +69,6 @@ def _confirm(
         stored.set_result(base)
     else:
         stored.set_exception(error)
-
-
-class FetchHandle:
-    """A fetch that reached the end of the log and waits for more."""
-
-    __slots__ = ("_partition", "max_bytes", "offset", "reply", "timer")
-
-    def __init__(self, partition: Partition, offset: int, max_bytes: int, reply: FetchReply) -> None:
-        self._partition = partition
-        self.offset = offset
-        self.max_bytes = max_bytes
-        self.reply = reply
-        self.timer: asyncio.TimerHandle | None = None
-
-    def cancel(self) -> None:
-        """Forget the fetch; it is not answered."""
-        self._partition.forget(self)
 
 
 class Partition:
@@ -148,6 +122,8 @@ class Partition:
         self._on_flush_needed = on_flush_needed
         self._on_failed = on_failed
         self._pending: list[_Pending] = []
+        #: How many of them are copies; the others are borrowed from the network's buffer.
+        self._gathered = 0
         #: The last batch that each producer has among the pending ones.
         self._pending_of: dict[int, BatchHeader] = {}
         self._duplicates: Duplicates | None = None
@@ -239,7 +215,7 @@ class Partition:
             self._admit(due_us)
         if producer:
             self._pending_of[producer] = header
-        if not self._pending:
+        if len(self._pending) == self._gathered:
             self._on_flush_needed(self)
         self._pending.append((batch, header, fsync, reply))
 
@@ -294,9 +270,29 @@ class Partition:
 
     def flush(self) -> None:
         """Append everything that was published since the last flush, in one write."""
-        pending, self._pending = self._pending, []
-        if not pending:
+        if self._pending and self._append_pending() and self._committer is not None:
+            self._committer.request(self)
+
+    def flush_in_time(self) -> None:
+        """Give borrowed buffers back.  Small publishes that wait for the disk share a write as well as a sync."""
+        pending = self._pending
+        if len(pending) == self._gathered:
             return
+        if self._committer is None or len(pending) > _GATHERED_MAX:
+            self.flush()
+            return
+        for at in range(self._gathered, len(pending)):
+            batch, header, fsync, reply = pending[at]
+            if fsync not in _SYNCED or header.length > _GATHERED_BYTES_MAX:
+                self.flush()
+                return
+            pending[at] = (memoryview(bytearray(batch)), header, fsync, reply)
+        self._gathered = len(pending)
+        self._committer.request(self)
+
+    def _append_pending(self) -> bool:
+        """Returns whether somebody waits for a sync now."""
+        pending, self._pending, self._gathered = self._pending, [], 0
         log = self.log
         if self._pending_of:
             self._pending_of = {}
@@ -306,7 +302,7 @@ class Partition:
             first = log.append([p[0] for p in pending], [p[1].count for p in pending], self._clock.now_us())
         except StorageFailed as error:
             self._refuse(pending, error)
-            return
+            return False
         except Exception as error:
             self.log.fail(f"the log failed in a way it does not know: {error!r}")
             self._refuse(pending, StorageFailed(str(self.log.failure)))
@@ -346,15 +342,14 @@ class Partition:
         self.bytes_published += size
         if at_once:
             metrics.latency.publish.observe(self._clock.now_us() - append_time_us, at_once)
-        # A full segment is sealed under every policy: it bounds what recovery must scan and what stays in memory.
-        if (sync_asked or log.seals_pending) and self._committer is not None:
-            self._committer.request(self)
-        elif memory and log.seals_pending:
+        if memory and log.seals_pending:
             log.sync()
         if not self._parked:
             self._advance(self.log.next_offset)
+        # A full segment is sealed under every policy: it bounds what recovery must scan and what stays in memory.
+        return sync_asked or log.seals_pending
 
-    def _refuse(self, pending: Sequence[_Pending], error: StorageFailed) -> None:
+    def _refuse(self, pending: Sequence[_Pending], error: MillstreamError) -> None:
         """Nothing was stored; say so."""
         self._metrics.publish_failures += len(pending)
         if self.log.failure is not None:
@@ -389,6 +384,8 @@ class Partition:
         self._gone = error
         self.log.fail(str(error))
         self.cancel_all(error)
+        pending, self._pending, self._gathered = self._pending, [], 0
+        self._refuse(pending, error)
         self._refuse_parked(error)
         async with self.maintenance:
             while self._committing:
@@ -399,6 +396,11 @@ class Partition:
     # --- commit --------------------------------------------------------------------------------------------------
 
     def begin_commit(self) -> tuple[Sequence[Syncable], int]:
+        if self._pending:
+            try:
+                self._append_pending()
+            except Exception:  # the log has failed and says so; the other partitions of the round have not
+                _log.exception("a log failed", log=self.log.directory)
         self.needs_interval_sync = False
         self._committing = True
         return self.log.dirty_files(), self.log.next_offset
@@ -457,6 +459,7 @@ class Partition:
 
         Raises StorageFailed.
         """
+        self.flush()
         if self.failed is not None:
             raise StorageFailed(self.failed)
         if self._committer is None:

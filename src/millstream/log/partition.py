@@ -190,7 +190,8 @@ class PartitionLog:
             file = self._file
             if file is None:
                 file = self._file = self._files.pin(self._storage, active.path)
-            active.append(file, batches[0] if piece is None else piece, offset, time_us, prepare=self._prepare)
+            room_max = self._segment_bytes - active.size - size if self._prepare else 0
+            active.append(file, batches[0] if piece is None else piece, offset, time_us, room_max=room_max)
         except OSError as problem:
             self._cut_back(problem)
         for entry in entries:

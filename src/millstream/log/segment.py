@@ -235,18 +235,19 @@ class Segment:
             self.messages,
         )
 
-    def append(self, file: File, data: Buffer, next_offset: int, time_us: int, *, prepare: bool = False) -> None:
+    def append(self, file: File, data: Buffer, next_offset: int, time_us: int, *, room_max: int = 0) -> None:
         """Write whole stamped batches at the end.  After an OSError nothing here has changed, but the file may have.
 
-        With `prepare` the file grows in steps, by zeros behind what is written.  Syncing bytes that were written into
+        With `room_max` the file grows in steps, by zeros behind what is written.  Syncing bytes that were written into
         such room takes a file system less time (two thirds to an eighth on ext4), because it need not write down where
         the file ends.
         """
         end = self.size + len(data)
-        if end <= self.room_end or not prepare or len(data) > _PREPARED_WRITE_BYTES_MAX:
+        if end <= self.room_end or room_max <= 0 or len(data) > _PREPARED_WRITE_BYTES_MAX:
             file.write(data, self.size)
         else:
-            self._append_with_room(file, data)
+            # As much as there is already: a partition with a few messages does not take the space of many.
+            self._append_with_room(file, data, min(self.size, room_max, _ROOM_BYTES_MAX))
         if not self.size:
             self.first_append_us = time_us
         self.size = end
@@ -254,9 +255,7 @@ class Segment:
         self.messages += next_offset - self.next_offset
         self.next_offset = next_offset
 
-    def _append_with_room(self, file: File, data: Buffer) -> None:
-        # As much as there is already: a partition with a few messages does not take the space of many.
-        room = min(self.size, _ROOM_BYTES_MAX)
+    def _append_with_room(self, file: File, data: Buffer, room: int) -> None:
         try:
             file.write(b"".join((data, _ZEROS[:room])), self.size)
         except OSError as problem:
@@ -288,7 +287,7 @@ class Segment:
         """
         file = self._files.get(self._storage, self.path)
         end = self._readable_end(position)
-        data = file.read(position, min(bytes_max, end - position))
+        data = file.read(position, self._size_to_read(position, bytes_max, end))
         start = self._cut_from(data, position, before)
         stop, next_offset = cut_batches(data, start, len(data), before)
         if next_offset < 0 and start:
@@ -305,6 +304,13 @@ class Segment:
             if next_offset < 0:
                 return b"", -1, position
         return data if stop == len(data) else data[:stop], next_offset, position + stop
+
+    def _size_to_read(self, position: int, bytes_max: int, end: int) -> int:
+        """At most `bytes_max`; where that is much, up to a batch that the index knows: cutting off the rest copies."""
+        if bytes_max >= end - position or bytes_max <= _STEPS * self.interval_bytes:
+            return min(bytes_max, end - position)
+        entry = self.index.last_at_position(position + bytes_max)
+        return entry[1] - position if entry is not None and position < entry[1] < end else bytes_max
 
     def _readable_end(self, position: int) -> int:
         for damage in self.damaged:

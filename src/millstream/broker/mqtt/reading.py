@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
+from millstream.broker.fetches import FetchAnswer
 from millstream.broker.journal import Fact
 from millstream.broker.mqtt.parcel import Grant, Parcel
-from millstream.broker.partition import FetchAnswer, Partition
+from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError, OffsetOutOfRange
 from millstream.headers import readable_headers
 from millstream.mqtt.messages import Message

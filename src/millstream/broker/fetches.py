@@ -1,0 +1,49 @@
+"""A fetch: what is answered, and one that waits for something to answer with."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
+
+from millstream.errors import MillstreamError
+
+__all__ = ["FetchAnswer", "FetchHandle", "FetchReply", "Fetched"]
+
+
+class FetchAnswer(NamedTuple):
+    """Whole batches from the offset asked for on; none when the wait ended without any."""
+
+    buffers: Sequence[bytes]
+    next_offset: int
+    high_watermark: int
+    start_offset: int
+    #: Offsets that were stepped over because they are damaged on disk: first, and first after.
+    damaged: tuple[int, int] | None
+
+
+#: Called once per fetch.
+FetchReply: TypeAlias = Callable[[FetchAnswer | MillstreamError], None]
+
+
+class Fetched(Protocol):
+    """What is fetched from: a partition."""
+
+    def forget(self, waiter: FetchHandle) -> None: ...
+
+
+class FetchHandle:
+    """A fetch that reached the end of the log and waits for more."""
+
+    __slots__ = ("_partition", "max_bytes", "offset", "reply", "timer")
+
+    def __init__(self, partition: Fetched, offset: int, max_bytes: int, reply: FetchReply) -> None:
+        self._partition = partition
+        self.offset = offset
+        self.max_bytes = max_bytes
+        self.reply = reply
+        self.timer: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        """Forget the fetch; it is not answered."""
+        self._partition.forget(self)
