@@ -21,8 +21,10 @@ __all__ = [
     "AnyEntry",
     "Entry",
     "Priority",
+    "alike",
     "alone_runs",
     "broker_options",
+    "encode_alike",
     "encode_entries",
     "entry_bytes",
     "is_delayed",
@@ -175,6 +177,25 @@ def encode_entries(
         first_sequence=first_sequence,
         codec=codec,
     )
+
+
+def alike(entry: AnyEntry, values: Sequence[bytes]) -> Sequence[AnyEntry]:
+    """The same message with other values."""
+    if isinstance(entry, bytes):
+        return values
+    if not isinstance(entry, Entry):
+        return [(value, entry[1]) for value in values]
+    others = entry[1:]
+    return [Entry(value, *others) for value in values]
+
+
+def encode_alike(entry: AnyEntry, values: Sequence[bytes], *, base_timestamp_us: int) -> tuple[bytes, bytes]:
+    """A batch of messages that differ in nothing but their values, as `encode_entries` makes it."""
+    columns = _columns([entry], base_timestamp_us)
+    options = columns.pop("options", False)
+    columns = {name: column * len(values) for name, column in columns.items()}
+    columns["values"] = values
+    return encode_parts(**columns, options=options, base_timestamp_us=base_timestamp_us)
 
 
 def _columns(entries: Sequence[AnyEntry], base_timestamp_us: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millstream.mqtt.decoders import Peer
@@ -34,6 +34,7 @@ from millstream.mqtt.packets import (
 from millstream.mqtt.reader import PacketReader
 from millstream.mqtt.reasons import CONNACK_OF_V4, MqttViolation, Reason
 from millstream.mqtt.writer import encode
+from tests.examples import examples
 
 texts = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 topics = st.text(st.characters(exclude_characters="\0+#", exclude_categories=["Cs"]), min_size=1, max_size=20)
@@ -181,7 +182,7 @@ def read_in_pieces(reading: PacketReader, data: bytes, sizes: list[int]) -> list
 
 
 @given(st.data(), which, pieces)
-@settings(max_examples=300)
+@examples(100)
 def test_what_is_written_is_read_in_any_pieces(data: st.DataObject, kind: tuple[int, Peer], sizes: list[int]) -> None:
     version, peer = kind
     said = data.draw(CONVERSATIONS[kind])
@@ -216,14 +217,14 @@ def check(data: bytes, version: int, peer: Peer, sizes: list[int]) -> tuple[list
 
 
 @given(st.binary(max_size=100), st.sampled_from([0, 4, 5]), st.sampled_from(PEERS), pieces)
-@settings(max_examples=500)
+@examples(150)
 @example(b"\x10\xff\xff\xff\xff", 0, "client", [])
 def test_any_bytes_are_packets_or_a_violation(data: bytes, version: int, peer: Peer, sizes: list[int]) -> None:
     check(data, version, peer, sizes)
 
 
 @given(st.integers(0, 255), st.binary(max_size=60), st.sampled_from([4, 5]), st.sampled_from(PEERS))
-@settings(max_examples=800)
+@examples(200)
 def test_any_body_is_a_packet_or_a_violation(first: int, body: bytes, version: int, peer: Peer) -> None:
     check(bytes((first, len(body))) + body, version, peer, [])
 
@@ -232,7 +233,7 @@ changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255), st.int
 
 
 @given(st.data(), which, changes, pieces)
-@settings(max_examples=200)
+@examples(80)
 def test_a_packet_with_wrong_bytes_is_a_packet_or_a_violation(
     data: st.DataObject, kind: tuple[int, Peer], changes: list[tuple[int, int, int]], sizes: list[int]
 ) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.entries import encode_entries
+from millstream.entries import alike, encode_alike, encode_entries
 from millstream.headers import decode_headers
-from millstream.mqtt.messages import Message
+from millstream.mqtt.messages import Message, with_payload
 from millstream.mqtt.packets import Properties
 from millstream.mqtt.stored import entry_of, message_of
 from millstream.mqtt.topics import check_topic_name
@@ -49,6 +49,19 @@ def test_a_batch_gives_back_the_messages_that_went_into_it(sent: list[Message], 
         check_topic_name(message.topic)
         told = decode_headers(headers[at] if headers else None)
         assert message_of(message.topic, batch.values()[at], told, expiry[at] if expiry else 0) == message
+
+
+@given(message=messages, payloads=st.lists(st.binary(max_size=20), min_size=1, max_size=4), keyed=st.booleans())
+def test_messages_that_differ_in_their_payloads_are_stored_as_if_each_came_alone(
+    message: Message, payloads: list[bytes], keyed: bool
+) -> None:
+    entry = entry_of(message, key=message.topic.encode() if keyed else None, now_us=5)
+    one_by_one = [
+        entry_of(with_payload(message, payload), key=message.topic.encode() if keyed else None, now_us=5)
+        for payload in payloads
+    ]
+    assert alike(entry, payloads) == one_by_one
+    assert encode_alike(entry, payloads, base_timestamp_us=5) == encode_entries(one_by_one, base_timestamp_us=5)
 
 
 @given(headers=st.lists(st.tuples(name, st.binary(max_size=20)), max_size=5))

@@ -185,6 +185,7 @@ class Topics:
             transfer = topic.beside[name] = Transfer(
                 self.journal(topic, number),
                 resolve=lambda target: self.partition(*target),
+                exists=lambda target: self.registry.find(target.namespace, target.topic) is not None,
                 new_producer=self.new_producer_id,
             )
         return transfer

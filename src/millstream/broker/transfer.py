@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -76,6 +75,13 @@ class _Intent:
     batch: bytes
 
 
+class _Turn(asyncio.Lock):
+    """One move at a time reaches a target, so that sequences arrive in order."""
+
+    #: Moves that have it or wait for it.
+    moves = 0
+
+
 class Transfer:
     """The moves that start from one partition."""
 
@@ -84,17 +90,18 @@ class Transfer:
         journal: Journal,
         *,
         resolve: Callable[[Target], Partition],
+        exists: Callable[[Target], bool],
         new_producer: Callable[[], Awaitable[int]],
     ) -> None:
         self._journal = journal
         self._resolve = resolve
+        self._exists = exists
         self._new_producer = new_producer
         self._producer = 0
         self._number = 0
         self._intents: dict[int, _Intent] = {}
         self._sequences: dict[Target, int] = {}
-        #: One move at a time reaches a target, so that sequences arrive in order.
-        self._turns: defaultdict[Target, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._turns: dict[Target, _Turn] = {}
         self._naming = asyncio.Lock()
         for fact in journal.claim(_ENTITY, self._snapshot):
             self._apply(fact)
@@ -117,7 +124,7 @@ class Transfer:
         `on_recorded` is called when the facts are on disk: from there on the move happens, whatever happens.  Raises
         StorageFailed when they are not, and the target's error when it will never take the batch.
         """
-        async with self._turns[target]:
+        async with self._turn(target):
             if not self._producer:
                 await self._name()
             for earlier in [number for number, intent in self._intents.items() if intent.target == target]:
@@ -139,11 +146,23 @@ class Transfer:
         """Finish what a crash has interrupted."""
         for number, intent in list(self._intents.items()):
             try:
-                async with self._turns[intent.target]:
+                async with self._turn(intent.target):
                     if number in self._intents:  # otherwise somebody else saw to it meanwhile
                         await self._finish(number)
             except RequestError as error:
                 _log.error("a move could not be finished", reason=str(error))
+
+    @contextlib.asynccontextmanager
+    async def _turn(self, target: Target) -> AsyncIterator[None]:
+        turn = self._turns.setdefault(target, _Turn())
+        turn.moves += 1
+        try:
+            async with turn:
+                yield
+        finally:
+            turn.moves -= 1
+            if not turn.moves:
+                del self._turns[target]
 
     async def _name(self) -> None:
         async with self._naming:
@@ -188,6 +207,8 @@ class Transfer:
     def _snapshot(self) -> Iterable[Fact]:
         if self._producer:
             yield ["producer", self._producer]
+        # A topic that is made again under the same name has never heard of this producer.
+        self._sequences = {target: first for target, first in self._sequences.items() if self._exists(target)}
         for target, first in self._sequences.items():
             yield ["next", *target, first]
         for number, intent in self._intents.items():

@@ -6,7 +6,7 @@ import msgspec
 
 from millstream.mqtt.packets import NO_PROPERTIES, Properties
 
-__all__ = ["Message"]
+__all__ = ["Message", "with_payload"]
 
 
 class Message(msgspec.Struct):
@@ -24,3 +24,16 @@ class Message(msgspec.Struct):
     client_id: str = ""
     #: When it must no longer be delivered; 0 = never.
     expiry_us: int = 0
+
+
+def with_payload(message: Message, payload: bytes) -> Message:
+    """The same message with another payload."""
+    return Message(
+        message.topic,
+        payload,
+        message.qos,
+        message.retain,
+        message.properties,
+        message.client_id,
+        message.expiry_us,
+    )

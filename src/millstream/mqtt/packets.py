@@ -114,28 +114,26 @@ class Publish(msgspec.Struct, frozen=True):
     properties: Properties = NO_PROPERTIES
 
 
-class Puback(msgspec.Struct, frozen=True):
+class _Answer(msgspec.Struct, frozen=True):
     packet_id: int
     reason: int = 0
     properties: Properties = NO_PROPERTIES
 
 
-class Pubrec(msgspec.Struct, frozen=True):
-    packet_id: int
-    reason: int = 0
-    properties: Properties = NO_PROPERTIES
+class Puback(_Answer, frozen=True):
+    pass
 
 
-class Pubrel(msgspec.Struct, frozen=True):
-    packet_id: int
-    reason: int = 0
-    properties: Properties = NO_PROPERTIES
+class Pubrec(_Answer, frozen=True):
+    pass
 
 
-class Pubcomp(msgspec.Struct, frozen=True):
-    packet_id: int
-    reason: int = 0
-    properties: Properties = NO_PROPERTIES
+class Pubrel(_Answer, frozen=True):
+    pass
+
+
+class Pubcomp(_Answer, frozen=True):
+    pass
 
 
 class Filter(msgspec.Struct, frozen=True):

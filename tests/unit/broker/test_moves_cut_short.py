@@ -1,4 +1,4 @@
-"""A move that was cut short is finished before the next one to the same place, so that nothing overtakes it."""
+"""Moves: one that was cut short is finished before the next to the same place, and nothing is kept for ever."""
 
 from __future__ import annotations
 
@@ -45,3 +45,26 @@ def test_the_next_move_waits_for_the_one_that_was_cut_short(
         return values, [batch.header.first_sequence for batch in batches], transfer.undone
 
     assert broker.run(move_twice()) == ([b"first", b"second"], [0, 1], 0)
+
+
+def test_nothing_is_remembered_of_targets_that_are_gone(broker: BrokerForTests) -> None:
+    topics = broker.broker.topics
+
+    async def move_to_many() -> tuple[list[int], list[object]]:
+        await topics.create("default", CreateTopic(name="lasting"))
+        source = topics.registry.get("default", "lasting")
+        transfer = topics.transfer(source, 0)
+        bases = []
+        for name in ("one", "two", "one", "lasting"):
+            if name != "lasting":
+                await topics.create("default", CreateTopic(name=name))
+            for value in (b"1", b"2"):
+                batch = encode_batch([value], base_timestamp_us=1)
+                bases.append(await transfer.move(Target("default", name, 0), batch))
+            if name != "lasting":
+                await topics.delete("default", name)
+        await topics.journal(source, 0).checkpoint()
+        return bases, [*transfer._turns, *transfer._sequences]
+
+    expected = [0, 1, 0, 1, 0, 1, 0, 1], [Target("default", "lasting", 0)]
+    assert broker.run(move_to_many()) == expected

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
@@ -62,7 +62,7 @@ class Line(Protocol):
     def unsent(self) -> int:
         """Bytes that the client has not read yet."""
 
-    def send(self, data: bytes, /) -> None: ...
+    def send(self, data: bytes, packets: int = 1, /) -> None: ...
 
     def close(self) -> None:
         """After what was sent."""
@@ -117,24 +117,37 @@ class Client:
 
     # --- what it says --------------------------------------------------------------------------------------------
 
-    def handle(self, packet: Packet) -> None:
-        if self._gone:
-            return
-        kind = type(packet)
-        if kind is Publish and self._receiving is not None:
-            self._receiving.take(packet)  # type: ignore[arg-type]
-        elif self.session is None:
+    def handle(self, packets: Iterable[Packet]) -> None:
+        """What came with one read.  Whatever came before a mistake is carried out."""
+        count = 0
+        try:
+            for packet in packets:
+                count += 1
+                if type(packet) is Publish and self._receiving is not None:
+                    self._receiving.take(packet)
+                else:
+                    self._handle(packet)
+                if self._gone:
+                    break
+        finally:
+            self._room.broker.metrics.mqtt_packets_received += count
+            self._end_of_read()
+
+    def _handle(self, packet: Packet) -> None:
+        if self.session is None:
             if not isinstance(packet, Connect):
                 raise MqttViolation(Reason.PROTOCOL_ERROR, "the first packet of a client is CONNECT")
             self._connect(packet)
-        else:
-            handler = _HANDLERS.get(kind)
-            if handler is None:
-                raise MqttViolation(Reason.PROTOCOL_ERROR, f"{kind.__name__.upper()} is not for clients to send now")
-            handler(self, packet)
+            return
+        kind = type(packet)
+        handler = _HANDLERS.get(kind)
+        if handler is None:
+            raise MqttViolation(Reason.PROTOCOL_ERROR, f"{kind.__name__.upper()} is not for clients to send now")
+        if self._receiving is not None:
+            self._receiving.hand_on()
+        handler(self, packet)
 
-    def end_of_read(self) -> None:
-        """Everything that came with one read was handled."""
+    def _end_of_read(self) -> None:
         if self._receiving is not None:
             self._receiving.flush()
         if self._released is not None:
@@ -267,7 +280,7 @@ class Client:
     def _disconnect(self, packet: Disconnect) -> None:
         session = self.session
         assert session is not None
-        self.end_of_read()  # its will may be due, and comes after all that it has said before
+        self._end_of_read()  # its will may be due, and comes after all that it has said before
         expiry_s = packet.properties.session_expiry_s
         if expiry_s is not None:
             if expiry_s and not session.expiry_s:
@@ -292,10 +305,10 @@ class Client:
     def encoded(self, packet: Packet) -> bytes:
         return encode(packet, self.version, self._bytes_max)
 
-    def send_raw(self, data: bytes) -> None:
+    def send_raw(self, packets: Sequence[bytes]) -> None:
         """Packets that are encoded already."""
-        if data and not self._gone:
-            self._line.send(data)
+        if packets and not self._gone:
+            self._line.send(b"".join(packets), len(packets))
 
     def explanation(self, problem: MillstreamError | None) -> Properties:
         """Why something went wrong, for those who want to know."""

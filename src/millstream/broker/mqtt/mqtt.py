@@ -22,14 +22,14 @@ from millstream.broker.partition import Partition
 from millstream.broker.state import StateLog
 from millstream.broker.transfer import Transfer
 from millstream.clock import Clock
-from millstream.entries import encode_entries
+from millstream.entries import encode_alike
 from millstream.errors import QuotaExceeded
 from millstream.mqtt.messages import Message
 from millstream.mqtt.stored import entry_of
 from millstream.records import stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from millstream.broker.broker import Broker
 
@@ -66,6 +66,7 @@ class Mqtt:
         moves = Transfer(
             kept,
             resolve=lambda target: broker.topics.partition(*target),
+            exists=lambda target: broker.topics.registry.find(target.namespace, target.topic) is not None,
             new_producer=broker.topics.new_producer_id,
         )
         self.store = SessionStore(kept, moves)
@@ -153,7 +154,7 @@ class Mqtt:
 
     # --- clients and sessions ------------------------------------------------------------------------------------
 
-    def client(self, line: Line, address: str, *, secure: bool) -> Client:  # noqa: ARG002
+    def client(self, line: Line, address: str) -> Client:
         """The broker's side of a new connection."""
         return Client(self, line, address)
 
@@ -248,15 +249,15 @@ class Mqtt:
             return (kept for kept in found if kept.message.topic > after)
         return self.retained.matching(namespace, topic_filter, after)
 
-    def pass_to_others(self, world: World, name: str, message: Message) -> bool:
-        """Give a message that is not stored to subscribers of the other doors."""
+    def pass_to_others(self, world: World, name: str, message: Message, payloads: Sequence[bytes]) -> bool:
+        """Give messages that are not stored, one like the other, to subscribers of the other doors."""
 
         def batch() -> bytes:
             now_us = self.clock.now_us()
             entry = entry_of(message, key=None, now_us=now_us)
-            head, tail = encode_entries([entry], base_timestamp_us=now_us)
+            head, tail = encode_alike(entry, payloads, base_timestamp_us=now_us)
             data = bytearray(head + tail)
             stamp(memoryview(data), 0, base_offset=0, append_time_us=now_us, leader_epoch=0)
             return bytes(data)
 
-        return self.broker.subscriptions.pass_on(world, name, batch)
+        return self.broker.subscriptions.pass_on(world, name, len(payloads), batch)

@@ -1,28 +1,38 @@
 """Messages from one MQTT client on their way into the broker, and what it is told about them.
 
-Everything that came with one read and goes to one topic is stored as one batch.  A client is answered in the order in
-which it has published, whatever was on disk first.  With QoS 2 and a session that lasts, the packet id and the message
-are one fact: a restart knows both or neither.
+Everything that came with one read and goes to one topic is stored as one batch.  Messages that differ in nothing but
+their payloads go together from the beginning, as a *stretch*: whatever must be asked is asked once for all of them.
+A client is answered in the order in which it has published, whatever was on disk first.  With QoS 2 and a session that
+lasts, the packet id and the message are one fact: a restart knows both or neither.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from millstream.broker.mqtt.parcel import Parcel
 from millstream.broker.mqtt.refusals import publish_reason
 from millstream.broker.transfer import Target
-from millstream.entries import AnyEntry, Entry, encode_entries, is_delayed, routing_key, split_entries
-from millstream.errors import MillstreamError
+from millstream.entries import (
+    AnyEntry,
+    Entry,
+    alike,
+    encode_alike,
+    encode_entries,
+    entry_bytes,
+    is_delayed,
+    routing_key,
+)
+from millstream.errors import MillstreamError, PayloadTooLarge
 from millstream.ids import SCHEDULES
 from millstream.mqtt.messages import Message
 from millstream.mqtt.reasons import Reason
 from millstream.mqtt.stored import entry_of
 from millstream.names import INBOX_PREFIX
 from millstream.partitioning import key_partition
+from millstream.records import BatchHeader
 from millstream.wire.messages import PublishRequest
 
 if TYPE_CHECKING:
@@ -30,7 +40,7 @@ if TYPE_CHECKING:
     from millstream.broker.mqtt.session import Session
     from millstream.broker.mqtt.world import World
 
-__all__ = ["Owed", "Publishing"]
+__all__ = ["Owed", "Publishing", "Stretch"]
 
 _LEADER: Final = 1
 _BATCH_BYTES: Final = 1024 * 1024
@@ -38,17 +48,39 @@ _BATCH_MESSAGES: Final = 10_000
 
 
 class Owed:
-    """An answer that a client waits for, or nobody does."""
+    """The answer to messages that were published one after the other; or nobody waits for it."""
 
-    __slots__ = ("error", "packet_id", "qos", "reason", "waits_for")
+    __slots__ = ("error", "packet_ids", "qos", "reason", "waits_for")
 
     def __init__(self, qos: int, packet_id: int) -> None:
         self.qos = qos
-        self.packet_id = packet_id
-        #: Places where the message must be stored before there is an answer.
+        #: One for each message.
+        self.packet_ids = [packet_id]
+        #: Places where the messages must be stored before there is an answer.
         self.waits_for = 1
         self.reason = Reason.SUCCESS
         self.error: MillstreamError | None = None
+
+
+class Stretch(NamedTuple):
+    """Messages that were published one after the other and differ in nothing but their payloads."""
+
+    #: The first of them.
+    message: Message
+    payloads: list[bytes]
+    owed: Owed
+
+
+class _Stored(NamedTuple):
+    """A stretch on its way into a topic."""
+
+    #: The first of its messages.
+    entry: AnyEntry
+    values: list[bytes]
+    owed: Owed
+
+
+_Pile: TypeAlias = list[_Stored]
 
 
 class Publishing:
@@ -67,46 +99,59 @@ class Publishing:
         self._settled = settled
         self._session = session
         self._owed: deque[Owed] = deque()
-        self._piles: dict[str, list[tuple[AnyEntry, Owed]]] = {}
-        self._once: dict[str, list[tuple[AnyEntry, Owed]]] = {}
+        self._piles: dict[str, _Pile] = {}
+        self._once: dict[str, _Pile] = {}
         #: For topics that are being made; whatever else comes for them waits behind it.
-        self._waiting: dict[tuple[str, bool], list[tuple[AnyEntry, Owed]]] = {}
-
-    @property
-    def owed(self) -> int:
-        """Answers that are still to come."""
-        return len(self._owed)
+        self._waiting: dict[tuple[str, bool], _Pile] = {}
 
     # --- taking in -----------------------------------------------------------------------------------------------
 
-    def take(self, message: Message, owed: Owed, now_us: int) -> None:
-        """Publish a message; `flush` is due when everything of one read was taken.
+    def take(self, stretch: Stretch, now_us: int) -> None:
+        """Publish messages; `flush` is due when everything of one read was taken.
 
-        Raises QuotaExceeded when it was to be retained and there is no room.
+        Raises QuotaExceeded when they were to be retained and there is no room.
         """
         world = self._world
+        message, payloads, owed = stretch
         if message.retain:
             stored = world.room.retained.put(world.namespace, message)
             owed.waits_for += 1
             self._own(self._retain(stored, owed))
-        self._owed.append(owed)
         name = world.place_for(message.topic)
         if name is None:
-            self._pass_on(message, owed, now_us)
+            self._owed.append(owed)
+            self._pass_on(stretch, now_us)
             return
         key = message.topic.encode() if name == world.room.catch_all else None
         entry = entry_of(message, key=key, now_us=now_us)
         # An inbox keeps nothing, so there is nothing to move there.
         once = owed.qos == 2 and self._lasts and not name.startswith(INBOX_PREFIX)
-        (self._once if once else self._piles).setdefault(name, []).append((entry, owed))
+        self._pile_up(name, _Stored(entry, payloads, owed), once=once)
 
-    def put(self, name: str, entry: AnyEntry, owed: Owed) -> None:
+    def put(self, name: str, entry: Entry, owed: Owed) -> None:
         """Publish to a topic of the broker, as it is."""
-        self._owed.append(owed)
         # A schedule, and what has an id to be recognised by, must pass through the broker's own checks.
-        plain = not (isinstance(entry, Entry) and (entry.deliver_at_us or entry.dedup_id))
-        piles = self._once if owed.qos == 2 and self._lasts and plain else self._piles
-        piles.setdefault(name, []).append((entry, owed))
+        plain = not (entry.deliver_at_us or entry.dedup_id)
+        self._pile_up(name, _Stored(entry, [entry.value or b""], owed), once=owed.qos == 2 and self._lasts and plain)
+
+    def _pile_up(self, name: str, stretch: _Stored, *, once: bool) -> None:
+        entry, values, owed = stretch
+        piles = self._once if once else self._piles
+        limit = self._world.message_bytes_max(name)
+        others = _bytes_beside(entry)
+        if max(map(len, values)) + others <= limit:
+            self._owed.append(owed)
+            piles.setdefault(name, []).append(stretch)
+            return
+        # Each for itself, or those beside it would be refused with what is too large.
+        for one, value, packet_id in zip(alike(entry, values), values, owed.packet_ids, strict=True):
+            its = owed if len(values) == 1 else Owed(owed.qos, packet_id)
+            if len(value) + others > limit:
+                size = len(value) + others
+                self.refuse(its, PayloadTooLarge(f"a message has {size} bytes, the topic allows {limit}"))
+            else:
+                self._owed.append(its)
+                piles.setdefault(name, []).append(_Stored(one, [value], its))
 
     def answer(self, owed: Owed, reason: Reason) -> None:
         """Answer without publishing anything."""
@@ -133,7 +178,7 @@ class Publishing:
         return self._session is not None and self._session.lasts
 
     def flush(self) -> None:
-        """Store what has been taken since the last time."""
+        """Store what has been taken since the last time, and answer what was not to be stored."""
         if self._piles:
             piles, self._piles = self._piles, {}
             for name, pile in piles.items():
@@ -143,22 +188,23 @@ class Publishing:
             once, self._once = self._once, {}
             for name, pile in once.items():
                 self._when_there(name, pile, once=True)
+        self._answer()
 
-    def _pass_on(self, message: Message, owed: Owed, now_us: int) -> None:
+    def _pass_on(self, stretch: Stretch, now_us: int) -> None:
         """Nobody wants it stored: whoever is there gets it now."""
-        found = self._world.pass_on(Parcel(message, now_us))
-        if not found:
+        owed = stretch.owed
+        if not self._world.pass_on(stretch.message, stretch.payloads, now_us):
             owed.reason = Reason.NO_MATCHING_SUBSCRIBERS
         if owed.qos == 2 and self._lasts:
             assert self._session is not None
             self._own(self._remember(self._session, owed))
         else:
-            self._one_less(owed)
+            owed.waits_for -= 1  # and `flush` answers
 
     async def _remember(self, session: Session, owed: Owed) -> None:
         try:
-            await session.record_durably(session.received_fact(owed.packet_id))
-            session.unrecorded.discard(owed.packet_id)
+            await session.record_durably(session.received_fact(*owed.packet_ids))
+            session.unrecorded.difference_update(owed.packet_ids)
         except MillstreamError as error:
             self._fail(owed, error)
         else:
@@ -174,7 +220,7 @@ class Publishing:
 
     # --- storing -------------------------------------------------------------------------------------------------
 
-    def _when_there(self, name: str, pile: list[tuple[AnyEntry, Owed]], *, once: bool) -> None:
+    def _when_there(self, name: str, pile: _Pile, *, once: bool) -> None:
         """Store messages; if their topic must be made first, whatever comes meanwhile waits behind them."""
         waiting = self._waiting.get((name, once))
         if waiting is not None:
@@ -183,7 +229,7 @@ class Publishing:
             self._waiting[name, once] = pile
             self._own(self._create(name, once=once))
         elif once:
-            self._own(self._move(name, pile))
+            self._move(name, pile)
         else:
             self._store(name, pile)
 
@@ -191,78 +237,95 @@ class Publishing:
         try:
             await self._world.make_topic(name, self._who)
         except MillstreamError as error:
-            for _, owed in self._waiting.pop((name, once)):
-                self._fail(owed, error)
+            for stretch in self._waiting.pop((name, once)):
+                self._fail(stretch.owed, error)
             return
         pile = self._waiting.pop((name, once))
         if once:
-            self._own(self._move(name, pile))
+            self._move(name, pile)
         else:
             self._store(name, pile)
             self._world.room.broker.flush()
 
-    def _store(self, name: str, pile: list[tuple[AnyEntry, Owed]]) -> None:
+    def _store(self, name: str, pile: _Pile) -> None:
         for number, part in self._parts(name, pile):
-            entries, owed = [entry for entry, _ in part], [owed for _, owed in part]
-            if len(part) <= _BATCH_MESSAGES and not any(
-                isinstance(entry, Entry) and entry.dedup_id for entry in entries
-            ):
-                self._publish(name, number, entries, owed)  # of one read, so it cannot be much
-                continue
-            for first, last in split_entries(entries, bytes_max=_BATCH_BYTES, messages_max=_BATCH_MESSAGES):
-                self._publish(name, number, entries[first:last], owed[first:last])
+            for batch in _batches(part):
+                self._publish(name, number, batch)
 
-    def _publish(self, name: str, number: int, entries: list[AnyEntry], owed: list[Owed]) -> None:
+    def _publish(self, name: str, number: int, stretches: _Pile) -> None:
         def reply(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
-            for one in owed:
-                one.waits_for -= 1
+            for stretch in stretches:
+                owed = stretch.owed
+                owed.waits_for -= 1
                 if error is not None:
-                    one.error, one.reason = error, publish_reason(error)
+                    owed.error, owed.reason = error, publish_reason(error)
             self._answer()
 
         broker = self._world.room.broker
-        head, tail = encode_entries(entries, base_timestamp_us=self._world.room.clock.now_us())
         who = self._world.own if name == self._world.room.catch_all else self._who
         try:
-            batch = memoryview(bytearray(head + tail))
+            batch = memoryview(self._encode(stretches))
             broker.publish(who, PublishRequest(name, number, _LEADER, 0, batch), reply)
         except MillstreamError as error:
             reply(error, 0, 0, 0, False)
 
-    async def _move(self, name: str, pile: list[tuple[AnyEntry, Owed]]) -> None:
+    def _move(self, name: str, pile: _Pile) -> None:
+        """All partitions at the same time: what comes next for one of them must not be first there."""
+        for number, part in self._parts(name, pile):
+            for batch in _batches(part):
+                self._own(self._move_batch(Target(self._world.namespace, name, number), batch))
+
+    async def _move_batch(self, target: Target, stretches: _Pile) -> None:
         """Exactly once: see broker/transfer.py."""
         session, room = self._session, self._world.room
         assert session is not None
+
+        def recorded() -> None:
+            for stretch in stretches:
+                session.unrecorded.difference_update(stretch.owed.packet_ids)
+                self._one_less(stretch.owed)
+
         try:
-            room.broker.check_publish(self._world.own if name == room.catch_all else self._who, name)
-            for number, part in self._parts(name, pile):
-                head, tail = encode_entries([entry for entry, _ in part], base_timestamp_us=room.clock.now_us())
-                facts = [(session.entity, session.received_fact(owed.packet_id)) for _, owed in part]
-
-                def recorded(part: list[tuple[AnyEntry, Owed]] = part) -> None:
-                    for _, owed in part:
-                        session.unrecorded.discard(owed.packet_id)
-                        self._one_less(owed)
-
-                target = Target(self._world.namespace, name, number)
-                await room.store.transfer.move(target, bytearray(head + tail), facts, on_recorded=recorded)
+            batch = self._encode(stretches)
+            self._check_move(target, batch)
+            facts = [(session.entity, session.received_fact(*stretch.owed.packet_ids)) for stretch in stretches]
+            await room.store.transfer.move(target, batch, facts, on_recorded=recorded)
         except MillstreamError as error:
-            for _, owed in pile:
-                if owed.waits_for > 0:
-                    self._fail(owed, error)
+            for stretch in stretches:
+                if stretch.owed.waits_for > 0:
+                    self._fail(stretch.owed, error)
 
-    def _parts(self, name: str, pile: list[tuple[AnyEntry, Owed]]) -> list[tuple[int, list[tuple[AnyEntry, Owed]]]]:
+    def _check_move(self, target: Target, batch: bytearray) -> None:
+        """Whoever publishes is asked this by the broker; a move is not.  Raises MillstreamError."""
+        room, topic = self._world.room, self._world.topic(target.topic)
+        broker = room.broker
+        broker.check_publish(self._world.own if target.topic == room.catch_all else self._who, target.topic)
+        broker.quotas.publish(target.namespace, memoryview(batch))
+        if topic is not None and topic.config.max_depth:
+            broker.flow.check_depth(topic, target.partition, BatchHeader(batch).count)
+
+    def _encode(self, stretches: _Pile) -> bytearray:
+        now_us = self._world.room.clock.now_us()
+        if len(stretches) == 1:
+            entry, values, _ = stretches[0]
+            head, tail = encode_alike(entry, values, base_timestamp_us=now_us)
+        else:
+            entries = [entry for stretch in stretches for entry in alike(stretch.entry, stretch.values)]
+            head, tail = encode_entries(entries, base_timestamp_us=now_us)
+        return bytearray(head + tail)
+
+    def _parts(self, name: str, pile: _Pile) -> list[tuple[int, _Pile]]:
         """Which messages go to which partition: by key, and what has none stays together for the sake of its order."""
         count = self._world.partitions_of(name)
-        if count == 1 and not any(is_delayed(entry) for entry, _ in pile):
+        if count == 1 and not any(is_delayed(stretch.entry) for stretch in pile):
             return [(0, pile)]
-        parts: dict[int, list[tuple[AnyEntry, Owed]]] = {}
-        for entry, owed in pile:
-            key = routing_key(entry) or self._who.client_id.encode()
+        parts: dict[int, _Pile] = {}
+        for stretch in pile:
+            key = routing_key(stretch.entry) or self._who.client_id.encode()
             number = key_partition(key, count)
-            if isinstance(entry, Entry) and is_delayed(entry):
+            if is_delayed(stretch.entry):
                 number |= SCHEDULES
-            parts.setdefault(number, []).append((entry, owed))
+            parts.setdefault(number, []).append(stretch)
         return list(parts.items())
 
     # --- answers -------------------------------------------------------------------------------------------------
@@ -287,3 +350,29 @@ class Publishing:
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
         self._world.room.own(asyncio.ensure_future(work))
+
+
+def _bytes_beside(entry: AnyEntry) -> int:
+    """What counts of a message besides its value."""
+    if isinstance(entry, bytes):
+        return 0
+    return len(entry[1] or b"") + (len(entry.headers) if isinstance(entry, Entry) else 0)
+
+
+def _batches(part: _Pile) -> Iterator[_Pile]:
+    """What is stored together.  A stretch is never too much for a batch: it came with one read."""
+    batch: _Pile = []
+    messages = size = 0
+    alone = False
+    for stretch in part:
+        more = len(stretch.values)
+        more_bytes = entry_bytes(stretch.entry) + sum(map(len, stretch.values[1:]))
+        was_alone, alone = alone, isinstance(stretch.entry, Entry) and bool(stretch.entry.dedup_id)
+        full = messages + more > _BATCH_MESSAGES or size + more_bytes > _BATCH_BYTES
+        if batch and (full or alone or was_alone):
+            yield batch
+            batch, messages, size = [], 0, 0
+        batch.append(stretch)
+        messages += more
+        size += more_bytes
+    yield batch

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from millstream.broker.mqtt.publishing import Owed, Publishing
+from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.broker.mqtt.rights import require_topic
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, QuotaExceeded
 from millstream.mqtt.aliases import IncomingAliases
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Properties, Puback, Publish, Pubrec
@@ -26,6 +26,8 @@ __all__ = ["Receiving"]
 
 #: Answers that a client may wait for before it is not read from any more; in version 5 it is told a lower number.
 _OWED_MAX: Final = 1_000
+#: Messages that go together at most.
+_STRETCH_MAX: Final = 1_000
 #: Topics with a meaning of their own; others that begin with `$` are names like any, which no wildcard finds.
 _SPECIAL: Final = ("$SYS/", "$queue/", "$admin/", "$share/")
 #: PUBACK and PUBREC that say yes, in both versions.
@@ -38,11 +40,12 @@ class Receiving:
 
     __slots__ = (
         "_aliases",
-        "_allowed",
         "_at_least_once",
         "_client",
         "_publishing",
         "_session",
+        "_stretch",
+        "_taken_us",
         "_unanswered",
         "_version",
         "_who",
@@ -56,8 +59,9 @@ class Receiving:
         self._version = version
         self._publishing = Publishing(session.world, who, self._settled, session)
         self._aliases = IncomingAliases(session.world.room.settings.topic_alias_max)
-        #: The topic that it was last allowed to publish to, and the rights that said so.
-        self._allowed: tuple[str, object] = ("", None)
+        #: What was taken last and is not handed on yet: the next message may be like it.  And when it was taken.
+        self._stretch: Stretch | None = None
+        self._taken_us = 0
         #: Publishes of QoS 1 and 2 that are not answered, and those of QoS 1 among them.
         self._unanswered = 0
         self._at_least_once = 0
@@ -72,71 +76,81 @@ class Receiving:
         if self.received:
             self._session.world.room.broker.metrics.mqtt_received += self.received
             self.received = 0
+            self.hand_on()
             self._publishing.flush()
 
     def take(self, packet: Publish) -> None:
         """Raises MqttViolation when the connection must end."""
         self.received += 1
-        qos, packet_id, told = packet.qos, packet.packet_id, packet.properties
-        topic = packet.topic
+        qos, packet_id, topic, told = packet.qos, packet.packet_id, packet.topic, packet.properties
         expiry_s = None
         if told is not NO_PROPERTIES:
             topic = self._aliases.resolve(topic, told.topic_alias)
             expiry_s = told.message_expiry_s
             told = _lasting(told)
-        owed = Owed(qos, packet_id)
-        if qos and not self._admit(qos, packet_id, owed):
+        if qos and not self._admit(qos, packet_id):
             return
+        plain = told is NO_PROPERTIES and expiry_s is None and not packet.retain
+        if plain and (stretch := self._stretch) is not None and len(stretch.payloads) < _STRETCH_MAX:
+            message, payloads, owed = stretch
+            if topic == message.topic and qos == message.qos:
+                payloads.append(packet.payload)
+                owed.packet_ids.append(packet_id)
+                return
+        self.hand_on()
+        owed = Owed(qos, packet_id)
         try:
-            if self._allowed != (topic, self._who.access):
-                check_topic_name(topic)
-                if topic.startswith(_SPECIAL):
-                    self._take_special(packet, topic, owed)
-                    return
-                require_topic(self._who, "produce", topic)
-                self._allowed = (topic, self._who.access)
-            elif self._who.access.refusal is not None:
-                raise self._who.access.refusal
-            session = self._session
-            now_us = session.world.room.clock.now_us()
-            message = Message(
-                topic,
-                packet.payload,
-                qos,
-                packet.retain,
-                told,
-                session.client_id,
-                now_us + expiry_s * 1_000_000 if expiry_s is not None else 0,
-            )
-            self._publishing.take(message, owed, now_us)
+            check_topic_name(topic)
+            if topic.startswith(_SPECIAL):
+                self._take_special(packet, topic, owed)
+                return
+            require_topic(self._who, "produce", topic)
         except MillstreamError as error:
             if isinstance(error, MqttViolation) and (
                 error.reason is not Reason.TOPIC_NAME_INVALID or "+" in topic or "#" in topic
             ):
                 raise
             self._publishing.refuse(owed, error)
+            return
+        now_us = self._session.world.room.clock.now_us()
+        expiry_us = now_us + expiry_s * 1_000_000 if expiry_s is not None else 0
+        message = Message(topic, packet.payload, qos, packet.retain, told, self._session.client_id, expiry_us)
+        self._stretch, self._taken_us = Stretch(message, [packet.payload], owed), now_us
+        if not plain:
+            self.hand_on()
 
-    def _admit(self, qos: int, packet_id: int, owed: Owed) -> bool:
+    def hand_on(self) -> None:
+        """What comes now is different from what came before."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None:
+            try:
+                self._publishing.take(stretch, self._taken_us)
+            except QuotaExceeded as error:
+                self._publishing.refuse(stretch.owed, error)
+
+    def _admit(self, qos: int, packet_id: int) -> bool:
         """False for a message of QoS 2 that has been sent before."""
-        incoming = self._session.incoming
-        is_known = qos == 2 and packet_id in incoming
-        if self._version == V5 and self._at_least_once + len(incoming) >= incoming.limit and not is_known:
-            maximum = self._session.world.room.settings.receive_maximum
-            raise MqttViolation(Reason.RECEIVE_MAXIMUM_EXCEEDED, f"{maximum} publishes may be unconfirmed at a time")
+        session = self._session
+        incoming = session.incoming
+        if self._version == V5:
+            is_known = qos == 2 and packet_id in incoming
+            if self._at_least_once + len(incoming) >= incoming.limit and not is_known:
+                most = session.world.room.settings.receive_maximum
+                raise MqttViolation(Reason.RECEIVE_MAXIMUM_EXCEEDED, f"{most} publishes may be unconfirmed at a time")
         self._unanswered += 1
         if qos == 1:
             self._at_least_once += 1
             return True
-        receiving = self._session.receiving
         if incoming.receive(packet_id):
-            receiving[packet_id] = []
-            self._session.unrecorded.add(packet_id)
+            session.receiving[packet_id] = []
+            session.unrecorded.add(packet_id)
             return True
-        waiting = receiving.get(packet_id)
+        self.hand_on()
+        waiting = session.receiving.get(packet_id)
         if waiting is None:
-            self._publishing.answer(owed, Reason.SUCCESS)
+            self._publishing.answer(Owed(qos, packet_id), Reason.SUCCESS)
         else:
-            waiting.append(self._publishing.owe(owed))  # its answer is still on its way to the disk
+            waiting.append(self._publishing.owe(Owed(qos, packet_id)))  # its answer is still on its way to the disk
         return False
 
     def _take_special(self, packet: Publish, topic: str, owed: Owed) -> None:
@@ -153,38 +167,41 @@ class Receiving:
         answers: list[bytes] = []
         client = self._client
         for owed in run:
-            qos = owed.qos
+            qos, packet_ids = owed.qos, owed.packet_ids
             if not qos:
                 if owed.error is not None:
-                    self._session.count_dropped()
+                    self._session.count_dropped(len(packet_ids))
                 continue
-            self._unanswered -= 1
+            self._unanswered -= len(packet_ids)
             if qos == 1:
-                self._at_least_once -= 1
+                self._at_least_once -= len(packet_ids)
             else:
                 self._received_twice(owed)
             if not owed.reason:
-                answers.append(_YES.pack(_FIRST_BYTE[qos], 2, owed.packet_id))
+                first = _FIRST_BYTE[qos]
+                answers += [_YES.pack(first, 2, packet_id) for packet_id in packet_ids]
                 continue
             if self._version != V5 and owed.reason >= Reason.UNSPECIFIED_ERROR:
                 # In 3.1.1 there is no way to say no, and yes would be a lie.
-                client.send_raw(b"".join(answers))
+                client.send_raw(answers)
                 client.fail(owed.error or MqttViolation(owed.reason, "a message was not accepted"))
                 return
-            kind = Puback if qos == 1 else Pubrec
-            answers.append(client.encoded(kind(owed.packet_id, owed.reason, client.explanation(owed.error))))
+            kind, why = Puback if qos == 1 else Pubrec, client.explanation(owed.error)
+            answers += [client.encoded(kind(packet_id, owed.reason, why)) for packet_id in packet_ids]
         if answers:
-            client.send_raw(b"".join(answers))
+            client.send_raw(answers)
             if self._unanswered < _OWED_MAX:
                 client.resume()
 
     def _received_twice(self, owed: Owed) -> None:
         """Whoever has sent the same message of QoS 2 again meanwhile hears the same."""
-        if owed.reason >= Reason.UNSPECIFIED_ERROR:
-            self._session.incoming.release(owed.packet_id)
-        self._session.unrecorded.discard(owed.packet_id)
-        for waiting in self._session.receiving.pop(owed.packet_id, ()):
-            waiting(owed.error)
+        session = self._session
+        for packet_id in owed.packet_ids:
+            if owed.reason >= Reason.UNSPECIFIED_ERROR:
+                session.incoming.release(packet_id)
+            session.unrecorded.discard(packet_id)
+            for waiting in session.receiving.pop(packet_id, ()):
+                waiting(owed.error)
 
 
 def _lasting(told: Properties) -> Properties:

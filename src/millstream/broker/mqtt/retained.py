@@ -117,10 +117,6 @@ class Retained:
             if not 0 < kept.message.expiry_us <= now_us:
                 yield kept
 
-    def at(self, namespace: str, topic: str) -> Message | None:
-        held = self._held(namespace, topic)
-        return None if held is None else held.message
-
     def kept_in(self, namespace: str) -> tuple[int, int]:
         """How many of a namespace there are, and their bytes."""
         trie = self._tries.get(namespace)

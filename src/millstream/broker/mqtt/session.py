@@ -175,8 +175,8 @@ class Session:
         return ["will", None if self.will is None else msgspec.msgpack.encode(self.will)]
 
     @staticmethod
-    def received_fact(packet_id: int) -> Fact:
-        return ["got", packet_id]
+    def received_fact(*packet_ids: int) -> Fact:
+        return ["got", *packet_ids]
 
     def replay(self, facts: Iterable[Fact]) -> None:
         for kind, *rest in facts:
@@ -251,9 +251,9 @@ class Session:
         self._queued_bytes += size
         return True
 
-    def count_dropped(self) -> None:
-        self.dropped += 1
-        self.world.room.broker.metrics.mqtt_dropped += 1
+    def count_dropped(self, messages: int = 1) -> None:
+        self.dropped += messages
+        self.world.room.broker.metrics.mqtt_dropped += messages
 
     def _launch(self, parcel: Parcel, grant: Grant, qos: int, flight: Flight) -> bool:
         """Send with a packet id, if the client takes one more."""

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from millstream.broker.mqtt.publishing import Owed, Publishing
+from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.errors import QuotaExceeded
 
 if TYPE_CHECKING:
     from millstream.broker.mqtt.mqtt import Mqtt
     from millstream.broker.mqtt.session import Session
+    from millstream.mqtt.messages import Message
 
 __all__ = ["Wills"]
 
@@ -55,11 +56,11 @@ class Wills:
             publishing = Publishing(session.world, session.world.own, lambda _: None)
             now_us = self._room.clock.now_us()
             try:
-                publishing.take(message, Owed(message.qos, 0), now_us)
+                publishing.take(_alone(message), now_us)
             except QuotaExceeded as error:
                 _log.warning("a will cannot be retained", client=session.client_id, reason=str(error))
                 message.retain = False
-                publishing.take(message, Owed(message.qos, 0), now_us)
+                publishing.take(_alone(message), now_us)
             publishing.flush()
 
     def close(self) -> None:
@@ -67,3 +68,7 @@ class Wills:
         for timer in self._waiting.values():
             timer.cancel()
         self._waiting.clear()
+
+
+def _alone(message: Message) -> Stretch:
+    return Stretch(message, [message.payload], Owed(message.qos, 0))

@@ -18,6 +18,7 @@ from millstream.broker.registry import Topic
 from millstream.broker.traffic.subscriptions import Subscription as Feed
 from millstream.errors import QuotaExceeded
 from millstream.mqtt.filters import FilterTrie
+from millstream.mqtt.messages import Message, with_payload
 from millstream.mqtt.topics import filter_matches, from_topic, parse_share, to_topic
 from millstream.names import INBOX_PREFIX, is_system
 from millstream.wire import calls
@@ -157,10 +158,9 @@ class World:
                 if self._wants(topic_filter, topic.name):
                     yield topic
             return
-        find = self.room.broker.topics.registry.find
         name = to_topic(topic_filter)
         for one in {name, self.room.catch_all}:
-            found = find(self.namespace, one) if one is not None else None
+            found = self.topic(one) if one is not None else None
             if found is not None and (one == self.room.catch_all or not is_system(one)):  # type: ignore[arg-type]
                 yield found
 
@@ -257,11 +257,19 @@ class World:
         """Whether a message can be published there right now."""
         if name in self._making:
             return False  # others wait for it, and come first
-        return self.room.broker.topics.registry.find(self.namespace, name) is not None or name.startswith(INBOX_PREFIX)
+        return self.topic(name) is not None or name.startswith(INBOX_PREFIX)
+
+    def topic(self, name: str) -> Topic | None:
+        return self.room.broker.topics.registry.find(self.namespace, name)
 
     def partitions_of(self, name: str) -> int:
-        topic = self.room.broker.topics.registry.find(self.namespace, name)
+        topic = self.topic(name)
         return len(topic.partition_uids) if topic is not None else 1
+
+    def message_bytes_max(self, name: str) -> int:
+        """The largest message that a topic takes."""
+        topic = self.topic(name)
+        return topic.config.max_message_bytes if topic is not None else self.room.settings.max_packet_bytes
 
     async def make_topic(self, name: str, who: BrokerSession) -> None:
         """Raises MillstreamError when there can be no such topic."""
@@ -280,7 +288,7 @@ class World:
     async def _make(self, name: str, who: BrokerSession) -> None:
         broker = self.room.broker
         if name == self.room.catch_all:
-            if broker.topics.registry.find(self.namespace, name) is None:
+            if self.topic(name) is None:
                 await broker.topics.ensure_namespace(self.namespace)
                 # Longer than any session is remembered nobody waits for it.
                 config = {
@@ -293,13 +301,15 @@ class World:
 
     # --- the way of a message ------------------------------------------------------------------------------------
 
-    def pass_on(self, parcel: Parcel) -> bool:
-        """Give whoever is there a message that is not stored; says whether anybody was."""
-        message = parcel.message
-        found = self.dispatch(parcel, None)
+    def pass_on(self, message: Message, payloads: Sequence[bytes], now_us: int) -> bool:
+        """Give whoever is there messages that are not stored, one like the other; says whether anybody was."""
+        found = bool(self.receivers(message.topic))
+        if found:
+            for payload in payloads:
+                self.dispatch(Parcel(with_payload(message, payload), now_us), None)
         name = to_topic(message.topic)
         if name is not None:
-            found |= self.room.pass_to_others(self, name, message)
+            found |= self.room.pass_to_others(self, name, message, payloads)
         return found
 
     def dispatch(self, parcel: Parcel, place: Place | None) -> bool:

@@ -304,14 +304,14 @@ class Subscriptions:
             if subscription.session.deliver(notice):
                 subscription.missed = 0
 
-    def pass_on(self, sender: Subscriber, topic: str, make_batch: Callable[[], bytes]) -> bool:
-        """Deliver a batch of one message that is not stored to everybody else; says whether there was anybody."""
+    def pass_on(self, sender: Subscriber, topic: str, messages: int, make_batch: Callable[[], bytes]) -> bool:
+        """Deliver a batch of messages that are not stored to everybody else; says whether there was anybody."""
         trie = self._tries.get(sender.namespace)
         found = [] if trie is None else [it for it in trie.match(topic) if it.session is not sender]
         if found:
             buffers = [make_batch()]
             for subscription in sorted(found, key=lambda subscription: subscription.id):
-                self.send(subscription, topic, 0, 0, buffers, 1)
+                self.send(subscription, topic, 0, 0, buffers, messages)
         return bool(found)
 
     def drained(self, session: Subscriber) -> None:

@@ -48,6 +48,7 @@ class MqttConnection(asyncio.Protocol):
         "_heard",
         "_outbox",
         "_outbox_bytes",
+        "_outbox_packets",
         "_patience",
         "_reader",
         "_reads",
@@ -66,9 +67,10 @@ class MqttConnection(asyncio.Protocol):
         #: Why it was not let in, which it is told when it has said who it is.
         self._refusal: MillstreamError | None = None
         self._closing = False
-        #: Packets for it that have not been written yet; None for most of the time.
+        #: What is for it and has not been written yet; None for most of the time.
         self._outbox: list[bytes] | None = None
         self._outbox_bytes = 0
+        self._outbox_packets = 0
         self._reads = True
         #: It does not read fast enough what it is sent.
         self.is_slow = False
@@ -84,7 +86,7 @@ class MqttConnection(asyncio.Protocol):
         door = self._door
         self._refusal = door.connections.admit(self)
         if self._refusal is None:
-            self._client = door.broker.mqtt.client(self, self.address, secure=door.secure)
+            self._client = door.broker.mqtt.client(self, self.address)
             door.deadlines.set(self, door.deadlines.now + door.connect_ticks)
         elif door.turn_away(self):
             door.deadlines.set(self, door.deadlines.now + _GOODBYE_TICKS)
@@ -147,29 +149,23 @@ class MqttConnection(asyncio.Protocol):
         if not self.busy:
             return
         self._heard = self._door.deadlines.now
+        self._door.broker.metrics.mqtt_bytes_received += len(data)
         client = self._client
-        metrics = self._door.broker.metrics
-        metrics.mqtt_bytes_received += len(data)
         try:
             self._reader.feed(data)
-            for packet in self._reader.packets():
-                metrics.mqtt_packets_received += 1
-                if client is None:
-                    assert self._refusal is not None
-                    raise self._refusal
-                client.handle(packet)
-                if self._closing:
-                    break
+            if client is not None:
+                client.handle(self._reader.packets())
+            elif any(self._reader.packets()):
+                assert self._refusal is not None
+                raise self._refusal
         except Exception as problem:
             self._fail(problem)
             return
-        if client is not None:
-            client.end_of_read()
-            if not self._has_room():
-                self._stop_reading()
+        if not self._has_room():
+            self._stop_reading()
 
     def _fail(self, problem: Exception) -> None:
-        """Say what was wrong, if it can be said; what came before the mistake was in order and is carried out."""
+        """Say what was wrong, if it can be said."""
         if isinstance(problem, MillstreamError):
             _log.info("closing a connection", address=self.address, code=problem.code, reason=str(problem))
             self._door.broker.metrics.protocol_errors += isinstance(problem, ProtocolViolation)
@@ -177,7 +173,6 @@ class MqttConnection(asyncio.Protocol):
             _log.error("packet failed", address=self.address, exc_info=problem)
             problem = InternalError("the broker failed to handle a packet; its log has the details")
         if self._client is not None and self._client.version:
-            self._client.end_of_read()
             self._client.violated(problem)
         else:
             self._refuse(problem)
@@ -202,7 +197,7 @@ class MqttConnection(asyncio.Protocol):
 
     # --- what the broker asks for --------------------------------------------------------------------------------
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes, packets: int = 1) -> None:
         """With everything else that there is for the client by the end of this turn of the event loop."""
         if self._closing:
             return
@@ -212,17 +207,19 @@ class MqttConnection(asyncio.Protocol):
         else:
             self._outbox.append(data)
         self._outbox_bytes += len(data)
+        self._outbox_packets += packets
         if self._outbox_bytes >= _OUTBOX_BYTES:
             self.flush()
 
     def flush(self) -> None:
         outbox, self._outbox = self._outbox, None
         size, self._outbox_bytes = self._outbox_bytes, 0
+        packets, self._outbox_packets = self._outbox_packets, 0
         if outbox and not self._closing:
-            self._transport.write(outbox[0] if len(outbox) == 1 else b"".join(outbox))
             metrics = self._door.broker.metrics
-            metrics.mqtt_packets_sent += len(outbox)
+            metrics.mqtt_packets_sent += packets
             metrics.mqtt_bytes_sent += size
+            self._transport.write(outbox[0] if len(outbox) == 1 else b"".join(outbox))
 
     def close(self) -> None:
         """After what was sent."""

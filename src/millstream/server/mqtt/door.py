@@ -28,7 +28,6 @@ class MqttDoor:
         self.deadlines = Deadlines(asyncio.get_running_loop())
         self.packet_bytes_max = settings.mqtt.max_packet_bytes
         self.connect_ticks = -(-settings.mqtt.connect_timeout_ms // TICK_MS)
-        self.secure = bool(settings.tls.certificate)
         self._turned_away: set[MqttConnection] = set()
         self._ticker: asyncio.Task[None] | None = None
         self._loop = asyncio.get_running_loop()
