@@ -43,10 +43,11 @@ run: $(READY)
 	$(BIN)/millstream serve
 
 test: $(DEV)
-	$(BIN)/pytest -n 3 --dist loadfile  # one more than two processors: many tests wait for clocks and disks
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # one more than two processors: many tests wait
 
 test-slow: $(DEV)
 	$(BIN)/pytest -m slow --timeout 3600
+	$(BIN)/pytest -m 'hypothesis and not slow' --hypothesis-profile thorough --timeout 3600
 
 # Part of `make test` where there is a Chromium; here it is an error if there is none.
 test-dashboard: $(DEV)

@@ -18,14 +18,27 @@ import typer.main
 from hypothesis import settings
 
 from millstream.testing.broker import BrokerForTests
+from tests.examples import FEW, MANY
 
 # The suite starts many processes.  Where bytecode is not kept, each of them compiles the whole broker before it begins.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Reproducible by default; a failure prints the blob that replays it.
-settings.register_profile("millstream", deadline=None, derandomize=True, print_blob=True)
+# Where failures are expected, a picture of all variables on the stack takes longer to draw than the test to run.
+structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.plain_traceback
+
+# Reproducible by default; a failure prints the blob that replays it.  `make test-slow` looks further.
+settings.register_profile("millstream", deadline=None, derandomize=True, print_blob=True, max_examples=FEW)
+settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=MANY)
 settings.load_profile("millstream")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """With `--dist loadfile`, as `make test` has it."""
+    from tests.scheduling import ByFile
+
+    return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

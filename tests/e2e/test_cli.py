@@ -52,11 +52,8 @@ class _Input(io.BytesIO):
 
 
 @pytest.fixture
-def run(broker: BrokerForTests, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `millstream ARGUMENTS...` against the test's broker; fails unless it ends with the code expected."""
-    monkeypatch.setenv("MILLSTREAM_BROKER", broker.address)
-    # The broker shares this process and would log into the output under test.
-    set_up_logs(LogSettings(), io.StringIO())
+def alone(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs `millstream ARGUMENTS...` in this process; fails unless it ends with the code expected."""
 
     def invoke(*arguments: str, code: int = 0, given: bytes = b"") -> Outcome:
         capfdbinary.readouterr()
@@ -72,6 +69,15 @@ def run(broker: BrokerForTests, capfdbinary: pytest.CaptureFixture[bytes], monke
         return outcome
 
     return invoke
+
+
+@pytest.fixture
+def run(alone: Run, broker: BrokerForTests, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """The same against the test's broker."""
+    monkeypatch.setenv("MILLSTREAM_BROKER", broker.address)
+    # The broker shares this process and would log into the output under test.
+    set_up_logs(LogSettings(), io.StringIO())
+    return alone
 
 
 # --- topics ----------------------------------------------------------------------------------------------------------
@@ -257,15 +263,14 @@ def test_status(run: Run) -> None:
     assert "uptime" in run("status").out
 
 
-def test_nobody_there_is_exit_code_3() -> None:
+def test_nobody_there_is_exit_code_3(alone: Run) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-    done = subprocess.run([*MILLSTREAM, "status", "--broker", address], capture_output=True, text=True)
-    assert done.returncode == 3
-    assert done.stderr.startswith("error: ")
-    assert address in done.stderr
-    assert "Traceback" not in done.stderr
+    said = alone("status", "--broker", address, code=3).err
+    assert said.startswith("error: ")
+    assert address in said
+    assert "Traceback" not in said
 
 
 def test_a_pipe_that_closes_ends_consume_quietly(run: Run, broker: BrokerForTests) -> None:
@@ -318,30 +323,29 @@ def millstream(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*MILLSTREAM, *arguments], capture_output=True, text=True, timeout=60)
 
 
-def test_serve_publish_stop_serve_consume(tmp_path: Path) -> None:
+def test_serve_publish_stop_serve_consume(alone: Run, tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     with serving("--data", data) as (process, address):
-        assert millstream("publish", "orders", "kept", "--broker", address).returncode == 0
+        alone("publish", "orders", "kept", "--broker", address)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=20)
         assert process.returncode == 0, err
         assert out == "", "nothing but the address goes to standard output"
         assert all(json.loads(line)["event"] for line in err.splitlines()), "the log is JSON where there is no terminal"
     with serving("--data", data) as (process, address):
-        consumed = millstream("consume", "orders", "--no-follow", "--broker", address)
-        assert consumed.stdout == "kept\n", consumed.stderr
+        assert alone("consume", "orders", "--no-follow", "--broker", address).out == "kept\n"
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
 
 
-def test_a_second_broker_on_the_same_data_is_refused(tmp_path: Path) -> None:
+def test_a_second_broker_on_the_same_data_is_refused(alone: Run, tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     with serving("--data", data) as (process, _):
         second = millstream("serve", "--data", data, "--port", "0")
         assert second.returncode == 4
         assert f"process {process.pid}" in second.stderr
         assert "[DATA_DIR_LOCKED]" in second.stderr
-        assert millstream("log", "verify", data).returncode == 4
+        alone("log", "verify", data, code=4)
 
 
 def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
@@ -355,13 +359,12 @@ def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_bad_setting_stops_serve_before_anything_is_touched(tmp_path: Path) -> None:
+def test_a_bad_setting_stops_serve_before_anything_is_touched(alone: Run, tmp_path: Path) -> None:
     config = tmp_path / "millstream.yaml"
     config.write_text("storage:\n  fsinc: always\n", encoding="utf-8")
-    done = millstream("serve", "--data", str(tmp_path / "data"), "--config", str(config))
-    assert done.returncode == 2
-    assert "unknown setting 'storage.fsinc'" in done.stderr
-    assert "did you mean 'storage.fsync'?" in done.stderr
+    said = alone("serve", "--data", str(tmp_path / "data"), "--config", str(config), code=2).err
+    assert "unknown setting 'storage.fsinc'" in said
+    assert "did you mean 'storage.fsync'?" in said
     assert not (tmp_path / "data").exists()
 
 
@@ -372,43 +375,37 @@ def test_a_bad_setting_stops_serve_before_anything_is_touched(tmp_path: Path) ->
 def stopped_data(tmp_path: Path) -> Path:
     data = tmp_path / "stopped"
     with BrokerForTests(data) as broker:
+        client = broker.connect()
         for value in ("first", "second", "third"):
-            done = millstream("publish", "orders", value, "--key", "k", "--broker", broker.address)
-            assert done.returncode == 0, done.stderr
+            client.publish("orders", value, key="k")
     return data
 
 
-def test_a_good_directory_verifies_and_can_be_dumped(stopped_data: Path) -> None:
-    verified = millstream("log", "verify", str(stopped_data), "--topic", "orders", "--json")
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    (partition,) = json.loads(verified.stdout)
+def test_a_good_directory_verifies_and_can_be_dumped(alone: Run, stopped_data: Path) -> None:
+    (partition,) = alone("log", "verify", str(stopped_data), "--topic", "orders", "--json").json
     assert partition["directory"] == "topics/default/orders/0"
     assert sum(segment["messages"] for segment in partition["segments"]) == 3
-    assert millstream("log", "verify", str(stopped_data)).returncode == 0
-    dumped = millstream("log", "dump", str(stopped_data), "--topic", "orders", "--from", "1", "--json")
-    documents = [json.loads(line) for line in dumped.stdout.splitlines()]
+    alone("log", "verify", str(stopped_data))
+    dumped = alone("log", "dump", str(stopped_data), "--topic", "orders", "--from", "1", "--json")
+    documents = [json.loads(line) for line in dumped.lines]
     assert [(d["offset"], d["key"], d["value"]) for d in documents] == [(1, "k", "second"), (2, "k", "third")]
-    limited = millstream("log", "dump", str(stopped_data), "--topic", "orders", "--max", "1")
-    assert [line.split("\t")[-1] for line in limited.stdout.splitlines()] == ["first"]
-    batches = millstream("log", "dump", str(stopped_data), "--topic", "orders", "--batches", "--json")
-    assert [json.loads(line)["first_offset"] for line in batches.stdout.splitlines()] == [0, 1, 2]
+    limited = alone("log", "dump", str(stopped_data), "--topic", "orders", "--max", "1")
+    assert [line.split("\t")[-1] for line in limited.lines] == ["first"]
+    batches = alone("log", "dump", str(stopped_data), "--topic", "orders", "--batches", "--json")
+    assert [json.loads(line)["first_offset"] for line in batches.lines] == [0, 1, 2]
 
 
-def test_a_flipped_bit_is_found(stopped_data: Path) -> None:
+def test_a_flipped_bit_is_found(alone: Run, stopped_data: Path) -> None:
     (segment,) = (stopped_data / "topics" / "default" / "orders" / "0").glob("*.log")
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
-    verified = millstream("log", "verify", str(stopped_data))
-    assert verified.returncode == 4
-    assert "are damaged" in verified.stdout
+    assert "are damaged" in alone("log", "verify", str(stopped_data), code=4).out
     assert segment.read_bytes() == content, "verify only reads"
 
 
-def test_what_is_not_a_data_directory_is_left_alone(tmp_path: Path) -> None:
-    done = millstream("log", "verify", str(tmp_path))
-    assert done.returncode == 2
-    assert "is not a data directory" in done.stderr
+def test_what_is_not_a_data_directory_is_left_alone(alone: Run, tmp_path: Path) -> None:
+    assert "is not a data directory" in alone("log", "verify", str(tmp_path), code=2).err
     assert os.listdir(tmp_path) == []
 
 

@@ -476,6 +476,7 @@ def free_port() -> int:
         return port
 
 
+@pytest.mark.slow
 def test_kill_nine_in_the_middle_of_a_replay_loses_and_repeats_nothing(tmp_path: Path) -> None:
     count, keys = 2000, 5
     port = free_port()

@@ -349,6 +349,7 @@ def test_ephemeral_topics_have_schedules_too(broker: BrokerForTests, client: Cli
     eventually(lambda: values(client) == ["later"])
 
 
+@pytest.mark.slow
 def test_schedules_survive_kill_nine_and_fire_exactly_once(tmp_path: Path) -> None:
     count = 300
     broker = BrokerProcess(tmp_path).start()

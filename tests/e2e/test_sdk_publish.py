@@ -182,7 +182,7 @@ def test_threads_publish_through_one_client(broker: BrokerForTests) -> None:
         assert [value for value in values if value.startswith(f"{name}:")] == [f"{name}:{n:03d}" for n in range(100)]
 
 
-@pytest.mark.parametrize("ending", ["kill", "stop"])
+@pytest.mark.parametrize("ending", ["kill", pytest.param("stop", marks=pytest.mark.slow)])
 def test_a_broker_that_ends_under_load_loses_and_repeats_nothing(tmp_path: Path, ending: str) -> None:
     """A producer that is in the middle of it, a broker that dies twice, and a reader that sees every message once."""
     process = BrokerProcess(tmp_path / "data").start()

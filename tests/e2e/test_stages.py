@@ -40,6 +40,7 @@ def test_what_is_staged_over_a_socket_is_published_by_one_call(client: NativeCli
     assert client.call("stage.list")[0]["published"] == 0
 
 
+@pytest.mark.slow
 def test_a_broker_that_is_killed_publishes_every_batch_once(tmp_path: Path) -> None:
     publish_through_kills(tmp_path, batches=12, kills=2)
 

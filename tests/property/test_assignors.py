@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import product
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.groups.assignors import Assignment, assign, assign_range, assign_sticky
@@ -119,7 +119,6 @@ def test_sticky_moves_no_more_than_evenness_demands(
     assert kept(assign_sticky(members, partitions, previous), previous) == most
 
 
-@settings(max_examples=60)
 @given(
     st.dictionaries(st.sampled_from(("a", "b", "c")), st.sets(st.sampled_from(TOPICS))),
     st.dictionaries(st.sampled_from(TOPICS), st.integers(1, 2)),

@@ -6,11 +6,12 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.log.holding import HELD, open_held, read_list
 from millstream.log.storage import DiskStorage
+from tests.examples import examples
 
 PATHS = [f"topics/{topic}/{name}" for topic in "ab" for name in ("0.log", "0.index", "1.log")] + ["node_id"]
 
@@ -71,7 +72,7 @@ def held_contents(root: Path) -> dict[str, bytes]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@examples(30)
 @given(before=steps, during=steps, later=steps)
 def test_a_copy_shows_the_moment(before: list, during: list, later: list) -> None:
     # This is not about power cuts, and syncing would take most of the time.

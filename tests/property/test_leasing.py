@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from itertools import count
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.client.leases import Lease, QueueMessage
@@ -29,6 +29,7 @@ from millstream.wire.leases import (
     encode_lease_result,
     encode_settle_result,
 )
+from tests.examples import examples
 
 LEASE_MS = 10_000
 
@@ -168,7 +169,7 @@ steps = st.sampled_from(
     holes=st.lists(st.booleans(), min_size=6, max_size=6),
     leave=st.booleans(),
 )
-@settings(max_examples=400)
+@examples(120)
 def test_the_broker_hears_exactly_what_the_user_said(
     prefetch: int, taken: int, plan: list[tuple[str, int]], holes: list[bool], leave: bool
 ) -> None:
@@ -286,7 +287,7 @@ def take(consumer: Consumer) -> QueueMessage | None:
         max_size=60,
     ),
 )
-@settings(max_examples=400)
+@examples(120)
 def test_what_is_handed_out_is_ours_and_what_is_over_is_given_up(
     prefetch: int, auto_extend: bool, max_processing: str, late_ms: int, plan: list[tuple[str, int]]
 ) -> None:

@@ -5,7 +5,6 @@ Random appends, reads, rolls, syncs, crashes, retention and compaction; after ea
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -15,6 +14,7 @@ from millstream.log.retention import Retention
 from millstream.log.verify import verify
 from millstream.records import encode_batch
 from millstream.testing.storage import SimulatedStorage
+from tests.examples import examples
 from tests.log_workload import DIRECTORY, Message, append, open_log, read_back
 
 SECOND = 1_000_000
@@ -171,6 +171,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogAgainstAList = LogMachine.TestCase
-TestLogAgainstAList.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, derandomize=True, print_blob=True
-)
+TestLogAgainstAList.settings = examples(80, stateful_step_count=40)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from millstream.queues.records import Rules
 from millstream.retries import RetryPolicy
+from tests.examples import examples, seeds
 from tests.queue_model import QueueModel, some_bits
 
 KEYS = (None, b"a", b"b", b"c")
@@ -91,7 +91,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestQueueMachine.settings = examples(25, stateful_step_count=30)
 
 
 def interfere(model: QueueModel, how: str, size: int) -> None:
@@ -109,7 +109,7 @@ def interfere(model: QueueModel, how: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "lanes", "key", "strict", "fair"])
-@pytest.mark.parametrize("round_of_seeds", range(4))
+@pytest.mark.parametrize("round_of_seeds", seeds(1, 4))
 def test_any_history_leaves_every_message_in_one_place(kind: str, round_of_seeds: int) -> None:
     for seed in range(round_of_seeds * 10, round_of_seeds * 10 + 10):
         try:

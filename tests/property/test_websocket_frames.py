@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.entries import encode_entries
@@ -42,7 +42,6 @@ def test_any_bytes_are_a_frame_or_an_error(data: str | bytes) -> None:
 
 
 @given(frame_like)
-@settings(max_examples=60)
 def test_anything_like_a_frame_is_one_or_an_error(frame: dict[str, Any]) -> None:
     check(json.dumps(frame))
     check(json.dumps(frame, ensure_ascii=False).encode(errors="surrogatepass"))

@@ -89,6 +89,8 @@ class Deliveries:
         what = f"{now.id} of {self.topic}/{self.group} is delivered to {now.consumer} again"
         if any(earlier.count > now.count for earlier in before):
             return  # leased before those, it lay in its consumer's buffer, which did not hear that it was too long
+        if self._crash_is_news(now):
+            return  # the same, but the broker does not remember having counted it
         for earlier in before:
             if earlier.settled and earlier.result is not None and not self._ack_was_lost(earlier, now.at_s):
                 raise Broken(f"{what}, although its {earlier.said} was answered at {earlier.said_s:.3f} s")
@@ -97,6 +99,11 @@ class Deliveries:
             raise Broken(f"{what} for no reason: {last}")
         if now.count == last.count and last.said != "release" and not self._crashed(last.granted_s, now.at_s):
             raise Broken(f"{what} and has not been counted: {last}")
+
+    def _crash_is_news(self, delivery: Delivery) -> bool:
+        """Whether the broker that granted the lease is gone, and its consumer cannot know that yet."""
+        received_s = delivery.granted_s + self.world.network.worst_s
+        return self._crashed(max(received_s, delivery.at_s - self.world.network.worst_s), delivery.at_s)
 
     def _explanation(self, last: Delivery, now_s: float) -> str | None:
         if last.said in ("nack", "reject", "release"):

@@ -57,9 +57,10 @@ def test_no_promise_is_broken_whatever_goes_wrong(first: int) -> None:
     assert counts["confirmed"] > 5 * counts["unconfirmed"], "most things must work most of the time"
 
 
-def test_the_same_seeds_give_the_same_traces() -> None:
+@pytest.mark.parametrize("last", [77, pytest.param(80, marks=pytest.mark.slow)])
+def test_the_same_seeds_give_the_same_traces(last: int) -> None:
     """Also when the order of Python's sets is another one; these seeds once depended on it."""
-    first, second = run_seeds(76, 80), run_seeds(76, 80, hash_seed=4242)
+    first, second = run_seeds(76, last), run_seeds(76, last, hash_seed=4242)
     assert "; traces " in first.stdout
     assert first.stdout.split("; traces ")[1] == second.stdout.split("; traces ")[1]
 
@@ -92,7 +93,7 @@ def test_a_confirmation_before_the_sync_would_be_noticed(monkeypatch: pytest.Mon
         return [], honest(self)[1]
 
     monkeypatch.setattr(Partition, "begin_commit", careless)
-    notice("was confirmed at", only_publishers, likely=21)
+    notice("was confirmed at", only_publishers, likely=34)
 
 
 def test_a_repeated_publish_that_is_stored_twice_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.text import Text
 
 from millstream.cli.checks import (
     Check,
@@ -18,7 +16,8 @@ from millstream.cli.checks import (
     check_security,
     lock_holder,
 )
-from millstream.cli.output import JsonOption, examples, print_json, print_table, stdout
+from millstream.cli.findings import report
+from millstream.cli.output import JsonOption, examples
 from millstream.cli.settings import (
     ConfigFileOption,
     DataOption,
@@ -41,8 +40,6 @@ EPILOG: Final = examples(
     "millstream doctor --broker broker-1:9092",
     "millstream doctor --json | jq '.checks[] | select(.verdict != \"ok\")'",
 )
-
-_STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def doctor(
@@ -99,15 +96,8 @@ def doctor(
     checks += check_ports(settings, broker_runs=in_use)
     checks += check_security(settings)
     checks += about_broker
-    counts = Counter(check.verdict for check in checks)
-    if as_json:
-        rows = [{"name": it.name, "verdict": it.verdict, "found": it.found, "next": it.next} for it in checks]
-        print_json({"verdict": "fail" if counts["fail"] else "warn" if counts["warn"] else "ok", "checks": rows})
-    else:
-        print_table(
-            ("check", "", "what was found", "what to do"),
-            [(it.name, Text(it.verdict, style=_STYLES[it.verdict]), it.found, it.next) for it in checks],
-        )
-        stdout.print(f"\n{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed")
-    if counts["fail"]:
-        raise typer.Exit(1)
+    report(
+        checks,
+        as_json=as_json,
+        summary=lambda counts: f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed",
+    )

@@ -18,6 +18,7 @@ from millstream.cli.connection import (
     open_client,
 )
 from millstream.cli.failure import ExitCode, UsageProblem
+from millstream.cli.findings import report
 from millstream.cli.output import (
     JsonOption,
     count_text,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Run Spark on messages: pipelines, and whether Spark works here.")
 
-_STYLES: Final = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _CONNECTION: Final = "Connection"
 
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline, in YAML.", show_default=False)]
@@ -288,21 +288,16 @@ def doctor(
 
     The exit code is 1 if anything fails.
     """
-    from millstream.spark.doctor import examine, verdict  # here: others of this room need no Spark
+    from millstream.spark.doctor import examine  # here: others of this room need no Spark
 
     options: dict[str, str] = {}
     if broker is not None:
         given = {"bootstrap.servers": broker, "namespace": namespace, **given_credentials()}
         options = {name: value for name, value in given.items() if value is not None}
-    findings = list(examine(options))
-    if as_json:
-        rows = [{"name": it.name, "verdict": it.verdict, "found": it.found, "next": it.next} for it in findings]
-        print_json({"verdict": verdict(findings), "checks": rows})
-    else:
-        print_table(
-            ("check", "", "what was found", "what to do"),
-            [(it.name, Text(it.verdict, style=_STYLES[it.verdict]), it.found, it.next) for it in findings],
-        )
-        stdout.print(f"\n{'Spark reads Millstream here.' if verdict(findings) == 'ok' else 'Something is to be done.'}")
-    if verdict(findings) == "fail":
-        raise typer.Exit(1)
+    report(
+        list(examine(options)),
+        as_json=as_json,
+        summary=lambda counts: (
+            "Something is to be done." if counts["warn"] or counts["fail"] else "Spark reads Millstream here."
+        ),
+    )

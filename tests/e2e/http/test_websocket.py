@@ -14,7 +14,7 @@ from urllib.parse import urlparse
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
@@ -22,6 +22,7 @@ from websockets.sync.client import ClientConnection, connect
 from millstream.client import Client
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.access_world import guarded, key_for, new_key
+from tests.examples import examples
 
 SOON_S = 20
 
@@ -432,7 +433,7 @@ def test_every_frame_has_one_answer_and_none_is_an_internal_error(broker: Broker
     }
 
     @given(st.data())
-    @settings(max_examples=150)
+    @examples(60)
     def check(data: st.DataObject) -> None:
         kind = data.draw(st.sampled_from(sorted(asked)))
         chosen = {name: data.draw(fields[name]) for name in asked[kind]}

@@ -288,6 +288,7 @@ def test_after_a_kill(outcomes: dict[tuple[str, int], BaseException | None], nam
         raise AssertionError(f"{name}: {failure!r}") from failure
 
 
+@pytest.mark.slow
 def test_mqtt_under_load_survives_kill_nine(tmp_path: Path) -> None:
     """Twice: in the middle of everything, and at the end."""
     with MqttKillRun(tmp_path, 5, brief=True) as run:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from millstream.ids import OFFSET_BITS
 from millstream.schedules.agenda import Agenda, settled_fact
+from tests.examples import examples
 
 
 def row(due_ms: int, offset: int) -> int:
@@ -124,7 +124,7 @@ class AgendaMachine(RuleBasedStateMachine):
 
 
 TestAgenda = AgendaMachine.TestCase
-TestAgenda.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAgenda.settings = examples(40, stateful_step_count=40)
 
 
 def test_a_message_that_is_being_cancelled_is_not_delivered_meanwhile() -> None:
