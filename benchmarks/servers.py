@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Server", "StartFailed", "Usage", "end_on_sigterm", "free_port", "launch", "output_of"]
+__all__ = ["Server", "StartFailed", "Usage", "end_on_sigterm", "family", "free_port", "launch", "output_of"]
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _STOP_SECONDS_MAX = 15.0
@@ -41,7 +41,7 @@ class Server:
 
     def pids(self) -> list[int]:
         """Every process of the broker, also those that its own processes started."""
-        return [pid for process in self.processes for pid in _family(process.pid)]
+        return [pid for process in self.processes for pid in family(process.pid)]
 
     def usage(self) -> Usage:
         pids = self.pids()
@@ -135,7 +135,7 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
         os.killpg(process.pid, number)
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """A process and everything it started that is still alive."""
     found, waiting = [], [pid]
     while waiting:

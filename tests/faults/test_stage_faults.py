@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import pytest
 
+from millstream.broker.stages import publishing
 from millstream.broker.stages import stages as stages_module
 from millstream.broker.transfer import Target
 from millstream.errors import MillstreamError, StageLost, StorageFailed
@@ -310,8 +311,13 @@ def test_scheduled_messages_of_a_batch_come_once_after_a_power_cut() -> None:
     life(storage, afterwards)
 
 
-def test_many_cuts_one_after_the_other() -> None:
-    """A driver that is unlucky again and again gets there, and nothing is there twice."""
+@pytest.mark.parametrize("at_once", [64, publishing._ROUND_BYTES])
+def test_many_cuts_one_after_the_other(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    """A driver that is unlucky again and again gets there, and nothing is there twice.
+
+    With little `at_once` every batch is a round of its own, and some of them are written ahead of what is confirmed.
+    """
+    monkeypatch.setattr(publishing, "_ROUND_BYTES", at_once)
     rng = random.Random(7)
     storage = world(3)
     known: dict[int, StagePart] = {}

@@ -18,12 +18,22 @@ from millstream.spark.java import find_java
 from millstream.testing.broker import BrokerForTests
 from tests.spark.world import World
 
+#: Spark starts in the first test, and what becomes of that becomes of all: a busy machine has time for it.
+PATIENCE_S = 600
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those with a session can be chosen, or left out, by their marker."""
+    """Those with a session can be chosen, or left out, by their marker.
+
+    They go first, because together they take longest: where there are several processes, they share one.  See
+    tests/scheduling.py.
+    """
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.spark)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(PATIENCE_S))
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +63,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> Iterator[An
         "millstream-tests",
         master="local[2]",
         conf={
-            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dderby.system.home={scratch}",
+            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={scratch}",
+            "spark.sql.shuffle.partitions": "1",
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),
             "spark.local.dir": str(scratch / "local"),
             "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",

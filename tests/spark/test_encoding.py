@@ -146,6 +146,16 @@ def test_rows_of_one_key_stay_in_their_order() -> None:
     assert len(seen) == 17
 
 
+@pytest.mark.parametrize("different", [3, 1_000])
+def test_keys_find_their_partition_whether_they_come_again_or_not(different: int) -> None:
+    encoder = BatchEncoder(partitions=lambda _: 7, topic="orders")
+    for first in (0, 1_000):  # the second time it is known which of the two it is
+        keys = [b"%d" % (first + i % different) for i in range(1_000)]
+        rows = pa.record_batch({"key": pa.array(keys), "value": pa.array(keys)})
+        for row in read(list(encoder.encode(rows, now_us=NOW))):
+            assert row["partition"] == key_partition(row["key"], 7)
+
+
 def test_rows_without_a_key_take_turns() -> None:
     rows = pa.record_batch({"value": pa.array([b"x"] * 6_000)})
     assert [(batch.partition, batch.messages) for batch in encode(rows)] == [(0, 2_000), (1, 2_000), (2, 2_000)]

@@ -6,16 +6,19 @@ import os
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from millstream.cli.main import _run
 from millstream.errors import StartFailed
 from millstream.spark import doctor, java
-from millstream.spark.session import _settings, session
+from millstream.spark.noise import quiet, without_noise
+from millstream.spark.session import _settings, _variables, register, session
 from tests.spark.world import World
 
 
@@ -98,6 +101,29 @@ def test_a_session_of_one_machine_keeps_to_itself_and_one_of_a_cluster_does_not(
     assert local["spark.sql.shuffle.partitions"] == "3"
     assert "spark.driver.bindAddress" not in _settings("spark://master:7077")
     assert _settings("spark://master:7077")["spark.sql.python.filterPushdown.enabled"] == "true"
+    assert _settings("local-cluster[2,1,1024]")["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+def test_executors_run_the_python_that_they_are_told_and_the_driver_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    here = str(Path(sys.executable).parent)
+    alone = _variables("spark://master:7077", {})
+    assert alone["PYSPARK_PYTHON"] == alone["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    assert "PATH" not in alone
+    told = _variables("spark://master:7077", {"spark.pyspark.python": "python3"})
+    assert told["PYSPARK_PYTHON"] == "python3"
+    assert told["PATH"].split(os.pathsep)[0] == here  # where queries are planned, `python3` is ours
+    monkeypatch.setenv("PYSPARK_PYTHON", "/opt/python")
+    assert _variables("spark://master:7077", {})["PYSPARK_PYTHON"] == "/opt/python"
+    assert _variables("spark://master:7077", {"spark.pyspark.python": "python3"})["PYSPARK_PYTHON"] == "python3"
+
+
+@pytest.mark.parametrize(("master", "told"), [("local[2]", 0), ("local-cluster[2,1,1024]", 1), ("spark://master:1", 1)])
+def test_clusters_are_told_of_the_data_source_so_that_they_use_what_was_shipped(master: str, told: int) -> None:
+    spark = Mock()
+    spark.sparkContext.master = master
+    register(spark)
+    assert spark.dataSource.register.call_count == told
 
 
 def test_without_pyspark_the_session_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,6 +136,45 @@ def test_a_session_leaves_the_environment_as_it_was(spark: Any) -> None:
     assert "SPARK_HOME" not in os.environ
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert session(master="local[2]") is not None  # there is one already: it is used
+
+
+HUNG_UP = b"""Traceback (most recent call last):
+  File "/site-packages/pyspark/daemon.py", line 264, in manager
+    code = worker(sock, authenticated)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^
+  File "/site-packages/pyspark/daemon.py", line 95, in worker
+    outfile.flush()
+BrokenPipeError: [Errno 32] Broken pipe
+"""
+
+
+def test_a_worker_on_which_spark_hangs_up_is_not_heard_and_everything_else_is() -> None:
+    others = HUNG_UP.replace(b"daemon.py", b"mine.py"), HUNG_UP.replace(b"BrokenPipeError", b"ValueError")
+    said = [
+        b"before\n",
+        HUNG_UP,
+        b"between\n",
+        *others,
+        HUNG_UP,
+        HUNG_UP,
+        b"after\n",
+        b"Traceback (most recent call last):\n",
+    ]
+    lines = b"".join(said).splitlines(keepends=True)
+    assert b"".join(without_noise(lines)) == b"".join(each for each in said if each != HUNG_UP)
+
+
+def test_what_is_started_quietly_speaks_through_us_until_its_end(capfd: pytest.CaptureFixture[str]) -> None:
+    before = set(threading.enumerate())
+    with quiet():
+        child = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stderr.write(sys.stdin.read())"], stdin=subprocess.PIPE
+        )
+    print("meanwhile", file=sys.stderr)
+    child.communicate(b"one\n" + HUNG_UP + b"two\n", timeout=60)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60)
+    assert capfd.readouterr().err == "meanwhile\none\ntwo\n"
 
 
 def test_what_executors_load_is_small() -> None:

@@ -65,13 +65,19 @@ def test_both_ways_in_give_spark_the_same_rows(spark: Any, world: World) -> None
     )
 
 
-def test_no_rows_one_row_and_two_hundred_thousand(spark: Any, world: World) -> None:
+def test_no_rows_and_one_row(spark: Any, world: World) -> None:
     topic = world.topic(2)
     for options in (world.options(topic), world.in_files(topic)):
         assert frame(spark, options).count() == 0
         assert frame(spark, options).collect() == []
     world.publish(topic, [b"0"])
     assert [bytes(row["value"]) for row in frame(spark, world.options(topic)).collect()] == [b"0"]
+
+
+@pytest.mark.slow
+def test_two_hundred_thousand_rows(spark: Any, world: World) -> None:
+    topic = world.topic(2)
+    world.publish(topic, [b"0"])
     with world.client.producer(topic) as producer:
         for number in range(1, 200_000):
             producer.send(b"%d" % number, key=b"%d" % (number % 100))
@@ -179,18 +185,18 @@ def offsets_in(spark: Any, directory: Path) -> list[tuple[int, int]]:
     return sorted(tuple(row) for row in spark.read.parquet(str(directory)).select("partition", "offset").collect())
 
 
-@pytest.mark.parametrize("way", ["options", "in_files"])
+@pytest.mark.parametrize("way", ["options", pytest.param("in_files", marks=pytest.mark.slow)])
 def test_a_restarted_query_goes_on_exactly_where_it_was(
     spark: Any, world: World, available: Callable[..., Any], tmp_path: Path, way: str
 ) -> None:
     topic = world.topic(2)
     options = getattr(world, way)(topic, startingOffsets="earliest", maxOffsetsPerTrigger=70)
-    for _ in range(3):
+    for _ in range(2):
         world.publish(topic, [Outgoing(value=b"%d" % number, key=b"%d" % number) for number in range(100)])
         available(options)
     ends = world.client.offsets(topic)
     expected = sorted((partition, offset) for partition, end in ends.items() for offset in range(end))
-    assert len(expected) == 300
+    assert len(expected) == 200
     assert offsets_in(spark, tmp_path / "out") == expected
 
 

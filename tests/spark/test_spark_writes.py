@@ -131,10 +131,10 @@ def pipe(spark: Any, world: World, tmp_path: Path) -> Callable[..., Pipe]:
 
 def test_a_batch_that_spark_does_again_is_there_once(pipe: Callable[..., Pipe]) -> None:
     query = pipe()
-    for _ in range(2):
-        query.publish(200)
-        query.run()
-        query.forget_last_commit()
+    query.publish(200)
+    query.run()
+    query.forget_last_commit()
+    query.publish(200)
     query.run()
     assert query.arrived == numbers(400)
 
@@ -143,7 +143,7 @@ def test_a_batch_that_spark_does_again_is_there_once(pipe: Callable[..., Pipe]) 
     ("point", "action"),
     [
         pytest.param("before_stage", "kill", marks=pytest.mark.slow),
-        ("after_stage", "kill"),
+        pytest.param("after_stage", "kill", marks=pytest.mark.slow),
         pytest.param("before_publish", "kill", marks=pytest.mark.slow),
         ("after_publish", "kill"),
         ("after_publish", "raise"),
@@ -182,7 +182,7 @@ def test_a_query_is_a_consumer_of_a_queue_group(pipe: Callable[..., Pipe], world
     [
         pytest.param("after_claim", marks=pytest.mark.slow),
         pytest.param("after_stage", marks=pytest.mark.slow),
-        "after_publish",
+        pytest.param("after_publish", marks=pytest.mark.slow),
         "before_ack",
     ],
 )
@@ -232,7 +232,14 @@ def wait_until(condition: Callable[[], object]) -> None:
 # --- tables --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", ["dead_letters", "schedules", "groups", "queues", "passports", "topics"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        "dead_letters",
+        "topics",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("schedules", "groups", "queues", "passports")),
+    ],
+)
 def test_every_table_is_a_frame(spark: Any, world: World, table: str) -> None:
     topic = world.topic()
     world.client.publish(topic, "bad", key="k", headers={"a": "b"})

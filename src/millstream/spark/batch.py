@@ -13,6 +13,7 @@ from millstream.spark.filters import Wanted
 from millstream.spark.log_reader import check_existing, open_log, resolve
 from millstream.spark.offsets import Range, split
 from millstream.spark.options import SourceOptions
+from millstream.spark.workers import settle
 
 __all__ = ["BatchReader", "FilteringBatchReader"]
 
@@ -68,5 +69,6 @@ def read_range(
     """What a task of either kind of read does.  Without a range, which Spark makes of no ranges at all, nothing."""
     if part is None:
         return
+    settle()
     rows = open_log(options).read(part, columns)
     yield from rows if wanted is None else wanted.matching(rows)

@@ -24,11 +24,11 @@ from millstream.spark.columns import Columns
 from millstream.spark.connection import Answer, BrokerConnection, connect, fetched
 from millstream.spark.decoding import BatchDecoder
 from millstream.spark.offsets import Extent, Offsets, Place, Range, data_loss
-from millstream.spark.options import SourceOptions
+from millstream.spark.options import SourceOptions, Target
 from millstream.wire import calls
 from millstream.wire.messages import FetchRequest, FetchResult
 
-__all__ = ["BrokerReader"]
+__all__ = ["BrokerReader", "commit_progress"]
 
 #: How often topics are looked for that match a pattern.
 _DISCOVERY_S: Final = 1.0
@@ -197,11 +197,11 @@ class BrokerReader:
             return part.until
         return extent.start
 
-    # --- progress ----------------------------------------------------------------------------------------------------
 
-    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
-        entries = [
-            calls.OffsetEntry(topic=place.topic, partition=place.partition, offset=offset)
-            for place, offset in sorted(offsets.items())
-        ]
-        self._connection.call(calls.CommitOffsets(group=group, offsets=entries))
+def commit_progress(target: Target, group: str, offsets: Mapping[Place, int]) -> None:
+    """Say how far the work has come, as a group does."""
+    entries = [
+        calls.OffsetEntry(topic=place.topic, partition=place.partition, offset=offset)
+        for place, offset in sorted(offsets.items())
+    ]
+    connect(target).call(calls.CommitOffsets(group=group, offsets=entries))

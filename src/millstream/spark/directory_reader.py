@@ -81,9 +81,6 @@ class DirectoryReader:
             if not tolerant:
                 raise data_loss([part]) from problem
 
-    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
-        raise NotImplementedError("groups are the broker's; options.py refuses groupId with path")
-
 
 def _size(path: Path) -> int:
     try:

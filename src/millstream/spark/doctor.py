@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from millstream.errors import MillstreamError, StartFailed
 from millstream.records import encode_batch
@@ -204,8 +204,3 @@ def _quiet() -> Iterator[Path]:
         os.close(handle)
         with suppress(OSError):
             path.unlink()
-
-
-def verdict(findings: list[Any]) -> str:
-    """The worst of them."""
-    return next((word for word in ("fail", "warn") if any(each.verdict == word for each in findings)), "ok")

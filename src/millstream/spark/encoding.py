@@ -1,7 +1,7 @@
 """From Arrow to batches: what Spark writes.
 
 A record batch is divided by topic and partition, each part is cut into batches of at most a megabyte, and each batch is
-put together from slices of Arrow's own buffers.  Keys are looked at one by one, for their partition; nothing else is.
+put together from slices of Arrow's own buffers.  Only keys are looked at one by one, for their partition.
 """
 
 from __future__ import annotations
@@ -81,6 +81,8 @@ class BatchEncoder:
         self._codec = codec
         self._next = start
         self._batch_bytes = batch_bytes
+        #: As far as is known: where keys are all different, to look for equal ones takes longer than to hash them.
+        self._keys_repeat = True
 
     def encode(self, rows: pa.RecordBatch, *, now_us: int) -> Iterator[EncodedBatch]:
         """The rows as batches; those of one partition stay in their order.  Raises InvalidArgument for bad columns."""
@@ -129,10 +131,7 @@ class BatchEncoder:
             return np.zeros(rows, np.int64)
         if keys is None or keys.null_count == rows:
             return self._in_turn(rows, count)
-        # As partitioning.key_partition does, for all of them.
-        without_nulls = keys.drop_null() if keys.null_count else keys
-        hashes = map(mmh3.hash, without_nulls.to_pylist(), repeat(0), repeat(False))
-        of_keys = np.fromiter(hashes, np.int64, len(without_nulls)) % count
+        of_keys = self._of_keys(keys.drop_null() if keys.null_count else keys, count)
         if not keys.null_count:
             return of_keys
         valid = keys.is_valid().to_numpy(zero_copy_only=False)
@@ -141,11 +140,25 @@ class BatchEncoder:
         numbers[~valid] = self._in_turn(keys.null_count, count)
         return numbers
 
+    def _of_keys(self, keys: pa.BinaryArray, count: int) -> Longs:
+        """As partitioning.key_partition does, once for every different key as long as that is less work."""
+        if not self._keys_repeat:
+            return _hashed(keys, count)
+        encoded = keys.dictionary_encode()
+        self._keys_repeat = 2 * len(encoded.dictionary) < len(keys)
+        of_keys: Longs = _hashed(encoded.dictionary, count)[encoded.indices.to_numpy()]
+        return of_keys
+
     def _in_turn(self, rows: int, count: int) -> Longs:
         run = max(_RUN_MIN, -(-rows // count))
         numbers = (self._next + np.arange(rows) // run) % count
         self._next = (int(numbers[-1]) + 1) % count
         return numbers
+
+
+def _hashed(keys: pa.BinaryArray, count: int) -> Longs:
+    hashes = map(mmh3.hash, keys.to_pylist(), repeat(0), repeat(False))
+    return np.fromiter(hashes, np.int64, len(keys)) % count
 
 
 def check_columns(schema: pa.Schema, *, topic: str | None) -> None:

@@ -31,9 +31,6 @@ class LogReader(Protocol):
     def read(self, part: Range, columns: Columns) -> Iterator[Any]:
         """Record batches with exactly the messages of a range."""
 
-    def commit(self, group: str, offsets: Mapping[Place, int]) -> None:
-        """Say how far the work has come."""
-
 
 def open_log(options: SourceOptions) -> LogReader:
     """Nothing is connected or opened before it is needed."""

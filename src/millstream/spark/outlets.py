@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from typing import Final, NamedTuple
 
@@ -43,7 +44,7 @@ class _Sent(NamedTuple):
     answer: Answer | None
 
 
-class Outlet:
+class Outlet(ABC):
     """See the module."""
 
     def __init__(self, connection: BrokerConnection) -> None:
@@ -83,12 +84,13 @@ class Outlet:
         while self._unconfirmed:
             self._confirm()
 
+    @abstractmethod
     def _prepare(self, encoded: EncodedBatch) -> bool:
         """Give a batch its identity.  Whether it is wanted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _address(self, topic: str) -> str:
-        raise NotImplementedError
+        """What the broker knows the place by where messages for a topic go."""
 
     def _recovers(self, problem: MillstreamError) -> bool:  # noqa: ARG002
         """Whether there is something to be done about an error, and it is done."""

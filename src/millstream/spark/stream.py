@@ -24,6 +24,7 @@ from pyspark.sql.streaming.datasource import (
 
 from millstream.errors import MillstreamError
 from millstream.spark.batch import read_range
+from millstream.spark.broker_reader import commit_progress
 from millstream.spark.columns import Columns
 from millstream.spark.log_reader import LogReader, open_log, resolve
 from millstream.spark.offsets import Extent, Offsets, Place, Range, admit, as_json, data_loss, from_json, split
@@ -180,7 +181,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         self._published = offsets
         try:
-            self._log.commit(self._options.group, offsets)
+            commit_progress(self._options.target, self._options.group, offsets)
         except MillstreamError as problem:
             if str(problem) != self._complained:
                 self._complained = str(problem)

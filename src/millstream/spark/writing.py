@@ -27,6 +27,7 @@ from millstream.spark.encoding import BatchEncoder, check_columns
 from millstream.spark.faults import reached
 from millstream.spark.options import SinkOptions
 from millstream.spark.outlets import Identity, Outlet, StageOutlet, TopicOutlet
+from millstream.spark.workers import settle
 from millstream.wire.calls import Metadata, TopicMetadata
 from millstream.wire.stage_calls import AbortStages, ListStages, Published, PublishStages, QueryInfo, StagePart
 
@@ -84,6 +85,7 @@ def check_schema(options: SinkOptions, schema: StructType) -> None:
 
 def write(options: SinkOptions, identity: Identity | None, task: Task, batches: Iterable[pa.RecordBatch]) -> Written:
     """Stage all rows of a task; without an identity to publish them under, publish them."""
+    settle()
     connection = connect(options.target)
     encoder = BatchEncoder(
         partitions=_partition_counts(connection),

@@ -262,6 +262,7 @@ sinks: [{{topic: {source}.copy}}]
     assert "stopped" in printed.err
 
 
+@pytest.mark.slow
 def test_a_delta_table_takes_a_stream_and_knows_a_batch_that_comes_again(bench: Bench) -> None:
     deltalake = pytest.importorskip("deltalake", reason="Delta needs deltalake")
     source = bench.world.topic()

@@ -115,6 +115,7 @@ def test_the_time_from_publish_to_settle_is_told_by_hour(alone: Ready, own_world
     assert "orders → billing" in alone.page
 
 
+@pytest.mark.slow
 def test_a_message_that_had_failed_counts_for_itself_only(alone: Ready, own_world: World) -> None:
     client = own_world.client
     client.create_topic("orders", config={"retry": "simple,max_retries=5"})

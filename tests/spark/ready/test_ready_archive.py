@@ -115,7 +115,9 @@ def test_a_topic_that_is_made_again_begins_again(ready: Ready, world: World, for
     assert sorted(row["value"] for row in rows(ready)) == [b"first life", b"second life"]
 
 
-@pytest.mark.parametrize("point", ["_stage", "_commit", "_apply"])
+@pytest.mark.parametrize(
+    "point", [pytest.param("_stage", marks=pytest.mark.slow), "_commit", pytest.param("_apply", marks=pytest.mark.slow)]
+)
 def test_a_crash_at_any_point_loses_nothing_and_doubles_nothing(
     ready: Ready, world: World, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:

@@ -18,6 +18,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples/declarative_pipeline"
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_declarative_pipeline_goes_on_where_it_was(own_world: World, tmp_path: Path) -> None:
     for package in ("grpc", "grpc_status", "pandas", "zstandard"):
         pytest.importorskip(package, reason="Spark's pipelines need `pip install 'pyspark[pipelines]'`")
@@ -44,7 +45,7 @@ def test_a_declarative_pipeline_goes_on_where_it_was(own_world: World, tmp_path:
     for large in (100, 200):
         own_world.publish("orders", [Outgoing(json={"customer": f"c-{n % 5}", "amount": n}) for n in range(200)])
         command = [str(home / "bin/spark-pipelines"), "run"]
-        ended = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=240)
+        ended = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, timeout=900)
         assert ended.returncode == 0, ended.stderr[-2000:]
         with own_world.client.stream("large-orders", timeout_s=2) as stream:
             assert len(list(stream)) == large

@@ -24,6 +24,7 @@ def test_the_demo_makes_its_report(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples/pipeline_demo.py"), str(tmp_path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
+    assert "Traceback" not in ended.stderr
     assert (tmp_path / "dead-letters.html").as_uri() in ended.stdout
     facts = json.loads((tmp_path / "dead-letters.json").read_text())
     errors = {each["error"]: each for each in facts["clusters"]}

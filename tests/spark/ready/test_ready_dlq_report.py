@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import pytest
+
 from millstream.client import Outgoing
 from tests.spark.ready.running import Ready
 from tests.spark.world import World
@@ -68,6 +70,7 @@ def test_the_page_stands_on_its_own(alone: Ready, own_world: World) -> None:
     assert "prefers-color-scheme:dark" in page
 
 
+@pytest.mark.slow
 def test_letters_are_chosen_by_topic_group_and_time(alone: Ready, own_world: World) -> None:
     world = own_world
     for topic in ("orders", "bills"):

@@ -54,6 +54,7 @@ def table(spark: Any, world: World, name: str) -> Any:
     return spark.read.format("millstream").options(**world.options(table=name)).load()
 
 
+@pytest.mark.slow
 def test_the_job_that_was_moved_from_kafka_counts(spark: Any, own_world: World, tmp_path: Path) -> None:
     orders(own_world)
     spec = importlib.util.spec_from_file_location("kafka_job_moved", ROOT / "examples/kafka_job_moved.py")

@@ -77,7 +77,13 @@ def test_no_more_goes_out_than_the_rate_allows(ready: Ready, world: World, monke
     assert "Messages sent" in ready.page
 
 
-@pytest.mark.parametrize("published", [False, True], ids=["before it is published", "before it is written down"])
+@pytest.mark.parametrize(
+    "published",
+    [
+        pytest.param(False, id="before it is published", marks=pytest.mark.slow),
+        pytest.param(True, id="before it is written down"),
+    ],
+)
 def test_a_replay_that_was_interrupted_goes_on_and_sends_nothing_twice(
     ready: Ready, world: World, monkeypatch: pytest.MonkeyPatch, published: bool
 ) -> None:

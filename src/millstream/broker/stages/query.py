@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -162,7 +162,7 @@ class Query:
 
         fact = ["put", stage.id, *place, header.count, len(batch)]
         try:
-            self._write(fact, bytes(batch), now_us=now_us, fsync="group", reply=confirmed)
+            self._write(fact, batch, now_us=now_us, fsync="group", reply=confirmed)
         except MillstreamError as error:
             stage.fail(error)
             raise
@@ -178,24 +178,25 @@ class Query:
     def _write(
         self,
         fact: list[Any],
-        value: bytes | None = None,
+        value: memoryview | None = None,
         *,
         now_us: int,
         fsync: str = "never",
         reply: PublishReply | None = None,
     ) -> None:
-        written = encode_batch([value], keys=[_pack(fact)], base_timestamp_us=now_us)
+        # A copy of it is made anyway, and one is enough.
+        written = encode_batch([cast("bytes | None", value)], keys=[_pack(fact)], base_timestamp_us=now_us)
         self.log.publish(memoryview(written), fsync=fsync, max_message_bytes=len(written), reply=reply)
 
-    async def read(self, staged: Staged) -> bytes:
+    async def read(self, staged: Staged) -> bytearray:
         """A staged batch as its task has sent it."""
         await self.log.warm(staged.offset)
         chunk = self.log.log.read(staged.offset, 1, before=staged.offset + 1)
         if not chunk.buffers:
             raise DataDamaged(f"a staged batch of query {self.document.query!r} cannot be read any more")
-        (value,) = Batch.parse(chunk.buffers[0], verify=False).values()
-        assert value is not None
-        return value
+        stored = Batch.parse(chunk.buffers[0], verify=False)
+        start = stored.sections.values
+        return bytearray(memoryview(stored.block)[start : start + stored.sections.value_bytes])
 
     # --- publishing ----------------------------------------------------------------------------------------------
 

@@ -171,12 +171,18 @@ class Stages:
         limit = self._host.settings.stages.stages_max
         if len(self._of_stage) >= limit:
             raise QuotaExceeded(f"the broker has {limit} stages already, as many as stages.stages_max allows")
-        stage_id = f"{query.document.number}-{self._draw():016x}"
+        stage_id = self._new_id(query)
         stage = Stage(stage_id, call.batch, call.task, call.attempt, self._now_ms())
         query.open(stage, now_us=self._clock.now_us())
         self._of_stage[stage_id] = query
         self._host.metrics.stages_opened += 1
         return stage_calls.StageOpened(stage=stage_id)
+
+    def _new_id(self, query: Query) -> str:
+        """By chance, so that nobody guesses the stage of another; but never that of a stage that there is."""
+        while (stage_id := f"{query.document.number}-{self._draw():016x}") in self._of_stage:
+            pass
+        return stage_id
 
     async def _ensure(self, namespace: str, name: str) -> Query:
         """The query of that name, made now if it is new."""

@@ -22,6 +22,7 @@ from millstream.spark.pipelines.functions import find_function, importing_from, 
 from millstream.spark.pipelines.graph import Query, inputs_of, queries_of
 from millstream.spark.pipelines.loading import Checked
 from millstream.spark.pipelines.ready.kinds import ReadyDefinition
+from millstream.spark.session import register
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -102,6 +103,7 @@ class _Compiler:
     def __init__(self, spark: SparkSession, checked: Checked) -> None:
         # A session of its own: tables of one pipeline must not be seen by another.
         self._spark = spark.newSession()
+        register(self._spark)
         self._spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", _PROGRESS_KEPT)
         # Others than Spark read times in this form only.
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")

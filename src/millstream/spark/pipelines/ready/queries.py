@@ -11,6 +11,7 @@ from millstream.spark.pipelines.loading import Checked
 from millstream.spark.pipelines.ready.archive import Archive
 from millstream.spark.pipelines.ready.kinds import ReadyDefinition
 from millstream.spark.pipelines.ready.work import Work
+from millstream.spark.session import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +29,7 @@ class ReadyQuery(CompiledQuery):
         self._options = definition.options
         self._checked = checked
         self._spark = spark.newSession()
+        register(self._spark)
         # Days and hours are the same wherever a pipeline runs.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")

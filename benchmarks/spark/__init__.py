@@ -1,0 +1,1 @@
+"""Spark on Millstream, against Spark on files."""
