@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, compress
 from struct import Struct
 from typing import Final, TypeVar
 
@@ -46,6 +46,9 @@ _BLANK: Final = Struct("<HBB").pack(MAGIC, VERSION, 0) + bytes(HEADER_BYTES - 4)
 _TAIL: Final = Struct("<IQqIHBB")  # count, producer, base timestamp, first sequence, columns, priorities, zero
 _U32: Final = Struct("<I")
 _LENGTH_AND_CRC: Final = Struct("<II")
+#: Turns the digits of a binary number into what they say.
+_MARKS: Final = bytes(byte == ord("1") for byte in range(256))
+_NUMBERS: Final = tuple(range(4096))
 
 
 def slice_batch(batch: Buffer, first: int, last: int) -> bytes:
@@ -53,7 +56,7 @@ def slice_batch(batch: Buffer, first: int, last: int) -> bytes:
     header = BatchHeader(batch)
     assert 0 <= first < last <= header.count, "a part has at least one message, and no more than the whole"
     if header.flags & ~_FIXED or header.codec:
-        return select_messages(batch, range(first, last))
+        return select_messages(batch, (1 << last) - (1 << first))
     view = memoryview(batch)
     count = last - first
     heap_at = HEADER_BYTES + (4 * header.count + 11 & ~7)
@@ -74,46 +77,47 @@ def slice_batch(batch: Buffer, first: int, last: int) -> bytes:
     return _finish(part, header, header.base_offset + first)
 
 
-def select_messages(batch: Buffer | Batch, places: Sequence[int]) -> bytes:
-    """The messages at some places of a batch, in ascending order and not compressed."""
+def select_messages(batch: Buffer | Batch, bits: int) -> bytes:
+    """The messages of a batch whose places are the set bits, of which there is one at least; not compressed."""
     whole = batch if isinstance(batch, Batch) else Batch.parse(batch, verify=False)
     header = whole.header
-    first = places[0]
-    deltas: Sequence[int] = ()
+    first = (bits & -bits).bit_length() - 1
+    bits >>= first
+    count, span = bits.bit_count(), bits.bit_length()
+    # From here on places count from the first message that is wanted.
+    places: Sequence[int] = range(span) if span == count else _places(bits)
+    deltas = places
+    base = whole.base_offset + first
     if header.flags & _OFFSETS:
-        all_offsets = whole.offsets()
-        base = all_offsets[first]
-        if all_offsets[places[-1]] - base >= len(places):
-            deltas = [all_offsets[place] - base for place in places]
-    else:
-        base = whole.base_offset + first
-        if places[-1] - first >= len(places):
-            deltas = [place - first for place in places]
+        offsets = whole.offsets()[first : first + span]
+        base = offsets[0]
+        deltas = [offsets[place] - base for place in places]
     if header.flags & _UNUSUAL:
-        return _finish(_encoded_anew(whole, places, deltas or None), header, base)
+        return _finish(_encoded_anew(whole, [first + place for place in places], deltas), header, base)
     at, block = whole.sections, memoryview(whole.block)
-    flags = header.flags & ~_OFFSETS
-    count, lanes = len(places), header.priorities
+    flags, lanes = header.flags & ~_OFFSETS, header.priorities
     sections: list[Buffer] = [_BLANK]
-    if deltas:
+    if deltas[-1] >= count:
         flags |= _OFFSETS
         sections += (array("I", deltas).tobytes(), _PADDING[4 * (count & 1)])
     if flags & _PRIORITY:
-        column = bytes(block[at.priority : at.priority + whole.count])
+        column = bytes(block[at.priority + first : at.priority + first + span])
         chosen = bytes([column[place] for place in places])
-        lanes = sum(1 << lane for lane in set(chosen))
+        lanes = 1 << chosen[0]
+        if chosen.count(chosen[0]) != count:
+            lanes = sum(1 << lane for lane in set(chosen))
         sections += (chosen, _PADDING[-count & 7])
     if flags & _EXPIRY:
-        sections.append(_times(block, at.expiry, whole.count, places))
+        sections.append(_times(block, at.expiry + 8 * first, places))
     if flags & _TIMESTAMPS:
-        sections.append(_times(block, at.timestamps, whole.count, places))
+        sections.append(_times(block, at.timestamps + 8 * first, places))
     heaps: list[Buffer] = []
     if flags & _KEYS:
-        _cut(block, at.key_ends, at.keys, whole.count, places, sections, heaps)
+        _cut(block, at.key_ends, at.keys, first, places, sections, heaps)
     if flags & _HEADERS:
-        _cut(block, at.header_ends, at.headers, whole.count, places, sections, heaps)
+        _cut(block, at.header_ends, at.headers, first, places, sections, heaps)
     size = at.value_bytes // whole.count if flags & _FIXED else 0
-    _cut(block, at.value_ends, at.values, whole.count, places, sections, heaps, size)
+    _cut(block, at.value_ends, at.values, first, places, sections, heaps, size)
     part = bytearray().join(sections + heaps)
     _TAIL.pack_into(
         part,
@@ -129,8 +133,15 @@ def select_messages(batch: Buffer | Batch, places: Sequence[int]) -> bytes:
     return _finish(part, header, base)
 
 
-def _times(block: memoryview, at: int, count: int, places: Sequence[int]) -> bytes:
-    column = block[at : at + 8 * count].cast("q")
+def _places(bits: int) -> list[int]:
+    """The numbers of the set bits."""
+    marks = f"{bits:b}"[::-1].encode().translate(_MARKS)
+    # Numbers that exist cost half of what a range makes of them.
+    return list(compress(_NUMBERS if len(marks) <= len(_NUMBERS) else range(len(marks)), marks))
+
+
+def _times(block: memoryview, at: int, places: Sequence[int]) -> bytes:
+    column = block[at : at + 8 * places[-1] + 8].cast("q")
     return array("q", [column[place] for place in places]).tobytes()
 
 
@@ -138,44 +149,44 @@ def _cut(
     block: memoryview,
     ends_at: int,
     heap_at: int,
-    count: int,
+    first: int,
     places: Sequence[int],
     sections: list[Buffer],
     heaps: list[Buffer],
     size: int = 0,
 ) -> None:
-    """The ends and bytes of some items of a column, each of `size` bytes unless that is 0.
+    """The ends and bytes of some items of a column from the item `first` on, each of `size` bytes unless that is 0.
 
     Of those that are not wanted next to nothing is looked at.
     """
-    ends = block[ends_at : ends_at + 4 * count + 4].cast("I")
-    first, last = places[0], places[-1]
-    start, stop = ends[first], ends[last + 1]
-    chosen = len(places)
+    chosen, span = len(places), places[-1] + 1
+    ends = block[ends_at + 4 * first : ends_at + 4 * (first + span) + 4].cast("I")
+    start, stop = ends[0], ends[span]
     # Where all have one size, or the first ones are wanted, the ends are those of the first ones.
     new_ends: Buffer = block[ends_at : ends_at + 4 * chosen + 4]
-    if last - first + 1 == chosen:
+    if span == chosen:
         heaps.append(block[heap_at + start : heap_at + stop])
         if first and not size:
-            new_ends = array("I", [end - start for end in ends[first : last + 2].tolist()]).tobytes()
+            new_ends = array("I", [end - start for end in ends.tolist()]).tobytes()
     else:
         # Slices of bytes, as those of a memoryview cost three times as much.
         heap = bytes(block[heap_at + start : heap_at + stop])
         if size:
-            items = [heap[at : at + size] for at in [(place - first) * size for place in places]]
+            items = [heap[at : at + size] for at in [place * size for place in places]]
+            stop = start + size * chosen
         else:
-            known = ends.tolist() if 4 * chosen > count else ends
+            known = ends.tolist() if 4 * chosen > span else ends
             items = [heap[known[place] - start : known[place + 1] - start] for place in places]
             new_ends = array("I", accumulate(map(len, items), initial=0)).tobytes()
+            stop = start + sum(map(len, items))
         heaps += items
-        stop = start + sum(map(len, items))
     sections.append(new_ends)
     if not chosen & 1:
         sections.append(_PADDING[4])
     heaps.append(_PADDING[start - stop & 7])
 
 
-def _encoded_anew(whole: Batch, places: Sequence[int], deltas: Sequence[int] | None) -> bytearray:
+def _encoded_anew(whole: Batch, places: Sequence[int], deltas: Sequence[int]) -> bytearray:
     """What is rare, nulls and times of delivery, is taken apart and put together again."""
     header = whole.header
     values, raw_headers = whole.values(), _pick(whole.raw_headers(), places)
@@ -187,7 +198,7 @@ def _encoded_anew(whole: Batch, places: Sequence[int], deltas: Sequence[int] | N
         deliver_at_us=_pick(whole.deliver_at_us(), places),
         expiry_us=_pick(whole.expiry_us(), places),
         timestamps_us=_pick(whole.timestamps_us(), places),
-        offsets=deltas,
+        offsets=deltas if deltas[-1] >= len(places) else None,
         options=bool(header.flags & _OPTIONS),
         base_timestamp_us=header.base_timestamp_us,
         producer=header.producer,

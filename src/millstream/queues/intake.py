@@ -18,6 +18,7 @@ from millstream.queues.ranges import RangeSet, lowest, offsets_of, pack
 from millstream.queues.records import PLAIN, BatchView, LogSource, Rules, Terms
 from millstream.records import PRIORITY_DEFAULT, Columns
 from millstream.retries import RETRIES_MAX
+from millstream.topics import LANES
 
 __all__ = ["Front", "Intake", "LogOrder", "Pick", "Request", "expired_of", "present", "rows", "terms_of"]
 
@@ -35,6 +36,8 @@ _EXPIRY: Final = int(Columns.EXPIRY)
 _OPTIONS: Final = int(Columns.OPTIONS)
 _CONTROL: Final = int(Columns.CONTROL)
 _NOT_PLAIN: Final = _OFFSETS | _EXPIRY | _OPTIONS | _CONTROL
+#: The terms of messages that have nothing special but their lane: the same object, so that nobody compares them.
+_PLAIN_IN: Final = tuple(PLAIN if lane == PRIORITY_DEFAULT else Terms(lane=lane) for lane in range(LANES))
 
 
 class Pick(NamedTuple):
@@ -223,9 +226,7 @@ def terms_of(view: BatchView, base: int, bits: int, lane: int, rules: Rules) -> 
     born_us = view.append_time_us if rules.retry.total_ms else 0
     large = rules.poison and view.length > LARGE_BYTES
     if not view.flags & _OPTIONS and not large:
-        if not born_us and lane == PRIORITY_DEFAULT:
-            return ((PLAIN, bits),)
-        return ((Terms(born_us, lane), bits),)
+        return ((Terms(born_us, lane) if born_us else _PLAIN_IN[lane], bits),)
     raw_headers = view.raw_headers() if view.flags & _OPTIONS else None
     values = view.values() if large else None
     found: dict[Terms, list[int]] = {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Final
 
 from millstream.queues.ranges import RangeSet, pack
@@ -11,6 +13,8 @@ from millstream.topics import LANES
 
 __all__ = ["LaneMap"]
 
+#: Of so many batches that were noted late it is known where they begin.
+_LATE_KEPT: Final = 1_000
 #: Turns a column of priorities into the text of a binary number that has a 1 for each message of one lane.
 _DIGITS: Final = tuple(bytes(b"1"[0] if byte == lane else b"0"[0] for byte in range(256)) for lane in range(LANES))
 
@@ -22,7 +26,7 @@ class LaneMap:
     nothing else.
     """
 
-    __slots__ = ("_sets", "late", "used")
+    __slots__ = ("_late", "_sets", "late", "used")
 
     def __init__(self) -> None:
         self._sets = [RangeSet() for _ in range(LANES)]  # that of the normal lane stays empty
@@ -30,19 +34,29 @@ class LaneMap:
         self.used = False
         #: How often messages were noted that had been in the log before: whoever went past them must look again.
         self.late = 0
+        self._late: deque[int] = deque(maxlen=_LATE_KEPT)  # the first offsets of the last ones
 
-    def note(self, offsets: Sequence[int], priorities: Sequence[int]) -> None:
-        """A batch with priorities is in the log; to hear of it twice changes nothing."""
+    def note(self, offsets: Sequence[int], priorities: Sequence[int], *, late: bool = False) -> None:
+        """A batch with priorities is in the log, or was there before (`late`); to hear of it twice changes nothing."""
         base, count = offsets[0], len(offsets)
+        if late:
+            self.late += 1
+            self._late.append(base)
         column = bytes(priorities)
-        for lane in set(column) - {PRIORITY_DEFAULT}:
-            assert lane < LANES, f"there is no priority {lane}"
+        for lane in range(LANES):
+            if lane == PRIORITY_DEFAULT or lane not in column:
+                continue
             if offsets[-1] - base == count - 1:
                 bits = int(column.translate(_DIGITS[lane])[::-1], 2)
             else:
                 bits = pack(base, [offset for offset, some in zip(offsets, column, strict=True) if some == lane])
             self._sets[lane].add_bits(base, bits)
             self.used = True
+
+    def late_from(self, known: int) -> int:
+        """Where to look again for whoever has heard of so many late ones, and not of all."""
+        count = self.late - known
+        return 0 if count > len(self._late) else min(islice(reversed(self._late), count))
 
     def bits(self, lane: int, start: int, size: int) -> int:
         """The messages of a lane among `size` offsets from `start` on; those of the normal one are in no other."""

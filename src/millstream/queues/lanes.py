@@ -24,19 +24,28 @@ _WINDOW: Final = 4096
 class _Lane:
     """Where one lane stands."""
 
-    __slots__ = ("base", "bits", "cursor", "last_served_us", "number", "served", "starving_us", "view")
+    __slots__ = ("ahead", "base", "bits", "cursor", "last_served_us", "number", "seen", "served", "starving_us", "view")
 
     def __init__(self, number: int, starving_us: int) -> None:
         self.number = number
-        self.cursor = 0  # nothing of the lane before this is free
         # Messages of the lane that were found and not taken yet, all in one batch; bit i stands for `base` + i.
         self.view: BatchView | None = None
         self.base = 0
         self.bits = 0
+        # What the maps say of what follows: bit i stands for `cursor` + i, and nothing else before `seen` is free.
+        self.cursor = 0
+        self.ahead = 0
+        self.seen = 0
         self.served = 0
         self.last_served_us = 0
         #: The lane cannot be starving before this.
         self.starving_us = starving_us
+
+    def look_again(self) -> None:
+        """Forget what was found and not taken."""
+        if self.bits or self.ahead:
+            self.seen = self.base if self.bits else self.cursor
+            self.bits = self.ahead = 0
 
 
 class Lanes:
@@ -56,9 +65,8 @@ class Lanes:
     def pick(self, source: LogSource, request: Request) -> Sequence[Pick] | None:
         self._front.clear(source)
         if self._late != source.lanes.late:
+            self._look_again_from(source.lanes.late_from(self._late))
             self._late = source.lanes.late
-            for lane in self._lanes:
-                lane.cursor = lane.bits = 0
         pick = self._starved(source, request) if self._starvation_us else None
         if pick is None:
             if self._weights and (picks := self._whole_rounds(source, request)):
@@ -69,8 +77,14 @@ class Lanes:
     def forget(self) -> None:
         """Messages were settled out of turn: what was found may not be free any more."""
         for lane in self._lanes:
-            if lane.bits:
-                lane.cursor, lane.bits = lane.base, 0
+            lane.look_again()
+
+    def _look_again_from(self, offset: int) -> None:
+        """It has turned out what priorities messages have from there on; they passed for normal ones."""
+        for lane in self._lanes:
+            if lane.seen > offset:
+                lane.look_again()
+                lane.seen = min(lane.seen, offset)
 
     def rewritten(self) -> None:
         """Batches were replaced: those that were looked at may not be in the log any more."""
@@ -186,23 +200,8 @@ class Lanes:
         """Find the next messages of a lane, if none are found yet."""
         if lane.bits:
             return True
-        cursor, end = max(lane.cursor, self._taken.floor), source.end
-        while cursor < end:
-            candidate = source.lanes.next_in(lane.number, cursor)
-            if candidate is None or candidate >= end:
-                cursor = end
-                break
-            cursor = self._taken.next_out(candidate)
-            if cursor >= end:
-                break
-            # The maps first: a lane that has nothing must not read the backlog of the others to find that out.
-            size = min(_WINDOW, end - cursor)
-            bits = self._free(source, lane, cursor, size)
-            if not bits:
-                cursor += size
-                continue
-            seen_to = cursor + size
-            cursor, bits = normal(cursor, bits)
+        while lane.ahead or self._look_at_maps(source, lane):
+            cursor, bits = normal(lane.cursor, lane.ahead)
             view = lane.view
             if view is None or not view.base_offset <= cursor < view.next_offset:
                 view = source.batch_at(cursor)
@@ -210,20 +209,30 @@ class Lanes:
                 if view is None:
                     break
                 lane.view = view
-            if view.base_offset > cursor:
-                # A gap before the batch is stepped over by whoever comes to the front.
-                cursor = view.base_offset
-                bits = self._free(source, lane, cursor, _WINDOW)
-                seen_to = cursor + _WINDOW
-            size = min(seen_to, view.next_offset) - cursor
-            bits &= present(view, cursor) & (1 << size) - 1
-            lane.base = cursor
-            cursor += size
-            if bits:
-                lane.bits = bits
-                break
-        lane.cursor = cursor
-        return bool(lane.bits)
+            # A gap before the batch is stepped over by whoever comes to the front.
+            base = max(cursor, view.base_offset)
+            bits >>= base - cursor
+            size = view.next_offset - base
+            lane.cursor, lane.ahead = base + size, bits >> size
+            lane.base, lane.bits = base, bits & present(view, base)
+            if lane.bits:
+                return True
+        return False
 
-    def _free(self, source: LogSource, lane: _Lane, start: int, size: int) -> int:
-        return source.lanes.bits(lane.number, start, size) & ~self._taken.bits(start, size)
+    def _look_at_maps(self, source: LogSource, lane: _Lane) -> bool:
+        """These come first: a lane that has nothing must not read the backlog of the others to find that out."""
+        taken, end = self._taken, source.end
+        cursor = max(lane.seen, taken.floor)
+        while cursor < end:
+            candidate = source.lanes.next_in(lane.number, cursor)
+            cursor = end if candidate is None else taken.next_out(candidate)
+            if cursor >= end:
+                break
+            size = min(_WINDOW, end - cursor)
+            lane.cursor = cursor
+            lane.ahead = source.lanes.bits(lane.number, cursor, size) & ~taken.bits(cursor, size)
+            cursor += size
+            if lane.ahead:
+                break
+        lane.seen = cursor
+        return bool(lane.ahead)

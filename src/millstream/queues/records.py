@@ -206,10 +206,6 @@ class Parcel:
         #: Not to be handed out before; 0 = at once.
         self.due_us = due_us
 
-    @property
-    def end(self) -> int:
-        return self.base + self.bits.bit_length()
-
 
 class Lease:
     """Messages in the hands of one consumer: one object, however many.  For callers it is read-only.
@@ -246,12 +242,6 @@ class Lease:
     @property
     def failures(self) -> int:
         return self.history.failures
-
-    @property
-    def mask(self) -> bytes:
-        """The granted messages as a little-endian bitmap; empty when the lease has every offset of its span."""
-        granted = self.granted
-        return b"" if not granted & granted + 1 else granted.to_bytes((granted.bit_length() + 7) >> 3, "little")
 
 
 # --- answers -----------------------------------------------------------------------------------------------------

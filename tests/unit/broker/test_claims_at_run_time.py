@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import InvalidArgument, PartitionNotFound, ReceiptInvalid
+from millstream.errors import InvalidArgument, PartitionNotFound, ReceiptInvalid, StorageFailed
 from millstream.records import encode_batch
 from millstream.testing.broker import BrokerForTests
 from millstream.testing.storage import SimulatedStorage
@@ -163,6 +163,27 @@ def test_a_claim_of_messages_with_priorities_takes_them_in_turns() -> None:
         mine = await claim(client)
         assert (mine.ranges, mine.messages) == ([(0, 0, 6)], 6)
         assert (await settle(client, mine.claim)).settled == 6
+
+    run(scenario)
+
+
+def test_a_claim_that_fails_half_way_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        client = await world(0, partitions=2)
+        for number in range(2):
+            partition = client.broker.topics.partition("default", "orders", number)
+            await partition.append_durably(encode_batch([b"x"] * 4, base_timestamp_us=1))
+        sick = client.broker.topics.partition("default", "orders", 1)
+
+        async def broken(_: int) -> None:
+            raise StorageFailed("cannot read the log: input/output error")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(sick, "warm", broken)
+            with pytest.raises(StorageFailed):
+                await claim(client, wanted=[(0, 0, 4), (1, 0, 4)])
+        assert (await describe(client)).leased == 0
+        assert (await claim(client, wanted=[(0, 0, 4), (1, 0, 4)])).messages == 8
 
     run(scenario)
 

@@ -356,6 +356,27 @@ def test_priorities_that_could_not_be_read_are_looked_for_again(monkeypatch: pyt
     lives(fill, in_trouble, again)
 
 
+def test_priorities_of_new_messages_that_could_not_be_read_are_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(client: Client) -> None:
+        def broken(*_: object, **__: object) -> Chunk:
+            raise StorageFailed("cannot read the log: input/output error")
+
+        await client.call(calls.CreateTopic(name="orders", config={"lanes": "strict"}))
+        consumer = await client.open_queue()
+        await publish(client, [b"normal"])
+        with monkeypatch.context() as patched:
+            patched.setattr(PartitionLog, "read", broken)
+            for number in range(3):
+                await publish(client, [b"urgent %d" % number], priorities=[0])
+        await _until(lambda: _value(next(iter(client.broker.queues._keepers.values())).source.lanes.used))
+        values = [message.value for message in await client.lease(consumer, 4)]
+        assert values == [b"urgent 0", b"urgent 1", b"urgent 2", b"normal"]
+
+    lives(work)
+
+
 def test_what_is_scheduled_is_on_disk_before_it_fires_whatever_its_topic_says() -> None:
     """Otherwise a power cut could take the message and leave that it has fired, to its successor's harm."""
     storage = SimulatedStorage(seed=1)

@@ -110,6 +110,22 @@ def test_priorities_of_a_backlog_are_known_after_a_restart() -> None:
     lives(fill, again, again)
 
 
+def test_a_priority_that_does_not_exist_is_the_normal_one() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders", config={"lanes": "strict"}))
+        consumer = await client.open_queue()
+        waiting = asyncio.ensure_future(client.lease(consumer, wait_ms=5_000))
+        await publish(client, [b"odd"], priorities=[7])
+        (odd,) = await waiting
+        assert odd.value == b"odd"
+        await publish(client, [b"normal"], priorities=[2])
+        await publish(client, [b"odd"], priorities=[7])
+        await publish(client, [b"urgent"], priorities=[0])
+        assert await take_all(client, consumer) == [b"urgent", b"normal", b"odd"]
+
+    lives(work)
+
+
 def test_a_backlog_without_priorities_is_surveyed_once() -> None:
     async def fill(client: Client) -> None:
         await client.call(calls.CreateTopic(name="orders"))

@@ -42,7 +42,7 @@ def take(ledger: Ledger, log: FakeLog, want: int = 1, *, consumer: str = "ann", 
 
 def test_a_lease_spans_batches_and_is_one_object(log: FakeLog) -> None:
     lease = take(make_ledger(), log, 15)
-    assert (lease.base, lease.span, lease.mask) == (0, 15, b"")
+    assert (lease.base, lease.granted) == (0, 2**15 - 1)
     assert (lease.delivery, lease.failures, lease.deadline_us) == (1, 0, 30 * SECOND)
 
 

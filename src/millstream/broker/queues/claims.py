@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from millstream.broker.queues.consumers import Consumer
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.part import QueuePart
-from millstream.errors import InvalidArgument, PartitionNotFound, QuotaExceeded, ReceiptInvalid
+from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, QuotaExceeded, ReceiptInvalid
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.queues.leases import SPAN_MAX
 from millstream.queues.ranges import RangeSet, normal, runs
@@ -111,11 +111,7 @@ class Claims:
         if not group.policy.paused and call.wanted is None:
             leases = await self._next(group, consumer, call.max)
         elif not group.policy.paused:
-            leases = [
-                (group.part(number), lease)
-                for number, ranges in wanted.items()
-                for lease in await group.part(number).retake(consumer, ranges, self._queues.now_us())
-            ]
+            leases = await self._again(group, consumer, wanted)
         if group not in consumer.groups:  # it went away meanwhile, and what it just got must not stay with it
             for part in {part: None for part, _ in leases}:
                 part.return_from(consumer, self._queues.now_us())
@@ -162,6 +158,21 @@ class Claims:
                 if messages < share:
                     parts.remove(part)
             await asyncio.sleep(0)
+        return found
+
+    async def _again(
+        self, group: QueueGroup, consumer: Consumer, wanted: dict[int, list[tuple[int, int]]]
+    ) -> list[tuple[QueuePart, Lease]]:
+        """Just these messages; all that can be had, or nothing if one of the partitions cannot be read."""
+        found: list[tuple[QueuePart, Lease]] = []
+        try:
+            for number, ranges in wanted.items():
+                part = group.part(number)
+                found += [(part, lease) for lease in await part.retake(consumer, ranges, self._queues.now_us())]
+        except MillstreamError:
+            for part, lease in found:
+                part.settle(SettleEntry(Settle.RELEASE, lease.nonce), self._queues.now_us())
+            raise
         return found
 
     def _answer(

@@ -16,7 +16,7 @@ from millstream.broker.journal import Fact, Journal
 from millstream.broker.partition import Partition
 from millstream.broker.queues.source import LogWindows, PartitionSource
 from millstream.errors import MillstreamError
-from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader
+from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader, Columns
 
 if TYPE_CHECKING:
     from millstream.broker.queues.part import QueuePart
@@ -28,6 +28,7 @@ _log = structlog.get_logger("millstream.queues")
 
 _ENTITY: Final = "lanes"
 _NORMAL: Final = 1 << PRIORITY_DEFAULT
+_PRIORITY: Final = int(Columns.PRIORITY)
 _SURVEY_BYTES: Final = 512 * 1024
 #: When to try again what the disk could not read.
 _RETRY_S: Final = 1.0
@@ -51,6 +52,8 @@ class PartitionKeeper:
         #: From here on priorities are in the map of the source.
         self._mapped_from = partition.high_watermark
         self._surveys = 0
+        #: From where to where nobody could read what priorities new messages have.
+        self._missed: tuple[int, int] | None = None
         for kind, offset in journal.claim(_ENTITY, self._snapshot):
             if kind == "seen":
                 self._lanes_from = offset
@@ -139,7 +142,13 @@ class PartitionKeeper:
         """Take note of the priorities of messages that became visible."""
         while offset < end:
             run = self.source.batch_at(offset)
-            if run is None:
+            if run is None:  # the disk cannot be read right now
+                if self._missed is None:
+                    self._surveys += 1
+                    self._host.own(self._catch_up())
+                    self._missed = (offset, end)
+                else:
+                    self._missed = (self._missed[0], end)
                 return
             if run.priorities != _NORMAL:
                 for batch in run.batches():
@@ -147,14 +156,29 @@ class PartitionKeeper:
                         self._note(batch)
             offset = run.next_offset
 
-    def _note(self, batch: Batch) -> None:
-        self.source.lanes.note(batch.offsets(), batch.priorities() or [PRIORITY_DEFAULT] * batch.count)
+    def _note(self, batch: Batch, *, late: bool = False) -> None:
+        if batch.header.flags & _PRIORITY:
+            at = batch.sections.priority
+            self.source.lanes.note(batch.offsets(), memoryview(batch.block)[at : at + batch.count], late=late)
         if self._lanes_from is None or batch.base_offset < self._lanes_from:
             self._lanes_from = batch.base_offset
             self.journal.record(_ENTITY, ["seen", self._lanes_from])
 
-    async def _survey(self, offset: int, end: int) -> None:
-        """Look at everything between two offsets, a piece at a time; messages are delivered meanwhile."""
+    async def _catch_up(self) -> None:
+        """Look at what could not be read when it became visible."""
+        while self._missed is not None:
+            start, end = self._missed
+            await self._look_through(start, end)
+            self._missed = None if self._missed[1] == end else (end, self._missed[1])
+        self._survey_ended()
+
+    async def _survey(self, start: int, end: int) -> None:
+        """Look at everything between two offsets; messages are delivered meanwhile."""
+        await self._look_through(start, end)
+        self._survey_ended()
+
+    async def _look_through(self, offset: int, end: int) -> None:
+        """A piece at a time, and however often it takes."""
         log = self.partition.log
         while offset < end and not self._closed:
             try:
@@ -167,6 +191,8 @@ class PartitionKeeper:
             if following <= offset:
                 break
             offset = following
+
+    def _survey_ended(self) -> None:
         self._surveys -= 1
         if not self._surveys:
             self._surveyed = self.partition.high_watermark
@@ -187,7 +213,6 @@ class PartitionKeeper:
             while at < len(buffer):
                 header = BatchHeader(buffer, at)
                 if header.priorities != _NORMAL:
-                    self._note(Batch.parse(buffer, at, verify=False))
-                    self.source.lanes.late += 1
+                    self._note(Batch.parse(buffer, at, verify=False), late=True)
                 at += header.length
         return chunk.next_offset

@@ -263,11 +263,11 @@ class QueuePart:
 
     def return_from(self, consumer: Consumer, now_us: int) -> None:
         """A consumer is gone: what it holds is ready again, at once."""
-        before = self.ledger.counts(self.end).leased
+        before = self.ledger.leased
         dead = self.ledger.return_consumer(consumer.key, now_us)
         if dead:
             self.burials.bury(dead)
-        if before != self.ledger.counts(self.end).leased:
+        if before != self.ledger.leased:
             self._host.metrics.leases_returned += 1
             self._host.touched(self)
             self.changed(now_us)

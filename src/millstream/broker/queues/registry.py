@@ -299,8 +299,9 @@ class QueueRegistry:
             facts: dict[str, Any] = {group.key: _document(policy) for group, policy in policies.items()}
             if pattern is not None:
                 facts[pattern.key] = _document(pattern_policy)
-                pattern.policy = pattern_policy
             await self._record(facts)
+            if pattern is not None:
+                pattern.policy = pattern_policy
             for group, policy in policies.items():
                 group.configure(policy)
 
@@ -325,13 +326,13 @@ class QueueRegistry:
 
     async def _delete(self, group: QueueGroup) -> None:
         topic, name = group.topic, group.name
-        for consumer in list(group.consumers.values()):
+        await self._record({group.key: None})
+        for consumer in list(group.consumers.values()):  # also those that came while it was recorded
             self._host.leave(consumer, group)
             if not consumer.groups:
                 consumer.orphaned = GroupNotFound(f"queue group {name!r} of topic {topic.name!r} was deleted")
                 for handle in list(consumer.waiting):
                     handle.answer(consumer.orphaned)
-        await self._record({group.key: None})
         self._groups.get((topic.namespace, topic.name), {}).pop(name, None)
         for part in group.open_parts():
             self._host.forget_part(part)

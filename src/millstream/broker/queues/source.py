@@ -9,7 +9,7 @@ memory they take: a queue that is drained reads each byte about once, however fe
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 
 from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError, OffsetOutOfRange
-from millstream.queues.ranges import normal, offsets_of
+from millstream.queues.ranges import normal, pack
 from millstream.queues.records import LaneMap
 from millstream.records import Batch, BatchHeader, Columns, batch_next_offset
 from millstream.slicing import select_messages, slice_batch
@@ -174,23 +174,20 @@ class StoredRun:
         if not bits:
             return []
         if self.has_gaps:
-            places = [place for place, offset in enumerate(self.offsets()) if bits >> offset - base & 1]
-            return [select_messages(self.batches()[0], places)] if places else []
-        bounds = self._bounds
-        if len(bounds) == 1 and 2 * bits.bit_count() <= self.count:
-            return [select_messages(self.batches()[0], list(offsets_of(*normal(0, bits))))]
-        chosen = list(offsets_of(base, bits))
+            bits = pack(0, [place for place, offset in enumerate(self.offsets()) if bits >> offset - base & 1])
+            return [select_messages(self.batches()[0], bits)] if bits else []
         pieces: list[Piece] = []
-        at = 0
-        while at < len(chosen):
-            number = bisect_right(bounds, chosen[at]) - 1
-            first, after = bounds[number], self._after(number)
-            end = bisect_left(chosen, after, at) if chosen[-1] >= after else len(chosen)
-            if 2 * (end - at) > after - first:
+        bounds = self._bounds
+        while bits:
+            offset, bits = normal(base, bits)
+            number = bisect_right(bounds, offset) - 1 if len(bounds) > 1 else 0
+            first, base = bounds[number], self._after(number)
+            chosen = bits & (1 << base - offset) - 1
+            bits >>= base - offset
+            if 2 * chosen.bit_count() > base - first:
                 pieces.append(self._bytes(number, number + 1))  # copying the half would cost more than sending the rest
             else:
-                pieces.append(select_messages(self.batches()[number], [offset - first for offset in chosen[at:end]]))
-            at = end
+                pieces.append(select_messages(self.batches()[number], chosen << offset - first))
         return pieces
 
     def _after(self, number: int) -> int:
