@@ -19,6 +19,7 @@ __all__ = ["PipelineProcess", "command_of", "descendants", "kill"]
 
 #: For a machine that has other things to do, too.
 PATIENCE_S = 300.0
+_WORKING = ("pyspark.worker", "python_streaming_source_runner", "python_streaming_sink_runner")
 
 
 class PipelineProcess:
@@ -83,8 +84,11 @@ class PipelineProcess:
         return found[0] if found else 0
 
     def workers(self) -> list[int]:
-        """The processes in which Spark runs Python, for tasks, for plans and for commits."""
-        return [pid for pid in descendants(self.pid) if "pyspark.daemon" in command_of(pid)]
+        """The processes of Python that have a part in every batch: tasks, offsets and commits.
+
+        Those that only help to start a query wait for the next one, and nobody misses them.
+        """
+        return [pid for pid in descendants(self.pid) if any(word.endswith(_WORKING) for word in command_of(pid))]
 
     def end(self, number: int) -> int:
         self._process.send_signal(number)

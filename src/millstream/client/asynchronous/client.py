@@ -247,7 +247,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         acks: Literal["none", "leader", "all"] = "leader",
         compression: Literal["lz4", "zstd"] | None = None,
         buffer_bytes: int = 32 * 1024 * 1024,
-        window: int = 8,
+        window: int = 16,
         delivery_timeout_s: float = 120.0,
         send_timeout_s: float | None = None,
         partition: int | None = None,
