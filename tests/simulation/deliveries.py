@@ -25,9 +25,9 @@ class Delivery:
     at_s: float
     #: Deliveries are counted by the broker, which may forget some of them when it crashes.
     count: int
-    #: The earliest moments at which the broker can have granted the lease, and at which that can have ended.
+    #: The earliest moment at which the broker can have granted the lease, and for how long it did.
     granted_s: float
-    deadline_s: float
+    lease_s: float
     said: str = ""
     said_s: float = 0.0
     result: Settled | None = None
@@ -59,10 +59,7 @@ class Deliveries:
         history.saw(self.topic, *place, id)
         lease = message.source.lease
         granted_s = lease.received_ms / 1000 - self.world.network.worst_s
-        # Where somebody has set the broker's clock, leases are up to a tenth shorter until that is made up for.
-        length_s = lease.length_ms / 1000 * (0.89 if self.world.jumped else 1.0)
-        deadline_s = granted_s + length_s
-        delivery = Delivery(id, place, consumer, now_s, message.delivery_count, granted_s, deadline_s)
+        delivery = Delivery(id, place, consumer, now_s, message.delivery_count, granted_s, lease.length_ms / 1000)
         if now_s > lease.ends_ms / 1000 + _TOLERANCE_S:
             raise Broken(f"{id} was handed to {consumer} after its lease had ended at {lease.ends_ms / 1000:.3f} s")
         if before := self.by_id.get(id):
@@ -113,7 +110,9 @@ class Deliveries:
         losses = self.world.network.losses
         if any(last.granted_s <= at_s <= now_s and client == last.consumer for at_s, client in losses):
             return "a connection was lost"
-        if now_s >= last.deadline_s - _TOLERANCE_S - self.world.small_jumps_s:
+        # Where somebody has set the broker's clock, leases are up to a tenth shorter until that is made up for.
+        deadline_s = last.granted_s + last.lease_s * (0.89 if self.world.jumped else 1.0)
+        if now_s >= deadline_s - _TOLERANCE_S - self.world.small_jumps_s:
             return "the lease ran out"
         return None
 

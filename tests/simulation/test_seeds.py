@@ -65,6 +65,17 @@ def test_the_same_seeds_give_the_same_traces(last: int) -> None:
     assert first.stdout.split("; traces ")[1] == second.stdout.split("; traces ")[1]
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(102_925, id="a consumer that has not heard of the crash holds what another has acked"),
+        pytest.param(105_737, id="a lease that was granted before a clock jumped is up to a tenth shorter"),
+    ],
+)
+def test_a_seed_that_once_accused_the_broker_wrongly_holds(seed: int) -> None:
+    simulate(seed, workloads)
+
+
 # --- one in which nothing is noticed proves nothing either: each test breaks the broker in one place ------------------
 
 
