@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from millstream.mqtt.packets import (
@@ -441,6 +442,33 @@ def test_a_session_remembers_its_queues_when_the_broker_restarts(tmp_path: Path,
         assert worker.unsubscribe(f"$queue/{queue}") == (Reason.SUCCESS,)
     finally:
         wires.close()
+        server.stop()
+
+
+@pytest.mark.parametrize(
+    "asked", [{"delay_ms": 60_000}, {"priority": 1}, {"message_id": 5}, {"message_id": 5, "delay_ms": 60_000}]
+)
+def test_a_publish_of_qos_2_that_is_sent_again_after_a_restart_is_one_message(
+    tmp_path: Path, queue: str, asked: dict[str, int]
+) -> None:
+    client_id = unique("producer")
+    publish = Publish(f"$queue/{queue}", b"once", 2, packet_id=7, properties=user(**asked))
+    for dup in (False, True):
+        server = Millstream(tmp_path)
+        wires = Wires(server)
+        try:
+            producer = wires.durable(client_id=client_id)
+            producer.send(msgspec.structs.replace(publish, dup=dup))
+            assert producer.receive(Pubrec).packet_id == 7
+        finally:
+            wires.close()
+            server.stop()  # which waits for everything that is on its way
+    server = Millstream(tmp_path)
+    try:
+        with server.broker.connect() as client:
+            topic = queue.replace("/", ".")
+            assert len(client.schedules.list(topic)) + sum(client.offsets(topic).values()) == 1
+    finally:
         server.stop()
 
 

@@ -130,9 +130,11 @@ class Publishing:
 
     def put(self, name: str, entry: Entry, owed: Owed) -> None:
         """Publish to a topic of the broker, as it is."""
-        # A schedule, and what has an id to be recognised by, must pass through the broker's own checks.
-        plain = not (entry.deliver_at_us or entry.dedup_id)
-        self._pile_up(name, _Stored(entry, [entry.value or b""], owed), once=owed.qos == 2 and self._lasts and plain)
+        topic = self._world.topic(name)
+        # What has an id is recognised by the partition itself, if the topic wants that; a move would pass it by.
+        recognised = bool(entry.dedup_id) and (topic is None or topic.config.dedup_window_ms > 0)
+        once = owed.qos == 2 and self._lasts and not recognised
+        self._pile_up(name, _Stored(entry, [entry.value or b""], owed), once=once)
 
     def _pile_up(self, name: str, stretch: _Stored, *, once: bool) -> None:
         entry, values, owed = stretch
@@ -301,7 +303,12 @@ class Publishing:
         broker = room.broker
         broker.check_publish(self._world.own if target.topic == room.catch_all else self._who, target.topic)
         broker.quotas.publish(target.namespace, memoryview(batch))
-        if topic is not None and topic.config.max_depth:
+        if target.partition >= SCHEDULES:
+            schedules = broker.topics.partition(*target)
+            _, due_us = schedules.check(memoryview(batch), len(batch))
+            if due_us is not None and schedules.admit is not None:
+                schedules.admit(due_us)
+        elif topic is not None and topic.config.max_depth:
             broker.flow.check_depth(topic, target.partition, BatchHeader(batch).count)
 
     def _encode(self, stretches: _Pile) -> bytearray:
