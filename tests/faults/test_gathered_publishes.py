@@ -72,6 +72,20 @@ def test_the_order_of_a_producer_holds_whatever_the_size_of_its_batches(size: in
     run(scenario)
 
 
+def test_a_batch_that_is_sent_again_while_it_waits_is_stored_once_and_answered_twice() -> None:
+    """As by a producer whose connection was lost; found by the simulation (seed 106582)."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await with_topic(storage)
+        sent = [client.send([f"{number}".encode()], producer=5, sequence=number) for number in (0, 1, 0, 1, 2)]
+        assert await asyncio.gather(*sent) == [1, 2, 1, 2, 3]
+        assert await client.read_all() == [b"first", b"0", b"1", b"2"]
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_a_topic_that_goes_away_answers_what_waits_for_its_next_round() -> None:
     async def scenario() -> None:
         storage = SimulatedStorage(seed=1)

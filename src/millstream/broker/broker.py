@@ -19,10 +19,10 @@ from millstream.broker.access.audit import Audit
 from millstream.broker.access.control import AccessControl
 from millstream.broker.access.quotas import MEASURE_S, Quotas
 from millstream.broker.administration import Administration
+from millstream.broker.answers import FetchAnswer, FetchHandle, FetchReply
 from millstream.broker.background import every
 from millstream.broker.cleanup import Cleanup
 from millstream.broker.committer import Committer, Rounds
-from millstream.broker.fetches import FetchAnswer, FetchHandle, FetchReply
 from millstream.broker.group_calls import GroupCalls
 from millstream.broker.group_topics import GroupTopics
 from millstream.broker.groups import Groups

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from millstream.broker.fetches import FetchAnswer
+from millstream.broker.answers import FetchAnswer
 from millstream.broker.groups import Groups
 from millstream.broker.journal import SEGMENT_BYTES, Journal
 from millstream.broker.partition import Partition

@@ -1,9 +1,8 @@
 """One partition at run time: sole writer of its log, keeper of what is visible, and of who waits for more.
 
 Publishes are collected while one network read is handled and appended together by `flush`; small ones that wait for the
-disk anyway are collected until the next round of syncs begins, whoever sends them.  Each is answered when it is as
-durable as its policy promises; readers see a message no earlier than that, so nobody ever acts on a message that a
-power cut can take back.
+disk anyway are collected until the next round of syncs.  Each is answered when it is as durable as its policy promises;
+readers see a message no earlier than that, so nobody ever acts on a message that a power cut can take back.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from typing import Final, TypeAlias
 import structlog
 
 from millstream.broker.ages import Ages
+from millstream.broker.answers import FetchAnswer, FetchHandle, FetchReply, confirm
 from millstream.broker.committer import Committer, Syncable
-from millstream.broker.fetches import FetchAnswer, FetchHandle, FetchReply
 from millstream.broker.incoming import check_storable
 from millstream.broker.metrics import Metrics
 from millstream.broker.traffic.duplicates import Duplicates, mark_of
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, OffsetOutOfRange, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog
+from millstream.log.producers import follows
 from millstream.log.segment import Segment, Verified
 from millstream.records import PRIORITY_DEFAULT, BatchHeader, Columns
 
@@ -58,17 +58,6 @@ PublishReply: TypeAlias = Callable[[MillstreamError | None, int, int, int, bool]
 _Pending: TypeAlias = tuple[memoryview, BatchHeader, str, PublishReply | None]
 #: Appended, waiting to be durable: base offset, next offset, append time, whom to answer, whether it is a repetition.
 _Parked: TypeAlias = tuple[int, int, int, PublishReply | None, bool]
-
-
-def _confirm(
-    stored: asyncio.Future[int], error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool
-) -> None:
-    if stored.done():
-        return
-    if error is None:
-        stored.set_result(base)
-    else:
-        stored.set_exception(error)
 
 
 class Partition:
@@ -205,7 +194,11 @@ class Partition:
             self.has_expiry = True
         producer = header.producer
         if producer:
-            duplicate = self.log.producers.check(header, self._pending_of.get(producer))
+            before = self._pending_of.get(producer)
+            if before is not None and not follows(header, before):
+                self.flush()  # it may be a repetition of what waits: then that has an offset
+                before = None
+            duplicate = self.log.producers.check(header, before)
             if duplicate is not None:
                 self._repeat(header, duplicate.base_offset, duplicate.append_time_us, reply)
                 return
@@ -446,7 +439,7 @@ class Partition:
                     memoryview(batch),
                     fsync="group",
                     max_message_bytes=len(batch),
-                    reply=partial(_confirm, future),
+                    reply=partial(confirm, future),
                     admitted=admitted,
                 )
                 stored.append(future)

@@ -25,7 +25,7 @@ from crc32c import crc32c
 from millstream.errors import OutOfSequence, ProducerFenced
 from millstream.records import BatchHeader
 
-__all__ = ["Duplicate", "ProducerTable"]
+__all__ = ["Duplicate", "ProducerTable", "follows"]
 
 _MAGIC: Final = 0x5250534D
 _HEAD: Final = Struct("<II")
@@ -60,6 +60,15 @@ class _Producer:
     last_append_us: int
 
 
+def follows(header: BatchHeader, before: BatchHeader) -> bool:
+    """Whether a batch is the next of its producer after another."""
+    return header.first_sequence == _next_sequence(before)
+
+
+def _next_sequence(header: BatchHeader) -> int:
+    return (header.first_sequence + header.count) & _SEQUENCE
+
+
 class ProducerTable:
     """The producers of one partition.  Looks with `check`, changes only with `record`, live and in recovery alike."""
 
@@ -81,7 +90,7 @@ class ProducerTable:
         if not identity:
             return None
         if after is not None and after.producer == identity:
-            return self._follow(header, (after.first_sequence + after.count) & _SEQUENCE, ())
+            return self._follow(header, _next_sequence(after), ())
         known = self._producers.get(identity >> 16)
         if known is None:
             return None

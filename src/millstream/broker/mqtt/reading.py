@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
 
-from millstream.broker.fetches import FetchAnswer
+from millstream.broker.answers import FetchAnswer
 from millstream.broker.journal import Fact
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.partition import Partition

@@ -1,4 +1,4 @@
-"""A fetch: what is answered, and one that waits for something to answer with."""
+"""Answers of a partition: to a fetch, which may have to wait for something to answer with, and to a publish."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from millstream.errors import MillstreamError
 
-__all__ = ["FetchAnswer", "FetchHandle", "FetchReply", "Fetched"]
+__all__ = ["FetchAnswer", "FetchHandle", "FetchReply", "Fetched", "confirm"]
 
 
 class FetchAnswer(NamedTuple):
@@ -47,3 +47,15 @@ class FetchHandle:
     def cancel(self) -> None:
         """Forget the fetch; it is not answered."""
         self._partition.forget(self)
+
+
+def confirm(
+    stored: asyncio.Future[int], error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool
+) -> None:
+    """Answer a publish of the broker's own: a `PublishReply` for whoever waits for an offset."""
+    if stored.done():
+        return
+    if error is None:
+        stored.set_result(base)
+    else:
+        stored.set_exception(error)
