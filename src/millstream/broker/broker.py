@@ -46,6 +46,7 @@ from millstream.broker.queues.text_leases import TextLeases
 from millstream.broker.queues.views import QueueViews
 from millstream.broker.queues.why import Why
 from millstream.broker.registry import Registry
+from millstream.broker.rounds import open_rounds
 from millstream.broker.schedules.schedules import Schedules
 from millstream.broker.sessions import Session
 from millstream.broker.stages.stages import Stages
@@ -83,6 +84,8 @@ __all__ = ["Broker", "FetchAnswer", "FetchHandle", "LeaseHandle", "Session"]
 
 _log = structlog.get_logger("millstream.broker")
 
+#: What a client calls itself is kept as long as it is there; more is cut off.
+_CLIENT_ID_LETTERS_MAX: Final = 256
 _EXPIRE_INTERVAL_S: Final = 0.25
 _SWEEP_INTERVAL_S: Final = 1.0
 _CLOCK_INTERVAL_S: Final = 1.0
@@ -157,7 +160,7 @@ class Broker:
 
     def _open_storage(self, loop: asyncio.AbstractEventLoop) -> None:
         settings = self.settings.storage
-        self._committer = Committer(loop, on_round=self._count_sync, rounds=self._rounds)
+        self._committer = Committer(loop, rounds=self._rounds or open_rounds(loop), on_round=self._count_sync)
         self._opener = PartitionOpener(
             storage=self._storage,
             settings=self.settings,
@@ -417,6 +420,7 @@ class Broker:
         access.require("any", namespace)
         self.quotas.admit_connection(namespace)
         now_ms = self._clock.now_us() // 1000
+        client_id = client_id[:_CLIENT_ID_LETTERS_MAX]
         session = Session(namespace, client_id, address, push, deliver, door, now_ms, access, end)
         self._sessions[session] = None
         return session

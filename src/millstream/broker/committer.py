@@ -1,30 +1,23 @@
 """Group commit: one round of fdatasync at a time, shared by everything that was written while the last one ran.
 
-The event loop never waits for a disk.  Partitions that wrote something ask for a commit; the committer's thread syncs
+The event loop never waits for a disk.  Partitions that wrote something ask for a commit; a thread (rounds.py) syncs
 their files and the loop is told what is durable.  Under load the rounds grow by themselves: the slower the disk, the
-more publishes share a round.  Many dirty files are synced by several threads at once, because the file system joins
-syncs that are in flight together; one or two files are not worth the hand-over.
+more publishes share a round.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 import structlog
 
-__all__ = ["Commit", "Committable", "Committer", "Rounds", "SyncThread"]
+__all__ = ["Commit", "Committable", "Committer", "Rounds"]
 
 _log = structlog.get_logger("millstream.commit")
 
-_PARALLEL_FILES_MIN: Final = 4
-_PARALLEL_THREADS: Final = 8
 #: Peers that were just answered will write again within a round trip; waiting this part of a round for them makes the
 #: next round larger (measured: 16 producers gain a third on a disk of 2 ms).
 _GATHER_SHARE: Final = 0.1
@@ -81,12 +74,12 @@ class Committer:
         self,
         loop: asyncio.AbstractEventLoop,
         *,
+        rounds: Rounds,
         on_round: Callable[[float, int], None] | None = None,
-        rounds: Rounds | None = None,
     ) -> None:
         self._loop = loop
         self._on_round = on_round
-        self._rounds = rounds or SyncThread(loop)
+        self._rounds = rounds
         self._dirty: dict[Committable, None] = {}
         self._running = False
         self._round_s = 0.0001
@@ -132,44 +125,3 @@ class Committer:
             self._loop.call_later(min(_GATHER_S_MAX, self._round_s * _GATHER_SHARE), self._start)
         else:
             self._start()
-
-
-class SyncThread:
-    """Carries out rounds in a thread of its own."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._jobs: queue.SimpleQueue[tuple[Commit, Callable[[Commit], None]] | None] = queue.SimpleQueue()
-        self._pool: ThreadPoolExecutor | None = None
-        self._thread = threading.Thread(target=self._work, name="millstream-commit", daemon=True)
-        self._thread.start()
-
-    def submit(self, commit: Commit, done: Callable[[Commit], None]) -> None:
-        self._jobs.put((commit, done))
-
-    async def close(self) -> None:
-        self._jobs.put(None)
-        await self._loop.run_in_executor(None, self._thread.join)
-        if self._pool is not None:
-            self._pool.shutdown()
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            commit, done = job
-            started = time.perf_counter()
-            self._sync(commit)
-            commit.seconds = time.perf_counter() - started
-            try:
-                self._loop.call_soon_threadsafe(done, commit)
-            except RuntimeError:  # the loop was closed under us: the process is ending
-                return
-
-    def _sync(self, commit: Commit) -> None:
-        files = commit.files()
-        if len(files) < _PARALLEL_FILES_MIN:
-            for file in files:
-                commit.sync(file)
-        else:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_PARALLEL_THREADS, thread_name_prefix="millstream-sync")
-            list(self._pool.map(commit.sync, files))

@@ -64,8 +64,8 @@ class Storage(Protocol):
 
     def exists(self, path: str) -> bool: ...
 
-    def make_directory(self, path: str) -> None:
-        """Make a directory and its parents, durably; one that exists is fine."""
+    def make_directory(self, *paths: str) -> None:
+        """Make directories and their parents, durably; those that exist are fine.  Many cost hardly more than one."""
 
     def rename(self, old: str, new: str) -> None: ...
 
@@ -129,6 +129,9 @@ class DiskFile:
                 data += more
         return data
 
+    def fileno(self) -> int:
+        return self._fd
+
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
@@ -174,17 +177,21 @@ class DiskStorage:
     def exists(self, path: str) -> bool:
         return os.path.exists(self._at(path))
 
-    def make_directory(self, path: str) -> None:
-        missing: list[str] = []
-        while path and not os.path.isdir(self._at(path)):
-            missing.append(path)
-            path = parent_of(path)
+    def make_directory(self, *paths: str) -> None:
         if not os.path.isdir(self._root):
             os.makedirs(self._root, mode=0o750)
             _sync_directory(os.path.dirname(os.path.abspath(self._root)))
-        for made in reversed(missing):
-            os.mkdir(self._at(made), 0o750)
-            _sync_directory(self._at(parent_of(made)))
+        changed: dict[str, None] = {}
+        for path in paths:
+            missing: list[str] = []
+            while path and not os.path.isdir(self._at(path)):
+                missing.append(path)
+                path = parent_of(path)
+            for made in reversed(missing):
+                os.mkdir(self._at(made), 0o750)
+                changed[parent_of(made)] = None
+        for directory in changed:
+            _sync_directory(self._at(directory))
 
     def rename(self, old: str, new: str) -> None:
         with self.holding.lock:
