@@ -111,6 +111,64 @@ def test_publish_round_trips(topic: str, partition: int, acks: int, fsync: int, 
     assert bytes(request.batch) == batch
 
 
+def _server_that_was_greeted(frame_bytes_max: int = 10_000) -> ServerConnection:
+    wire = ServerConnection(frame_bytes_max=frame_bytes_max)
+    hello = encode_frame(FrameType.HELLO, b'{"versions":[1],"client_id":"c"}', 1)
+    wire.reader.buffer()[: len(hello)] = hello
+    wire.reader.received(len(hello))
+    assert len(list(wire.requests())) == 1
+    return wire
+
+
+@given(
+    TOPICS,
+    st.integers(0, 3),
+    st.integers(0, 6),
+    st.binary(max_size=50),
+    st.none() | st.integers(0, 8 * 24 - 1),  # in what stands before the topic
+    st.just(b"") | st.binary(max_size=20),
+    st.integers(0, 90),
+)
+def test_a_publish_taken_from_the_buffer_is_the_one_the_reader_would_give(
+    topic: str, acks: int, fsync: int, batch: bytes, bit: int | None, more: bytes, frame_bytes_max: int
+) -> None:
+    head = encode_publish_head(topic.encode(), 1, acks=acks, fsync=fsync, batch_size=len(batch), correlation=7)
+    frame = bytearray(head + batch)
+    if bit is not None:
+        frame[bit // 8] ^= 1 << bit % 8
+    data = bytes(frame) + more
+    for limit in (frame_bytes_max, 10_000):
+        wire = _server_that_was_greeted(200)
+        wire.reader._payload_bytes_max, wire._sole_bytes_max = limit, 12 + limit
+        wire.reader.buffer()[: len(data)] = data
+        sole = wire.sole_publish(len(data))
+        wire.reader.received(len(data))
+        try:
+            requests = list(wire.requests())
+        except MillstreamError:
+            assert sole is None, "what is refused otherwise is not taken here"
+            continue
+        if sole is not None:
+            assert [sole] == requests
+            assert wire.reader.owned_bytes == 0
+
+
+def test_nothing_is_taken_from_the_buffer_before_the_greeting_or_in_the_middle_of_a_frame() -> None:
+    frame = encode_publish_head(b"orders", 0, acks=1, fsync=0, batch_size=4, correlation=7) + b"1234"
+    stranger = ServerConnection()
+    stranger.reader.buffer()[: len(frame)] = frame
+    assert stranger.sole_publish(len(frame)) is None
+    wire = _server_that_was_greeted()
+    for piece in (frame[:9], frame[9:], frame):
+        wire.reader.buffer()[: len(piece)] = piece
+        if piece is frame:
+            assert wire.sole_publish(len(piece)) is not None
+        else:
+            assert wire.sole_publish(len(piece)) is None
+            wire.reader.received(len(piece))
+            list(wire.requests())
+
+
 @given(st.integers(0, 4), st.integers(0, 2**48), st.integers(0, 2**62), st.booleans())
 def test_publish_result_round_trips(label: int, base: int, time_us: int, duplicate: bool) -> None:
     result = decode_publish_result(one_frame(encode_publish_result(3, label, base, time_us, duplicate=duplicate)))

@@ -50,7 +50,7 @@ _log = structlog.get_logger("millstream.tcp")
 
 #: Requests that one client may have waiting; a client with more has lost its way.
 _PARKED_REQUESTS_MAX: Final = 20_000
-#: Who takes longer over TLS's greetings has something else in mind.
+#: Who takes longer over the greetings, TLS's or ours, has something else in mind.
 _HANDSHAKE_S: Final = 10.0
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
 
@@ -83,7 +83,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         #: Publishes and settles whose answer waits for the disk.
         self._unconfirmed = 0
         self._heard = True  # since the last tick
-        self._last_heard_ms = listener.now_ms()
+        self._came_ms = self._last_heard_ms = listener.now_ms()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -168,6 +168,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         if now_ms - self._last_heard_ms > server.heartbeat_ms * server.heartbeat_misses:
             _log.info("client is silent, closing", address=self.address, silent_ms=now_ms - self._last_heard_ms)
             self.abort()
+        elif self._session is None and now_ms - self._came_ms > 1000 * _HANDSHAKE_S:
+            _log.info("client does not say who it is, closing", address=self.address)
+            self.abort()
         else:
             self._write(_HEARTBEAT_FRAME)
 
@@ -186,10 +189,14 @@ class NativeConnection(asyncio.BufferedProtocol):
             return
         self._heard = True
         self._send_is_due = True  # by the end of this call
-        self._wire.reader.received(nbytes)
         try:
-            for request in self._wire.requests():
-                self._handle(request)
+            sole = self._wire.sole_publish(nbytes)
+            if sole is not None:
+                self._publish(*sole)
+            else:
+                self._wire.reader.received(nbytes)
+                for request in self._wire.requests():
+                    self._handle(request)
         except MillstreamError as error:
             # What came before the mistake was in order and is carried out.
             self._broker.metrics.protocol_errors += 1

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from millstream.errors import InvalidArgument, ProtocolViolation, UnsupportedVersion
 from millstream.wire.calls import Call
-from millstream.wire.frames import FRAME_BYTES_MAX, PROTOCOL_VERSION, Frame, FrameReader, FrameType
+from millstream.wire.frames import FRAME_BYTES_MAX, HEADER_BYTES, PROTOCOL_VERSION, Frame, FrameReader, FrameType
 from millstream.wire.leases import LeaseRequest, SettleEntry, decode_lease, decode_settle
 from millstream.wire.messages import (
     FetchRequest,
@@ -22,6 +22,7 @@ from millstream.wire.messages import (
     decode_fetch,
     decode_json,
     decode_publish,
+    sole_publish,
 )
 
 __all__ = ["Body", "Heartbeat", "Refused", "Request", "ServerConnection", "SettleRequest"]
@@ -63,6 +64,17 @@ class ServerConnection:
     def __init__(self, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.reader = FrameReader(payload_bytes_max=frame_bytes_max)
         self._state = _State.CONNECTED
+        self._sole_bytes_max = HEADER_BYTES + frame_bytes_max
+
+    def sole_publish(self, size: int) -> tuple[int, PublishRequest] | None:
+        """The request, if what was just received is one PUBLISH and nothing else, as it nearly always is.
+
+        Otherwise None: tell the reader and take `requests`.  Its view is borrowed as theirs are.
+        """
+        received = self.reader.fresh()
+        if received is None or size > self._sole_bytes_max or self._state is not _State.READY:
+            return None
+        return sole_publish(received, size)
 
     def requests(self) -> Iterator[Request]:
         """Every request received so far; must be exhausted before more bytes are received.

@@ -154,6 +154,13 @@ class FrameReader:
             self._start, self._end = 0, rest
         return view[self._end : max(self._start + self._needed, self._buffers.read_bytes)]
 
+    def fresh(self) -> memoryview | None:
+        """Where the next bytes were received, unless they belong to a frame that began before.
+
+        Who finds all of them to be what he expected need not tell the reader that they came.
+        """
+        return None if self._needed else self._view
+
     def received(self, size: int) -> None:
         self._end += size
 

@@ -36,6 +36,7 @@ __all__ = [
     "encode_publish_head",
     "encode_publish_result",
     "response_body",
+    "sole_publish",
     "sole_publish_result",
 ]
 
@@ -136,12 +137,30 @@ def decode_publish(payload: memoryview) -> PublishRequest:
     return tuple.__new__(PublishRequest, (topic, partition, acks, fsync, payload[batch_at:]))
 
 
+def sole_publish(received: memoryview, size: int) -> tuple[int, PublishRequest] | None:
+    """Correlation id and request, if the `size` bytes received are exactly one frame of PUBLISH, and it is in order.
+
+    None if they are anything else, which is for FrameReader to sort out.
+    """
+    if size < _PUBLISH_HEAD.size:
+        return None
+    start, length, correlation, acks, fsync, partition, topic_size = _PUBLISH_HEAD.unpack_from(received)
+    batch_at = _PUBLISH_HEAD.size + topic_size
+    if start != _PUBLISH_START or length + HEADER_BYTES != size or batch_at > size:
+        return None
+    if acks >= len(ACKS) or fsync >= len(FSYNC_POLICIES):
+        return None
+    try:
+        topic = str(received[_PUBLISH_HEAD.size : batch_at], "utf-8")
+    except UnicodeDecodeError:
+        return None
+    return correlation, tuple.__new__(PublishRequest, (topic, partition, acks, fsync, received[batch_at:size]))
+
+
 def encode_publish_result(
     correlation: int, label: int, base_offset: int, append_time_us: int, *, duplicate: bool = False
 ) -> bytes:
-    return frame_head(FrameType.RESPONSE, _PUBLISH_RESULT.size, correlation) + _PUBLISH_RESULT.pack(
-        0, label, duplicate, base_offset, append_time_us
-    )
+    return _RESULT_FRAME.pack(_RESULT_START, correlation, 0, label, duplicate, base_offset, append_time_us)
 
 
 def decode_publish_result(payload: memoryview) -> PublishResult:
