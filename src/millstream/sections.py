@@ -121,6 +121,13 @@ class ServerSettings(Section):
         default=10_000, ge=0, le=_HOUR_MS, description="Time that running requests get to finish when the broker stops."
     )
     backlog: int = Field(default=512, ge=1, le=65_535, description="Connections that may wait to be accepted.")
+    stay_awake_us: int = Field(
+        default=200,
+        ge=0,
+        le=100_000,
+        description="How long (µs) the broker waits awake for the next step of a client that sends one request after"
+        " the other; 0 sleeps at once.",
+    )
 
 
 class HttpSettings(Section):

@@ -68,7 +68,8 @@ async def run(
         broker.setting_sources = sources or {}
         broker.on_log_level = set_log_level
         await broker.start()
-        listener = NativeListener(broker, settings, clock.monotonic_ms, tls.context)
+        awake_us = settings.server.stay_awake_us
+        listener = NativeListener(broker, settings, clock.monotonic_ms, tls.context, stay_awake_us=awake_us)
         http = HttpListener(broker, settings, tls.context) if settings.http.enabled else None
         mqtt = MqttListener(broker, settings, tls.context) if settings.mqtt.enabled else None
         try:
@@ -122,7 +123,7 @@ async def offline(settings: Settings, work: Callable[[Broker], Awaitable[T]]) ->
 
 def _lock(data: Path) -> DirectoryLock:
     try:
-        data.mkdir(parents=True, exist_ok=True)
+        data.mkdir(mode=0o750, parents=True, exist_ok=True)
         lock = DirectoryLock(data)
         lock.acquire()
     except OSError as error:

@@ -27,6 +27,7 @@ from millstream.errors import (
     ShuttingDown,
 )
 from millstream.server.connections import Connections
+from millstream.server.vigil import Vigil
 from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection, SettleRequest
 from millstream.wire.deliveries import DELIVERY_BYTES, Delivery, encode_delivery_head
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
@@ -52,6 +53,8 @@ _log = structlog.get_logger("millstream.tcp")
 _PARKED_REQUESTS_MAX: Final = 20_000
 #: Who takes longer over the greetings, TLS's or ours, has something else in mind.
 _HANDSHAKE_S: Final = 10.0
+#: Who moves more at a time does not wait for each answer.
+_SMALL_BYTES: Final = 16 * 1024
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
 
 
@@ -210,6 +213,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         else:
             self._broker.flush()
             self._send()
+            if self._unconfirmed and nbytes <= _SMALL_BYTES:
+                self._listener.vigil.step(self)  # one that waits for the disk
 
     def _handle(self, request: Request) -> None:
         correlation, body = request
@@ -429,6 +434,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._send_is_due = False
         outgoing = self._outgoing
         if outgoing:
+            if self._outgoing_bytes <= _SMALL_BYTES:
+                self._listener.vigil.step(self)
             self._outgoing = []
             self._outgoing_bytes = 0
             if not self._transport.is_closing():
@@ -454,14 +461,22 @@ class NativeListener:
     """Accepts native connections, and ends them politely."""
 
     def __init__(
-        self, broker: Broker, settings: Settings, now_ms: Callable[[], int], tls: ssl.SSLContext | None = None
+        self,
+        broker: Broker,
+        settings: Settings,
+        now_ms: Callable[[], int],
+        tls: ssl.SSLContext | None = None,
+        *,
+        stay_awake_us: int = 0,
     ) -> None:
+        """`stay_awake_us` is for real time only: see `Vigil`."""
         self.broker = broker
         self._tls = tls
         self.settings = settings
         self.now_ms = now_ms
         self.address = ""
         self.loop = asyncio.get_running_loop()
+        self.vigil = Vigil(self.loop, stay_awake_us)
         self.connections: Connections[NativeConnection] = Connections(broker, settings.server, "native")
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None

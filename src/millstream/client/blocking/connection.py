@@ -144,7 +144,7 @@ class Connection:
             reader = transport.reader
             transport.send_frame(front + head + tail)
             room = reader.buffer()
-            size = transport.receive_into(room, deadline_s - transport.last_sent_s)
+            size = transport.receive_answer(room, deadline_s - transport.last_sent_s)
             # In the middle of a frame (a rest of some earlier answer) the bytes cannot be looked at by themselves.
             result = None if reader.owned_bytes else sole_publish_result(room, size, correlation)
             if result is None:

@@ -1,0 +1,91 @@
+"""When the broker stays awake: for one client that asks at once, again and again, and not a moment longer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from millstream.server.vigil import Vigil
+
+
+class _Loop:
+    """Calls soon when it is told to, and shows what waits."""
+
+    def __init__(self) -> None:
+        self.soon: list[Callable[[], None]] = []
+
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        self.soon.append(callback)
+
+    def turn(self) -> None:
+        soon, self.soon = self.soon, []
+        for callback in soon:
+            callback()
+
+
+class _World:
+    def __init__(self, stay_us: int = 200) -> None:
+        self.loop = _Loop()
+        self.now_us = 1_000_000
+        self.vigil = Vigil(self.loop, stay_us, lambda: self.now_us * 1000)  # type: ignore[arg-type]
+
+    def go_on(self, client: str, times: int = 1, every_us: int = 100) -> None:
+        for _ in range(times):
+            self.now_us += every_us
+            self.vigil.step(client)
+            self.loop.turn()
+
+
+def test_a_client_that_asks_at_once_again_and_again_keeps_the_loop_awake() -> None:
+    world = _World()
+    world.go_on("one", times=32)
+    assert not world.loop.soon, "a few requests may be all there are"
+    world.go_on("one", times=4)
+    assert world.loop.soon
+
+
+def test_it_falls_asleep_when_the_next_request_does_not_come() -> None:
+    world = _World()
+    world.go_on("one", times=40)
+    world.now_us += 200
+    world.loop.turn()
+    assert world.loop.soon
+    world.now_us += 1
+    world.loop.turn()
+    assert not world.loop.soon
+    world.go_on("one", times=20)
+    assert not world.loop.soon, "the client has to show its pace again"
+
+
+@pytest.mark.parametrize("every_us", [201, 1000])
+def test_a_client_that_takes_its_time_is_not_waited_for(every_us: int) -> None:
+    world = _World()
+    world.go_on("one", times=100, every_us=every_us)
+    assert not world.loop.soon
+
+
+def test_a_second_client_ends_it() -> None:
+    world = _World()
+    world.go_on("one", times=40)
+    world.go_on("two")
+    world.loop.turn()
+    assert not world.loop.soon
+    for _ in range(50):
+        world.go_on("one")
+        world.go_on("two")
+    assert not world.loop.soon
+
+
+def test_it_can_be_switched_off() -> None:
+    world = _World(stay_us=0)
+    world.go_on("one", times=100, every_us=1)
+    assert not world.loop.soon
+
+
+def test_it_looks_out_only_once_at_a_time() -> None:
+    world = _World()
+    for _ in range(50):
+        world.now_us += 10
+        world.vigil.step("one")
+    assert len(world.loop.soon) == 1
