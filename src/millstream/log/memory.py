@@ -71,10 +71,11 @@ class MemoryStorage:
     def exists(self, path: str) -> bool:
         return path in self._files or path in self._directories
 
-    def make_directory(self, path: str) -> None:
-        while path:
-            self._directories.add(path)
-            path = parent_of(path)
+    def make_directory(self, *paths: str) -> None:
+        for path in paths:
+            while path:
+                self._directories.add(path)
+                path = parent_of(path)
 
     def rename(self, old: str, new: str) -> None:
         self._files[new] = self._contents(old)

@@ -95,7 +95,7 @@ class PartitionLog:
         self._index: LiveIndex = self._active.index
         self._file: File | None = None  # the active segment's file while it has bytes that are not synced
         self._dirty = False
-        self._directory_dirty = False
+        self._directory_dirty = recovered.new
         self._changed = not recovered.report.clean
         self._seals: list[Seal] = []
         self._rounds: deque[SyncRound] = deque()
@@ -278,7 +278,7 @@ class PartitionLog:
             assert self._file is not None
             work.append(self._file)
             self._dirty = False
-        if self._directory_dirty:
+        if self._directory_dirty and self._changed:
             work.append(DirectorySync(self._storage, self.directory))
             self._directory_dirty = False
         if work:

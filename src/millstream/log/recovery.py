@@ -59,6 +59,7 @@ class Recovered:
     segments: list[Segment]
     producers: ProducerTable
     report: RecoveryReport
+    new: bool  # the name of its only file is not synced yet
 
 
 @dataclass(slots=True)
@@ -129,10 +130,12 @@ class _Recovery:
         self._report_missing(segments)
         producers = self._recover_producers(segments)
         producers.forget_idle(now_us)
-        if self._names_changed or not self._report.clean or not segments[-1].size:
+        # A new partition has nothing to lose yet: its first sync takes the name of its file along.
+        new = not candidates
+        if not new and (self._names_changed or not self._report.clean or not segments[-1].size):
             # Without a clean close even names that we only found may be in the cache only.
             self._storage.sync_directory(self._directory)
-        return Recovered(segments, producers, self._report)
+        return Recovered(segments, producers, self._report, new)
 
     def _candidates(self) -> list[_Candidate]:
         names = self._storage.names(self._directory)

@@ -332,11 +332,12 @@ class SimulatedStorage:
         self.check_up()
         return path in self._names or path in self._directories
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, *paths: str) -> None:
         self.check_up()
-        while path:
-            self._directories.add(path)
-            path = parent_of(path)
+        for path in paths:
+            while path:
+                self._directories.add(path)
+                path = parent_of(path)
 
     def rename(self, old: str, new: str) -> None:
         inode = self._inode(old)

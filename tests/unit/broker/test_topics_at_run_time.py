@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from pathlib import Path
@@ -50,6 +51,33 @@ def test_a_negative_partition_number_is_refused_and_harms_nobody(tmp_path: Path)
         client.publish("t", [b"confirmed"])
     with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
         assert client.fetch("t", 0).high_watermark == 1
+
+
+def test_the_first_use_of_a_partition_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand new partitions would otherwise stop everybody for as long as a thousand syncs take."""
+    synced_by: list[str] = []
+    original = os.fsync
+
+    def fsync(fd: int) -> None:
+        synced_by.append(threading.current_thread().name)
+        original(fd)
+
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        client.call("topic.create", name="t", partitions=4)
+        client.call("topic.alter", name="t", partitions=8)
+        loop = broker.run(_thread_name())
+        monkeypatch.setattr(os, "fsync", fsync)
+        for number in range(8):
+            assert client.publish("t", [b"x"], partition=number).label == "disk"
+        monkeypatch.undo()
+    assert len(synced_by) >= 8, "the name of each file is on disk before its first message is confirmed"
+    assert loop not in synced_by
+
+
+async def _thread_name() -> str:
+    return threading.current_thread().name
 
 
 def test_a_fetch_is_answered_when_retention_takes_its_segment_away(

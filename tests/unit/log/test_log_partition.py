@@ -220,6 +220,8 @@ def test_dirty_files_are_handed_out_once(storage: MemoryStorage) -> None:
     log = open_log(storage)
     assert log.dirty_files() == []
     append(log, plain(b"a"))
+    assert len(log.dirty_files()) == 2, "the file, and the directory with its name"
+    append(log, plain(b"a"))
     assert len(log.dirty_files()) == 1
     assert log.dirty_files() == []
     append(log, plain(b"b"))

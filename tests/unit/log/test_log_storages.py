@@ -127,6 +127,19 @@ def test_making_a_directory_twice_is_fine(storage: Storage) -> None:
     assert storage.names("") == ["a", "x"]
 
 
+def test_many_directories_are_made_with_one_sync_of_each_parent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = DiskStorage(tmp_path)
+    synced: list[str] = []
+    monkeypatch.setattr("millstream.log.storage._sync_directory", synced.append)
+    storage.make_directory(*(f"topics/t/{number}" for number in range(50)))
+    assert storage.names("topics/t") == sorted(map(str, range(50)))
+    assert sorted(synced) == [str(tmp_path), f"{tmp_path}/topics", f"{tmp_path}/topics/t"]
+    storage.make_directory("topics/t/7")
+    assert len(synced) == 3, "one that exists is fine, and durable already"
+
+
 def test_disk_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, bytes(data)[:3], at))
