@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from millstream.broker.topics import Topics
@@ -20,7 +21,7 @@ class GroupTopics:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
 
-    def partition_counts(self, namespace: str) -> dict[str, int]:
+    def partition_counts(self, namespace: str) -> Mapping[str, int]:
         return self._topics.registry.partition_counts(namespace)
 
     def bounds(self, namespace: str, partition: TopicPartition) -> Bounds:

@@ -6,7 +6,7 @@ with `replay`, which is also how a restart fills the registry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ from millstream.names import (
 )
 from millstream.topics import PARTITIONS_MAX, TopicConfig
 
-__all__ = ["Facts", "Registry", "Topic"]
+__all__ = ["Facts", "PartitionCounts", "Registry", "Topic"]
 
 Facts = dict[str, Any]
 #: Producer ids are handed out from blocks: one fact for many producers, and a crash wastes at most a block.
@@ -68,6 +68,30 @@ class Topic:
         }
 
 
+class PartitionCounts(Mapping[str, int]):
+    """How many partitions each topic of a namespace has, as it is when somebody looks.
+
+    Groups mostly ask for one topic; putting down ten thousand of them for each commit would cost more than the commit.
+    """
+
+    __slots__ = ("_topics",)
+
+    def __init__(self, topics: Mapping[str, Topic]) -> None:
+        self._topics = topics
+
+    def __getitem__(self, name: str) -> int:
+        topic = self._topics[name]
+        if topic.deleting:
+            raise KeyError(name)
+        return len(topic.partition_uids)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, topic in self._topics.items() if not topic.deleting)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 class Registry:
     """Every namespace and topic of the broker."""
 
@@ -75,7 +99,7 @@ class Registry:
         self._topics_max = topics_max
         self.namespaces: dict[str, dict[str, Topic]] = {DEFAULT_NAMESPACE: {}}
         self.producer_ids_until = 1
-        self._uids: set[int] = set()
+        self._topic_of: dict[int, Topic] = {}  # by the uid of a partition
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -111,9 +135,8 @@ class Registry:
         matches = compile_pattern(pattern).fullmatch
         return [topic for topic in topics if matches(topic.name)]
 
-    def partition_counts(self, namespace: str) -> dict[str, int]:
-        topics = self.namespaces.get(namespace, {})
-        return {name: len(topic.partition_uids) for name, topic in topics.items() if not topic.deleting}
+    def partition_counts(self, namespace: str) -> PartitionCounts:
+        return PartitionCounts(self.namespaces.get(namespace, {}))
 
     def all_topics(self) -> Iterable[Topic]:
         for topics in self.namespaces.values():
@@ -121,11 +144,8 @@ class Registry:
 
     def place_of(self, uid: int) -> tuple[Topic, int] | None:
         """The topic and partition that have a uid."""
-        if uid in self._uids:
-            for topic in self.all_topics():
-                if uid in topic.partition_uids and not topic.deleting:
-                    return topic, topic.partition_uids.index(uid)
-        return None
+        topic = self._topic_of.get(uid)
+        return None if topic is None or topic.deleting else (topic, topic.partition_uids.index(uid))
 
     # --- deciding ------------------------------------------------------------------------------------------------
 
@@ -191,13 +211,12 @@ class Registry:
         return {"producer-ids": {"until": self.producer_ids_until + PRODUCER_BLOCK}}
 
     def _draw_uids(self, count: int, draw_uid: Callable[[], int]) -> list[int]:
-        uids: list[int] = []
+        uids: dict[int, None] = {}
         while len(uids) < count:
             uid = draw_uid()
-            taken = (uid, schedule_uid(uid))
-            if self._uids.isdisjoint(taken) and not set(taken) & set(uids):
-                uids.append(uid)
-        return uids
+            if not any(taken in self._topic_of or taken in uids for taken in (uid, schedule_uid(uid))):
+                uids[uid] = None
+        return list(uids)
 
     # --- replaying -----------------------------------------------------------------------------------------------
 
@@ -207,7 +226,8 @@ class Registry:
             kind, _, rest = key.partition("/")
             if kind == "namespace":
                 if document is None:
-                    self.namespaces.pop(rest, None)
+                    for topic in self.namespaces.pop(rest, {}).values():
+                        self._forget_uids(topic)
                 else:
                     self.namespaces.setdefault(rest, {})
             elif kind == "topic":
@@ -220,14 +240,19 @@ class Registry:
         topics = self.namespaces.setdefault(namespace, {})
         if document is None:
             topic = topics.pop(name, None)
-            self._uids.difference_update(topic.partition_uids if topic else ())
+            if topic is not None:
+                self._forget_uids(topic)
             return
         config = msgspec.convert(document["config"], TopicConfig)
         uids = document["partition_uids"]
-        self._uids.update(uids)
         topic = topics.get(name)
         if topic is None:
             topics[name] = topic = Topic(namespace, name, config, uids, document["created_ms"])
         topic.config, topic.partition_uids = config, uids
+        self._topic_of.update(dict.fromkeys(uids, topic))
         topic.deleting = document.get("deleting", False)
         topic.partitions += [None] * (len(uids) - len(topic.partitions))
+
+    def _forget_uids(self, topic: Topic) -> None:
+        for uid in topic.partition_uids:
+            self._topic_of.pop(uid, None)
