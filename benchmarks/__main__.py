@@ -6,13 +6,15 @@ import argparse
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.contestants import CONTESTANTS, Contestant, Level
 from benchmarks.install import install_peers
+from benchmarks.limits import Limits, measure_limits
 from benchmarks.machine import describe_machine
 from benchmarks.measure import WorkerFailed
 from benchmarks.report import Entry, Results, print_tables, publish_results, write_results
@@ -21,6 +23,8 @@ from benchmarks.workloads import WORKLOADS, Outcome, Placement, Scale, Workload,
 
 _RESULTS = Path(__file__).with_name("results")
 _PAGE = Path(__file__).resolve().parent.parent / "docs/benchmarks.md"
+#: Short, because there are many rounds: the median of five seconds apart says more than ten seconds at a stretch.
+_FULL = Scale(seconds=1.0, latency_seconds=3.0)
 _QUICK = Scale(seconds=0.4, latency_seconds=1.0, trial_share=0.2)
 
 
@@ -28,7 +32,7 @@ def main() -> None:
     end_on_sigterm()
     options = _parse_options()
     # Tables are wider than the 80 columns rich assumes of a file or a pipe.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = Console() if sys.stdout.isatty() else Console(width=240)
     if options.install_peers:
         install_peers()
         return
@@ -50,9 +54,10 @@ def main() -> None:
             versions={contestant.name: contestant.version() for contestant in present},
             skipped=missing,
         )
-        results.entries = bench.run(present)
+        for _ in bench.run(present):
+            results.runs, results.limits, results.entries = bench.rounds, bench.limits, bench.entries(present)
+            write_results(results, options.output)  # what is there, should the run be ended early
     print_tables(results, console)
-    write_results(results, options.output)
     console.print(f"written to {options.output}")
     if options.publish:
         publish_results(options.output, _PAGE)
@@ -68,21 +73,35 @@ class _Bench:
         self._workloads = workloads
         self._sizes: list[int] = options.sizes
         self._runs: int = options.runs
-        self._scale = _QUICK if options.quick else Scale()
+        self._scale = _QUICK if options.quick else _FULL
         self._console = console
         self._outcomes: dict[tuple[str, str, int], list[Outcome]] = {}
         self._problems: dict[tuple[str, str, int], str] = {}
+        self.rounds = 0
+        self.limits: list[Limits] = []
 
-    def run(self, contestants: Sequence[Contestant]) -> list[Entry]:
+    def run(self, contestants: Sequence[Contestant]) -> Iterator[int]:
+        """Run all rounds; yields the number of each that is through."""
+        started, turns = time.monotonic(), self._runs * len(contestants)
         for round_number in range(self._runs):
-            for contestant in contestants:
-                self._console.print(f"round {round_number + 1} of {self._runs}: {contestant.name}")
+            self._console.print(f"round {round_number + 1} of {self._runs}: what the machine can do")
+            self.limits.append(measure_limits(self._data, self._scale.seconds / 2))
+            for place, contestant in enumerate(contestants):
+                done = round_number * len(contestants) + place
+                left = (time.monotonic() - started) / done * (turns - done) if done else 0.0
+                remaining = f", about {left / 60:.0f} min left" if left else ""
+                self._console.print(f"round {round_number + 1} of {self._runs}: {contestant.name}{remaining}")
                 for level in Level:
                     self._run_level(contestant, level)
+            self.rounds = round_number + 1
+            yield self.rounds
+
+    def entries(self, contestants: Sequence[Contestant]) -> list[Entry]:
+        """What has been measured so far."""
         return [
             self._entry(contestant, workload, size)
             for workload in self._workloads
-            for size in self._sizes
+            for size in self._sizes_of(workload)
             for contestant in contestants
             if contestant.leases or not workload.leases
         ]
@@ -101,7 +120,7 @@ class _Bench:
             return
         try:
             for workload in workloads:
-                for size in self._sizes:
+                for size in self._sizes_of(workload):
                     key = (contestant.name, workload.name, size)
                     try:
                         outcome = measure_workload(workload, contestant, server, size, self._scale)
@@ -114,6 +133,10 @@ class _Bench:
         finally:
             server.stop()
             shutil.rmtree(directory)
+
+    def _sizes_of(self, workload: Workload) -> list[int]:
+        """All, except for the pinned variants, which only explain W5."""
+        return self._sizes if workload.placement is Placement.FREE else self._sizes[:1]
 
     def _note(self, workload: Workload, size: int, outcome: Outcome) -> None:
         latency = ", ".join(f"{point} {value:,.0f} us" for point, value in outcome.latency_us.items())
@@ -138,21 +161,23 @@ class _Bench:
 
 def _parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smoke run in under two minutes: one round, 100 B only")
-    parser.add_argument("--runs", type=int, help="rounds; the median is reported (default 3)")
+    parser.add_argument("--quick", action="store_true", help="a smoke run of a few minutes: one round, 100 B only")
+    parser.add_argument("--runs", type=int, help="rounds; the median is reported (default 5)")
     parser.add_argument("--sizes", type=int, nargs="+", help="body sizes in bytes (default 100 1000)")
     parser.add_argument("--only", nargs="+", type=str.lower, help="contestants whose name contains one of these words")
     parser.add_argument("--workloads", nargs="+", choices=[workload.name for workload in WORKLOADS])
     parser.add_argument("--output", type=Path, default=_RESULTS, help="where table, JSON and plot go")
-    parser.add_argument("--publish", action="store_true", help="also copy tables and plot into docs/benchmarks.md")
+    parser.add_argument("--publish", action="store_true", help="also copy this complete run into docs/benchmarks.md")
     parser.add_argument(
         "--install-peers", action="store_true", help="install the other brokers and their clients, then end"
     )
     options = parser.parse_args()
+    if options.publish and (options.quick or options.only or options.workloads or options.sizes):
+        parser.error("the page shows complete runs: --publish goes with no other choice than --runs")
     # A smoke run leaves out the pinned variants, which only explain W5.
     everything = [w.name for w in WORKLOADS if w.placement is Placement.FREE or not options.quick]
     options.workloads = options.workloads or everything
-    options.runs = options.runs or (1 if options.quick else 3)
+    options.runs = options.runs or (1 if options.quick else 5)
     options.sizes = options.sizes or ([100] if options.quick else [100, 1000])
     return options
 

@@ -29,6 +29,7 @@ _CLIENT_MODULES = (
     "hiredis",
     "nats",
     "pika",
+    "rstream",
     "confluent_kafka",
     "gmqtt",
 )

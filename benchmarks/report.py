@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -12,11 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.limits import Limit, Limits, limits_of, median_limits
+from benchmarks.plot import plot_results
 from benchmarks.workloads import Outcome, Workload
 
 __all__ = ["Entry", "Results", "print_tables", "publish_results", "write_results"]
 
-_BEGIN, _END = "<!-- results begin -->\n", "<!-- results end -->\n"
+_OURS = ("Millstream", "Millstream interval")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,53 +53,96 @@ class Results:
     runs: int
     versions: Mapping[str, str]
     skipped: Mapping[str, str]
+    limits: list[Limits] = field(default_factory=list)  # of the machine, one for each round
     entries: list[Entry] = field(default_factory=list)
 
-    def tables(self) -> Iterable[tuple[str, list[str], list[list[str]]]]:
+    def entries_of(self, workload: Workload, size: int) -> list[Entry]:
+        return [entry for entry in self.entries if (entry.workload, entry.size) == (workload.name, size)]
+
+    def limits_of(self, workload: Workload, size: int) -> list[Limit]:
+        """What of the machine's limits concerns a workload; nothing if they were not measured."""
+        return limits_of(workload.name, size, median_limits(self.limits)) if self.limits else []
+
+    def tables(self) -> Iterator[_Table]:
         for workload in self.workloads:
             for size in self.sizes:
-                entries = [e for e in self.entries if (e.workload, e.size) == (workload.name, size)]
-                if entries:
-                    title = f"{workload.name} {workload.title}, {size} B"
-                    yield (
-                        title,
-                        _columns(workload),
-                        [_row(e, workload, _best_peer(entries, workload)) for e in entries],
+                if entries := self.entries_of(workload, size):
+                    best, limits = _best_peer(entries, workload), self.limits_of(workload, size)
+                    yield _Table(
+                        f"{workload.name} {workload.title}, {size} B",
+                        f"Limit: {'; '.join(map(str, limits))}." if limits else "",
+                        _columns(workload, limits),
+                        [_row(entry, workload, best, limits) for entry in entries],
                     )
+
+    def limit_rows(self) -> list[list[str]]:
+        """The machine's limits: what, the median, and all rounds if there are several."""
+        if not self.limits:
+            return []
+        rounds = [dict(limits.rows()) for limits in self.limits]
+        return [
+            [name, value, "; ".join(figures[name] for figures in rounds) if len(rounds) > 1 else ""]
+            for name, value in median_limits(self.limits).rows()
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    title: str
+    note: str
+    columns: list[str]
+    rows: list[list[str]]
 
 
 def print_tables(results: Results, console: Console) -> None:
-    for title, columns, rows in results.tables():
+    limits = Table(title="What the machine can do", title_justify="left", box=box.SIMPLE_HEAD, show_header=False)
+    for row in results.limit_rows():
+        limits.add_row(*row[:2])
+    console.print(limits)
+    for figures in results.tables():
+        title = f"{figures.title}\n{figures.note}"
         table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-        for index, column in enumerate(columns):
+        for index, column in enumerate(figures.columns):
             table.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)
-        for row in rows:
+        for row in figures.rows:
             table.add_row(*row, style="bold" if row[0].startswith("Millstream") else None)
         console.print(table)
 
 
 def write_results(results: Results, directory: Path) -> None:
-    """Write `results.json`, `results.md` and `results.svg`, replacing those of the last run."""
+    """Write JSON, Markdown and a plot (`results.*`, and the short `summary.md`), replacing those of the last run."""
     directory.mkdir(parents=True, exist_ok=True)
     raw = {
         "machine": dict(results.machine),
         "runs": results.runs,
         "versions": dict(results.versions),
         "skipped": dict(results.skipped),
+        "limits": [asdict(limits) for limits in results.limits],
+        "limits_median": asdict(median_limits(results.limits)) if results.limits else {},
+        "ratios": _ratios(results),
         "entries": [asdict(entry) for entry in results.entries],
     }
     (directory / "results.json").write_text(json.dumps(raw, indent=1) + "\n")
     (directory / "results.md").write_text(_markdown(results))
-    _plot(results, directory / "results.svg")
+    (directory / "summary.md").write_text(_summary(results))
+    plot_results(results, directory / "results.svg")
 
 
 def publish_results(directory: Path, page: Path) -> None:
-    """Copy the tables of the last run between the marks in a documentation page, and its plot beside it."""
-    before, _, rest = page.read_text().partition(_BEGIN)
-    _, _, after = rest.partition(_END)
+    """Copy summary and tables of the last run between their marks in a documentation page, and the plot beside it."""
     tables = (directory / "results.md").read_text()
-    page.write_text(f"{before}{_BEGIN}\n![The same figures as bars]({page.stem}.svg)\n\n{tables}\n{_END}{after}")
+    text = _replace(page.read_text(), "results", f"\n![The same figures as bars]({page.stem}.svg)\n\n{tables}\n")
+    page.write_text(_replace(text, "summary", (directory / "summary.md").read_text()))
     page.with_suffix(".svg").write_bytes((directory / "results.svg").read_bytes())
+
+
+def _replace(text: str, name: str, content: str) -> str:
+    begin, end = f"<!-- {name} begin -->\n", f"<!-- {name} end -->\n"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"the page has no place for the {name}: {begin.strip()} and {end.strip()}")
+    return f"{before}{begin}{content}{end}{after}"
 
 
 def _best_peer(entries: Iterable[Entry], workload: Workload) -> Entry | None:
@@ -107,26 +152,54 @@ def _best_peer(entries: Iterable[Entry], workload: Workload) -> Entry | None:
     return max(peers, key=lambda entry: entry.per_second, default=None)
 
 
-def _columns(workload: Workload) -> list[str]:
+def _columns(workload: Workload, limits: Sequence[Limit]) -> list[str]:
     figures = ["p50 us", "p99 us", "p99.9 us", "msg/s"] if workload.name == "W4" else ["msg/s", "min..max"]
     costs = ["producer ns/msg", "broker ns/msg", "consumer ns/msg", "broker RSS MB"]
-    return ["contestant (client)", "a confirmation means", *figures, "x best peer", *costs]
+    return [
+        "contestant (client)",
+        "a confirmation means",
+        *figures,
+        "x best peer",
+        *(limit.column for limit in limits),
+        *costs,
+    ]
 
 
-def _row(entry: Entry, workload: Workload, best: Entry | None) -> list[str]:
+def _row(entry: Entry, workload: Workload, best: Entry | None, limits: Sequence[Limit]) -> list[str]:
     head = [f"{entry.contestant} ({entry.client})", entry.promise]
     if not entry.outcomes:
-        return [*head, entry.problem, *[""] * (len(_columns(workload)) - 3)]
+        return [*head, entry.problem, *[""] * (len(_columns(workload, limits)) - 3)]
     rates = [outcome.per_second for outcome in entry.outcomes]
     if workload.name == "W4":
         figures = [f"{entry.latency_us(point):,.0f}" for point in ("p50", "p99", "p99.9")]
         figures.append(f"{entry.per_second:,.0f}")
-        ratio = entry.latency_us("p50") / best.latency_us("p50") if best else None
     else:
         figures = [f"{entry.per_second:,.0f}", f"{min(rates):,.0f}..{max(rates):,.0f}"]
-        ratio = entry.per_second / best.per_second if best else None
     rss = statistics.median(outcome.rss_bytes for outcome in entry.outcomes) / 1e6
-    return [*head, *figures, "" if ratio is None else f"{ratio:.2f}", *_costs(entry), f"{rss:,.0f}"]
+    ratio = f"{_times(entry, best, workload):.2f}" if best else ""
+    shares = [_share(entry, limit) for limit in limits]
+    return [*head, *figures, ratio, *shares, *_costs(entry), f"{rss:,.0f}"]
+
+
+def _against(entry: Entry, limit: Limit) -> float:
+    return (entry.latency_us("p99") if limit.latency else entry.per_second) / limit.value
+
+
+def _share(entry: Entry, limit: Limit) -> str:
+    ratio = _against(entry, limit)
+    return f"{100 * ratio:.1f} %" if limit.column.startswith("of ") else f"{ratio:.1f}"
+
+
+def _ratios(results: Results) -> list[dict[str, object]]:
+    """Each row of Millstream's against the limits that concern it."""
+    return [
+        {"contestant": entry.contestant, "workload": workload.name, "size": size}
+        | {limit.name: _against(entry, limit) for limit in results.limits_of(workload, size)}
+        for workload in results.workloads
+        for size in results.sizes
+        for entry in results.entries_of(workload, size)
+        if entry.ours and entry.outcomes
+    ]
 
 
 def _costs(entry: Entry) -> list[str]:
@@ -143,54 +216,62 @@ def _costs(entry: Entry) -> list[str]:
 
 def _markdown(results: Results) -> str:
     lines = ["Machine: " + "; ".join(f"{name} {value}" for name, value in results.machine.items()) + ".", ""]
-    lines += [f"Median of {results.runs} run{'s' if results.runs != 1 else ''}.", ""]
+    lines += [f"{_rounds(results)}.", ""]
     lines += [
         "Versions: " + ", ".join(f"{name} {value}" for name, value in results.versions.items()) + ".",
         "",
     ]
     lines += [f"Not run: {name} (missing: `{how}`)." for name, how in results.skipped.items()]
-    for title, columns, rows in results.tables():
-        lines += ["", f"### {title}", "", _markdown_row(columns)]
-        lines.append(_markdown_row(["---", "---", *["---:"] * (len(columns) - 2)]))
-        lines += map(_markdown_row, rows)
+    if rows := results.limit_rows():
+        lines += ["", "### Limits of the machine in this run", ""]
+        lines += _markdown_table(["limit", "median", "rounds"], rows, texts=1)
+    for table in results.tables():
+        lines += ["", f"### {table.title}", ""]
+        lines += [table.note, ""] if table.note else []
+        lines += _markdown_table(table.columns, table.rows, texts=2)
     return "\n".join(lines) + "\n"
+
+
+def _summary(results: Results) -> str:
+    """One line for each workload and size: both rows of Millstream's against the best peer and the limit."""
+    columns = ["workload", "size", "group", "interval", "best peer", "group x", "interval x", "group against the limit"]
+    rows = []
+    for workload in results.workloads:
+        for size in results.sizes:
+            entries = results.entries_of(workload, size)
+            best, limits = _best_peer(entries, workload), results.limits_of(workload, size)
+            ours = [next((e for e in entries if e.contestant == name and e.outcomes), None) for name in _OURS]
+            if ours[0] is None:
+                continue
+            title = f"{workload.name} {workload.title}" + (", p50 us" if workload.name == "W4" else "")
+            figures = [_headline(entry, workload) if entry else "" for entry in ours]
+            peer = f"{best.contestant} ({best.promise.partition(' (')[0]}): {_headline(best, workload)}" if best else ""
+            ratios = [f"{_times(entry, best, workload):.2f}" if entry and best else "" for entry in ours]
+            shares = ", ".join(f"{limit.column}: {_share(ours[0], limit)}" for limit in limits)
+            rows.append([title, f"{size:,} B", *figures, peer, *ratios, shares])
+    lines = [f"{_rounds(results)}, on {results.machine['processor']}; messages a second.", ""]
+    return "\n".join([*lines, *_markdown_table(columns, rows, texts=1)]) + "\n"
+
+
+def _rounds(results: Results) -> str:
+    return f"Median of {results.runs} run{'s' if results.runs != 1 else ''}"
+
+
+def _headline(entry: Entry, workload: Workload) -> str:
+    return f"{entry.latency_us('p50') if workload.name == 'W4' else entry.per_second:,.0f}"
+
+
+def _times(entry: Entry, best: Entry, workload: Workload) -> float:
+    if workload.name == "W4":
+        return entry.latency_us("p50") / best.latency_us("p50")
+    return entry.per_second / best.per_second
+
+
+def _markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int) -> list[str]:
+    """A table whose first columns are texts and the others figures."""
+    rule = ["---"] * texts + ["---:"] * (len(columns) - texts)
+    return [_markdown_row(columns), _markdown_row(rule), *map(_markdown_row, rows)]
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(cells) + " |"
-
-
-def _plot(results: Results, path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    workloads = [w for w in results.workloads if any(e.workload == w.name and e.outcomes for e in results.entries)]
-    if not workloads:
-        return
-    figure, rows = pyplot.subplots(
-        len(workloads),
-        len(results.sizes),
-        figsize=(6 * len(results.sizes), 2.6 * len(workloads)),
-        squeeze=False,
-    )
-    for workload, axes_of_row in zip(workloads, rows, strict=True):
-        for size, axes in zip(results.sizes, axes_of_row, strict=True):
-            entries = [e for e in results.entries if (e.workload, e.size) == (workload.name, size) and e.outcomes]
-            latency = workload.name == "W4"
-            values = [e.latency_us("p50") if latency else e.per_second for e in entries]
-            axes.barh(
-                [e.contestant for e in entries],
-                values,
-                color=["tab:orange" if e.ours else "tab:gray" for e in entries],
-            )
-            axes.bar_label(axes.containers[0], labels=[f"{value:,.0f}" for value in values], padding=3, fontsize=7)
-            axes.invert_yaxis()
-            axes.margins(x=0.15)
-            unit = "p50 us, lower is better" if latency else "msg/s"
-            axes.set_title(f"{workload.name} {workload.title}, {size} B ({unit})", fontsize=9)
-            axes.tick_params(labelsize=8)
-    figure.tight_layout()
-    figure.savefig(path)
-    pyplot.close(figure)

@@ -11,6 +11,7 @@ from benchmarks.contestants.millstream import Millstream
 from benchmarks.contestants.mosquitto import Mosquitto
 from benchmarks.contestants.nats_jetstream import NatsJetStream
 from benchmarks.contestants.rabbitmq import RabbitMq
+from benchmarks.contestants.rabbitmq_stream import RabbitMqStream
 from benchmarks.contestants.redis_streams import RedisStreams
 
 __all__ = ["CONTESTANTS", "Client", "Contestant", "Level", "Millstream", "QueueClient", "Sink"]
@@ -23,6 +24,7 @@ CONTESTANTS: Final[tuple[Contestant, ...]] = (
     NatsJetStream(),
     RabbitMq("quorum"),
     RabbitMq("classic"),
+    RabbitMqStream(),
     Mosquitto(),
     Beanstalkd(),
 )

@@ -17,7 +17,7 @@ from benchmarks.servers import Server, free_port, launch, output_of
 if TYPE_CHECKING:
     import pika
 
-__all__ = ["RabbitMq"]
+__all__ = ["RabbitMq", "rabbitmq_missing", "rabbitmq_version", "start_node"]
 
 # The packaged wrapper in /usr/sbin changes user when root runs it; this one starts as whoever we are.
 _START_SCRIPT = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
@@ -36,12 +36,10 @@ class RabbitMq:
         return f"RabbitMQ {self.kind}"
 
     def missing(self) -> str | None:
-        if not _START_SCRIPT.exists() or shutil.which("epmd") is None:
-            return "apt-get install rabbitmq-server"
-        return None if importlib.util.find_spec("pika") else "pip install pika"
+        return rabbitmq_missing() or (None if importlib.util.find_spec("pika") else "pip install pika")
 
     def version(self) -> str:
-        return output_of("dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server").partition("-")[0]
+        return rabbitmq_version()
 
     def promise(self, _level: Level) -> str:
         # At both levels and without a setting: seen with `python -m benchmarks.durability`.
@@ -49,26 +47,7 @@ class RabbitMq:
 
     def start(self, directory: Path, _level: Level) -> Server:
         server = Server(free_port())
-        names_port = free_port()
-        environment = {
-            "HOME": str(directory),  # where Erlang keeps its cookie
-            "ERL_EPMD_PORT": str(names_port),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODENAME": f"bench{server.port}@localhost",
-            "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
-            "RABBITMQ_NODE_PORT": str(server.port),
-            "RABBITMQ_DIST_PORT": str(free_port()),
-            "RABBITMQ_MNESIA_BASE": str(directory / "data"),
-            "RABBITMQ_LOG_BASE": str(directory / "log"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
-            "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq"),
-            "RABBITMQ_CONF_ENV_FILE": str(directory / "none"),
-        }
-        (directory / "enabled_plugins").write_text("[].\n")
-        (directory / "rabbitmq.conf").write_text("vm_memory_high_watermark.relative = 0.6\n")
-        # Erlang's name server would otherwise be left behind as a daemon.
-        launch(server, ["epmd"], directory / "epmd.log", port=names_port, environment=environment)
-        launch(server, [_START_SCRIPT], directory / "rabbitmq.log", environment=environment)
+        start_node(server, directory, amqp_port=server.port)
         return server
 
     def declare(self, port: int, queue: str) -> None:
@@ -80,6 +59,42 @@ class RabbitMq:
 
     def connect(self, port: int, queue: str) -> _Client:
         return _Client(port, queue)
+
+
+def start_node(
+    server: Server, directory: Path, *, amqp_port: int, plugins: Sequence[str] = (), settings: Sequence[str] = ()
+) -> None:
+    """Start RabbitMQ and its name server; returns when it accepts AMQP, which it does last."""
+    names_port = free_port()
+    environment = {
+        "HOME": str(directory),  # where Erlang keeps its cookie
+        "ERL_EPMD_PORT": str(names_port),
+        "ERL_EPMD_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODENAME": f"bench{server.port}@localhost",
+        "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
+        "RABBITMQ_NODE_PORT": str(amqp_port),
+        "RABBITMQ_DIST_PORT": str(free_port()),
+        "RABBITMQ_MNESIA_BASE": str(directory / "data"),
+        "RABBITMQ_LOG_BASE": str(directory / "log"),
+        "RABBITMQ_ENABLED_PLUGINS_FILE": str(directory / "enabled_plugins"),
+        "RABBITMQ_CONFIG_FILE": str(directory / "rabbitmq"),
+        "RABBITMQ_CONF_ENV_FILE": str(directory / "none"),
+    }
+    (directory / "enabled_plugins").write_text(f"[{','.join(plugins)}].\n")
+    lines = ["vm_memory_high_watermark.relative = 0.6", *settings]
+    (directory / "rabbitmq.conf").write_text("\n".join(lines) + "\n")
+    # Erlang's name server would otherwise be left behind as a daemon.
+    launch(server, ["epmd"], directory / "epmd.log", port=names_port, environment=environment)
+    launch(server, [_START_SCRIPT], directory / "rabbitmq.log", port=amqp_port, environment=environment)
+
+
+def rabbitmq_missing() -> str | None:
+    installed = _START_SCRIPT.exists() and shutil.which("epmd") is not None
+    return None if installed else "apt-get install rabbitmq-server"
+
+
+def rabbitmq_version() -> str:
+    return output_of("dpkg-query", "-W", "-f", "${Version}", "rabbitmq-server").partition("-")[0]
 
 
 def _parameters(port: int) -> pika.ConnectionParameters:

@@ -22,6 +22,8 @@ __all__ = ["micro_batches", "scan", "steady_stream", "write"]
 
 _PARTITIONS: Final = 4
 _PATIENCE_S: Final = 120.0
+#: Who asks often how far a query is takes processor time from it: Spark writes all its progress down as JSON.
+_LOOK_S: Final = 0.1
 #: Of a steady stream: what comes until Spark has compiled what it needs does not count.
 _WARM_UP_S: Final = 10.0
 _ROOT: Final = Path(__file__).resolve().parent.parent.parent
@@ -88,9 +90,12 @@ def steady_stream(world: World, rate: int, seconds: float, number: int) -> Laten
     found = rows.selectExpr("partition", "offset", "unix_micros(timestamp) as time_us").toArrow()
     partitions, offsets, times = (found.column(name).to_numpy() for name in ("partition", "offset", "time_us"))
     late = _lateness(topic, batches, partitions, offsets, times)
-    late = late[times >= times.min() + _WARM_UP_S * 1e6]
+    warm_us = times.min() + _WARM_UP_S * 1e6
+    late = late[times >= warm_us]
     p50, p95, p99 = np.percentile(late, (50, 95, 99)).tolist()
-    return Latency(len(late) / seconds, p50, p95, p99, float(late.max()), len(batches))
+    counted = [progress["durationMs"] for progress in batches if _end_us(progress) >= warm_us]
+    slowest = max(counted, key=lambda took: took["triggerExecution"])
+    return Latency(len(late) / seconds, p50, p95, p99, float(late.max()), len(batches), slowest)
 
 
 def _lateness(topic: str, batches: list[dict[str, Any]], partitions: Any, offsets: Any, times: Any) -> Any:
@@ -145,4 +150,4 @@ def _wait(condition: Callable[[], object]) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("the stream does not get on")
-        time.sleep(0.02)
+        time.sleep(_LOOK_S)

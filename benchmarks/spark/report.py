@@ -42,6 +42,8 @@ class Latency(NamedTuple):
     p99: float
     most: float
     batches: int
+    #: Which part of the slowest micro-batch took how many milliseconds, by Spark's names.
+    slowest: Mapping[str, int]
 
 
 class Verdict(NamedTuple):
@@ -128,12 +130,15 @@ class Results:
         (page.parent / "spark.svg").write_bytes((directory / "spark.svg").read_bytes())
 
     def _stream_sentence(self) -> str:
-        quickest, slowest = min(self.micro_batches), max(self.micro_batches)
-        stream = Latency(*map(statistics.median, zip(*self.streams, strict=True)))
+        shortest, longest = min(self.micro_batches), max(self.micro_batches)
+        slowest = max((one.slowest for one in self.streams), key=lambda took: took["triggerExecution"])
+        *figures, _ = zip(*self.streams, strict=True)
+        stream = Latency(*map(statistics.median, figures), slowest)
         return (
-            f"Micro-batches with one message took {quickest:.2f} to {slowest:.2f} s. At {stream.per_second:,.0f} rows "
+            f"Micro-batches with one message took {shortest:.2f} to {longest:.2f} s. At {stream.per_second:,.0f} rows "
             f"a second, from record to commit: {stream.p50:.2f} s for half of them, {stream.p95:.2f} s for 95 of 100, "
-            f"{stream.p99:.2f} s for 99 of 100, {stream.most:.2f} s at most, in {stream.batches:.0f} micro-batches."
+            f"{stream.p99:.2f} s for 99 of 100, {stream.most:.2f} s at most, in {stream.batches:.0f} micro-batches. "
+            f"The slowest of all took {slowest['triggerExecution'] / 1000:.2f} s: {_longest(slowest)}."
         )
 
     def _markdown(self) -> str:
@@ -164,6 +169,12 @@ class Results:
         figure.tight_layout()
         figure.savefig(path)
         pyplot.close(figure)
+
+
+def _longest(took: Mapping[str, int]) -> str:
+    """The parts of a micro-batch that took longest."""
+    parts = sorted(((name, ms) for name, ms in took.items() if name != "triggerExecution"), key=lambda part: -part[1])
+    return ", ".join(f"{name} {ms / 1000:.2f} s" for name, ms in parts[:3])
 
 
 def _line(cells: Sequence[str]) -> str:
