@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +18,11 @@ from millstream import connect as client_of
 from millstream.config import Settings
 from millstream.errors import ConnectionLost, Forbidden, InvalidArgument, TopicNotFound, Unauthorized
 from millstream.spark import connection as module
-from millstream.spark.connection import BrokerConnection, connect
+from millstream.spark.connection import BrokerConnection, connect, fetched
 from millstream.spark.options import Target
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import calls
+from millstream.wire.messages import FetchRequest
 from tests.e2e.access_world import guarded, key_for
 from tests.spark.reading import batch_reader, read, values
 from tests.spark.world import World
@@ -54,6 +56,23 @@ def test_many_questions_at_once_and_each_has_its_own_error(world: World) -> None
     )
     assert isinstance(missing, TopicNotFound)
     assert (len(first.partitions), len(second.partitions)) == (1, 2)
+
+
+def test_large_answers_keep_what_they_say_while_others_come(world: World) -> None:
+    """They are not copied out of the memory that they were received into."""
+    topic = world.topic()
+    for number in range(6):
+        world.publish(topic, [b"%d" % number * 100_000] * 6)
+    connection = BrokerConnection(Target((world.broker.address,)))
+    requests = [FetchRequest(topic, 0, 6 * number, 100_000, 0) for number in range(6)]
+    one_by_one = [connection.fetch(request).batches for request in requests]
+    copies = [bytes(batches) for batches in one_by_one]
+    answers = [connection.begin_fetch(request) for request in requests]  # several of them in one receive
+    describe(connection)
+    at_once = [fetched(answer.wait(time.monotonic() + 10)).batches for answer in answers]
+    assert len(set(copies)) == 6
+    assert [bytes(batches) for batches in one_by_one] == copies
+    assert [bytes(batches) for batches in at_once] == copies
 
 
 def test_nobody_there_is_said_soon_and_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

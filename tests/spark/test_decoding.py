@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
@@ -13,6 +16,7 @@ from hypothesis import strategies as st
 
 from millstream.errors import BatchDamaged, InvalidArgument
 from millstream.records import CRC_FROM, Batch, Columns, encode_headers, stamp
+from millstream.spark import stored as stored_module
 from millstream.spark.columns import COLUMNS, STANDARD, columns_of
 from millstream.spark.decoding import BatchDecoder
 from tests.spark.stored_rows import UID, arrow_rows, rows_of, stored_batch, stored_batches
@@ -31,9 +35,21 @@ def decode(*feeds: bytes, columns: Any = EVERYTHING, rows_per_batch: int = 65_53
     return arrow_rows([*found, *reader.finish()], columns)
 
 
-@given(stored_batches())
-def test_any_batches_become_the_rows_they_hold(stored: list[bytes]) -> None:
-    assert decode(b"".join(stored)) == rows_of(stored, EVERYTHING)
+#: Whether batches are joined one by one, as long ones are, or message by message.
+both_ways_of_joining = pytest.mark.parametrize("long_rows", [1, 10_000], ids=["long", "short"])
+
+
+@contextmanager
+def long_from(rows: int) -> Iterator[None]:
+    with patch.object(stored_module, "_LONG_ROWS", rows):
+        yield
+
+
+@both_ways_of_joining
+@given(stored=stored_batches())
+def test_any_batches_become_the_rows_they_hold(stored: list[bytes], long_rows: int) -> None:
+    with long_from(long_rows):
+        assert decode(b"".join(stored)) == rows_of(stored, EVERYTHING)
 
 
 @given(stored_batches(), st.data())
@@ -165,8 +181,9 @@ def test_a_torn_end_is_noticed(stored: list[bytes], data: st.DataObject) -> None
         list(reader.feed(whole + stored[-1][:cut], **ALL))
 
 
-@given(stored_batches(batches_max=3), st.data())
-def test_a_lie_with_valid_checksums_crashes_nobody(stored: list[bytes], data: st.DataObject) -> None:
+@both_ways_of_joining
+@given(stored=stored_batches(batches_max=3), data=st.data())
+def test_a_lie_with_valid_checksums_crashes_nobody(stored: list[bytes], data: st.DataObject, long_rows: int) -> None:
     """A producer may compute any checksum it likes; a reader answers with rows that hold or with our own error."""
     number = data.draw(st.integers(0, len(stored) - 1))
     lie = bytearray(stored[number])
@@ -177,21 +194,23 @@ def test_a_lie_with_valid_checksums_crashes_nobody(stored: list[bytes], data: st
     feed = b"".join([*stored[:number], lie, *stored[number + 1 :]])
     reader = decoder()
     try:
-        found = list(reader.feed(feed, **ALL))
+        with long_from(long_rows):
+            found = list(reader.feed(feed, **ALL))
     except BatchDamaged:
         return
     for batch in [*found, *reader.finish()]:
         batch.validate(full=True)
 
 
+@both_ways_of_joining
 @pytest.mark.parametrize("alone", [True, False])
-@pytest.mark.parametrize(("number", "end"), [(0, 1), (1, 9), (2, 1), (3, 80), (3, 2)])
-def test_ends_that_do_not_hold_are_damage(alone: bool, number: int, end: int) -> None:
+@pytest.mark.parametrize(("number", "end"), [(0, 1), (1, 9), (2, 1), (3, 80), (3, 2), (2, 2**31), (2, 2**32 - 1)])
+def test_ends_that_do_not_hold_are_damage(alone: bool, number: int, end: int, long_rows: int) -> None:
     """Ends are given to Arrow as they are, which would read whatever lies in memory there."""
     good, lie = stored_batch(0, values=[b"good"]), bytearray(stored_batch(1, values=[b"ab", b"cd", b"ef"]))
     struct.pack_into("<I", lie, 64 + 4 * number, end)
     _stamp_again(lie)
-    with pytest.raises(BatchDamaged, match="the batch with offsets 1 to 3 cannot be read"):
+    with long_from(long_rows), pytest.raises(BatchDamaged, match="the batch with offsets 1 to 3 cannot be read"):
         list(decoder().feed(lie if alone else good + lie, **ALL))
 
 

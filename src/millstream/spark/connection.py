@@ -11,13 +11,13 @@ import itertools
 import os
 import random
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import msgspec
+import numpy as np
 
 from millstream.errors import (
     ConnectionLost,
@@ -27,6 +27,7 @@ from millstream.errors import (
     UnavailableError,
 )
 from millstream.spark.options import Target
+from millstream.spark.sockets import open_socket
 from millstream.version import VERSION
 from millstream.wire.calls import Call
 from millstream.wire.frames import PROTOCOL_VERSION, FrameReader, FrameType, encode_frame
@@ -49,10 +50,10 @@ __all__ = ["Answer", "BrokerConnection", "connect", "fetched", "published"]
 
 T = TypeVar("T")
 
-DEFAULT_PORT: Final = 9092
-TLS_SCHEME: Final = "tls://"
 #: Room for what a fetch asks for by default; larger answers take memory of their own.
-_RECEIVE_BYTES: Final = 5 * 1024 * 1024
+_RECEIVE_BYTES: Final = 3 * 1024 * 1024
+#: From here on an answer stays where it was received, and what comes next goes elsewhere.
+_LARGE_BYTES: Final = 256 * 1024
 _CONNECT_S: Final = 10.0
 #: How long the very first connection of a process is tried: an address that is wrong should be noticed soon.
 _FIRST_CONNECT_S: Final = 5.0
@@ -68,14 +69,14 @@ class Answer:
     def __init__(self, link: _Link, correlation: int) -> None:
         self._link = link
         self.correlation = correlation
-        self.payload: bytes | None = None
+        self.payload: bytes | memoryview | None = None
 
     @property
     def lost(self) -> bool:
         """Whether it can no longer come."""
         return self.payload is None and self._link.lost is not None
 
-    def wait(self, deadline_s: float) -> bytes:
+    def wait(self, deadline_s: float) -> bytes | memoryview:
         """What follows the correlation id.  Raises ConnectionLost, RequestTimeout."""
         self._link.receive_until(lambda: self.payload is not None, deadline_s)
         if self.payload is None:
@@ -92,13 +93,13 @@ class _Link:
 
     def __init__(self, target: Target, address: str, deadline_s: float) -> None:
         self.address = address
-        self._reader = FrameReader(shared=bytearray(_RECEIVE_BYTES))
+        self._reader = _reader()
         self._correlations = itertools.count(1)
         self._answers: dict[int, Answer] = {}
         self._lock = threading.RLock()
         self.lost: ConnectionLost | None = None
         self.goaway = False
-        self._sock = _open(target, address, deadline_s)
+        self._sock = open_socket(target, address, deadline_s)
         try:
             welcome = self.request(lambda number: [_hello(target, number)]).wait(deadline_s)
             self.welcome: Welcome = decode_json(response_body(memoryview(welcome)), Welcome)
@@ -161,28 +162,34 @@ class _Link:
             raise self._break(None)
         self._reader.received(size)
         refusal: MillstreamError | None = None
+        came: list[tuple[Answer, memoryview]] = []
         try:
             for frame in self._reader.frames():
-                refusal = self._take(frame.type, frame.correlation, frame.payload) or refusal
+                if frame.type == FrameType.GOAWAY:
+                    self.goaway = True
+                elif frame.type == FrameType.RESPONSE and frame.correlation is None:
+                    refusal = decode_error(frame.payload)  # the broker does not want us: without a key, for example
+                elif frame.type == FrameType.RESPONSE and frame.correlation is not None:
+                    answer = self._answers.pop(frame.correlation, None)
+                    if answer is not None:
+                        came.append((answer, frame.payload))
         except MillstreamError as problem:
             self.close()
             raise ConnectionLost(f"{self.address} is not a Millstream broker: {problem}") from None
+        self._hand_out(came)
         if refusal is not None:
             self.close()
             raise refusal
         return True
 
-    def _take(self, kind: int, correlation: int | None, payload: memoryview) -> MillstreamError | None:
-        """An error if the broker does not want us: without a key, for example."""
-        if kind == FrameType.GOAWAY:
-            self.goaway = True
-        elif kind == FrameType.RESPONSE and correlation is None:
-            return decode_error(payload)
-        elif kind == FrameType.RESPONSE and correlation is not None:
-            answer = self._answers.pop(correlation, None)
-            if answer is not None:
-                answer.payload = bytes(payload)
-        return None
+    def _hand_out(self, came: list[tuple[Answer, memoryview]]) -> None:
+        """Answers lie where the next frames will; large ones keep that memory, and small ones are copied out of it."""
+        size = sum(len(payload) for _, payload in came)
+        large = size >= _LARGE_BYTES and not self._reader.owned_bytes  # else part of the next frame is there already
+        for answer, payload in came:
+            answer.payload = payload if large else bytes(payload)
+        if large:
+            self._reader = _reader()
 
     def _break(self, problem: OSError | None) -> ConnectionLost:
         reason = "it was closed by the broker" if problem is None else problem.strerror or str(problem)
@@ -308,20 +315,25 @@ def connect(target: Target) -> BrokerConnection:
     return _connections.setdefault((os.getpid(), target), BrokerConnection(target))
 
 
-def fetched(payload: bytes) -> FetchResult:
+def fetched(payload: bytes | memoryview) -> FetchResult:
     """The answer to a fetch, or the error in it, raised."""
     return decode_fetch_result(memoryview(payload))
 
 
-def published(payload: bytes) -> PublishResult:
+def published(payload: bytes | memoryview) -> PublishResult:
     return decode_publish_result(memoryview(payload))
 
 
-def _outcome(payload: bytes, kind: Any) -> Any:
+def _outcome(payload: bytes | memoryview, kind: Any) -> Any:
     error = decode_error(memoryview(payload))
     if isinstance(error, UnavailableError):
         raise error
     return error if error is not None else decode_json(response_body(memoryview(payload)), kind)
+
+
+def _reader() -> FrameReader:
+    """With memory of its own, which is not filled with zeros: that takes as long as copying what comes."""
+    return FrameReader(shared=np.empty(_RECEIVE_BYTES, np.uint8).data)
 
 
 def _hello(target: Target, correlation: int) -> bytes:
@@ -333,51 +345,3 @@ def _hello(target: Target, correlation: int) -> bytes:
         software=f"millstream-spark/{VERSION}",
     )
     return encode_frame(FrameType.HELLO, _encode(hello), correlation)
-
-
-def _open(target: Target, address: str, deadline_s: float) -> socket.socket:
-    host, port = _parse(address)
-    try:
-        sock = socket.create_connection((host, port), max(0.001, deadline_s - time.monotonic()))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        context = _context(target.ca) if target.ca or address.startswith(TLS_SCHEME) else None
-        if context is None:
-            return sock
-        try:
-            return context.wrap_socket(sock, server_hostname=host)
-        except BaseException:
-            sock.close()
-            raise
-    except ConnectionRefusedError:
-        raise ConnectionLost(
-            f"nobody listens at {address}: start a broker with `millstream serve`, or check the address"
-        ) from None
-    except ssl.SSLCertVerificationError as problem:
-        raise InvalidArgument(f"the certificate of {address} is not trusted: {problem.verify_message}") from None
-    except ssl.SSLError as problem:
-        raise InvalidArgument(f"{address} does not speak TLS, or not with us: {problem.reason or problem}") from None
-    except OSError as problem:
-        raise ConnectionLost(f"cannot connect to {address}: {problem.strerror or problem}") from None
-
-
-def _context(ca: str | None) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as problem:
-        reason = getattr(problem, "strerror", None) or problem
-        raise InvalidArgument(f"the authorities in option tls.ca={ca!r} cannot be used: {reason}") from None
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    return context
-
-
-def _parse(address: str) -> tuple[str, int]:
-    """`host`, `host:port` or `[v6]:port`, with `tls://` in front or not."""
-    text = address.removeprefix(TLS_SCHEME)
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text, str(DEFAULT_PORT)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgument(f"{address!r} is not an address: write host:port, for example localhost:{DEFAULT_PORT}")
-    return host, int(port)

@@ -19,7 +19,8 @@ from millstream.ids import message_id
 from millstream.records import batch_next_offset, read_header
 from millstream.spark.columns import COLUMNS, Columns
 from millstream.spark.header_columns import headers_from_rows
-from millstream.spark.stored import BadBatch, StoredBatches, walk
+from millstream.spark.stored import BadBatch, StoredBatches
+from millstream.spark.walking import walk
 
 __all__ = ["BatchDecoder"]
 

@@ -32,7 +32,7 @@ from millstream.log.storage import DiskFile, DiskStorage, File
 from millstream.log.swap import read_index_header
 from millstream.names import DEFAULT_NAMESPACE
 from millstream.records import HEADER_BYTES, Batch, BatchHeader, batch_next_offset
-from millstream.spark.stored import NO_LIMIT, walk
+from millstream.spark.walking import NO_LIMIT, walk
 
 __all__ = ["Offsets", "SegmentDirectory"]
 

@@ -7,19 +7,17 @@ fixed number of array operations for all of them, whatever columns each has, and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from struct import Struct
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-from crc32c import crc32c
 
-from millstream.compression import decompress, raw_size
+from millstream.compression import decompress
 from millstream.errors import BatchDamaged
-from millstream.records import COUNT_MAX, CRC_FROM, HEADER_BYTES, MAGIC, PRIORITY_DEFAULT, STAMP_BYTES, VERSION, Columns
+from millstream.records import COUNT_MAX, HEADER_BYTES, PRIORITY_DEFAULT, Columns
 
-__all__ = ["NO_LIMIT", "BadBatch", "Chunk", "StoredBatches", "walk"]
+__all__ = ["BadBatch", "StoredBatches"]
 
 Longs: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -28,11 +26,10 @@ _PRIORITY, _DELIVER_AT = int(Columns.PRIORITY), int(Columns.DELIVER_AT)
 _EXPIRY, _TIMESTAMPS = int(Columns.EXPIRY), int(Columns.TIMESTAMPS)
 _KEYS, _KEY_NULLS = int(Columns.KEYS), int(Columns.KEY_NULLS)
 _HEADERS, _VALUE_NULLS = int(Columns.HEADERS), int(Columns.VALUE_NULLS)
-_OFFSETS, _CONTROL = int(Columns.OFFSETS), int(Columns.CONTROL)
-NO_LIMIT: Final = 2**62
+_OFFSETS = int(Columns.OFFSETS)
 _UNKNOWN: Final = 0xFFFF & ~int(sum(Columns))
-#: Magic, version and codec, length, checksum, base offset, stamp's checksum, count, flags.
-_BRIEF: Final = Struct("<HBBII4xQ8xII20xH")
+#: From so many messages per batch on, a step for each batch costs less than an index for each message.
+_LONG_ROWS: Final = 200
 _HEADER: Final = np.dtype(
     [
         ("magic", "<u2"),
@@ -65,95 +62,6 @@ class BadBatch(Exception):
         self.number = number
 
 
-class Chunk:
-    """Where batches lie behind each other in a buffer, what follows them, and why it does not."""
-
-    __slots__ = ("bytes", "last", "needs", "positions", "problem", "rows", "stop")
-
-    def __init__(self, stop: int) -> None:
-        self.positions: list[int] = []
-        self.stop = stop
-        self.last = -1  # the position of the last batch before `stop`
-        self.rows = 0
-        self.bytes = 0  # unpacked
-        #: What is wrong with the batch at `stop`, if anything is.
-        self.problem: str | None = None
-        #: How many bytes from `stop` on are missed, if the buffer is only too short.
-        self.needs = 0
-
-
-def walk(
-    view: memoryview,
-    position: int,
-    *,
-    until: int,
-    verify: bool,
-    rows: int = NO_LIMIT,
-    size: int = NO_LIMIT,
-    large_rows: int = NO_LIMIT,
-    large_bytes: int = NO_LIMIT,
-) -> Chunk:
-    """Step over batches from a position on: those below offset `until`, about `rows` messages or `size` bytes of them.
-
-    A large batch stands alone, as nothing is gained by joining it to others.
-    """
-    chunk = Chunk(position)
-    end = len(view)
-    unpack = _BRIEF.unpack_from
-    add = chunk.positions.append
-    rows_seen = bytes_seen = 0
-    while position < end:
-        if end - position < HEADER_BYTES:
-            chunk.problem, chunk.needs = "it ends inside its header", HEADER_BYTES
-            break
-        magic, version, codec, length, crc, base_offset, stamp_crc, count, flags = unpack(view, position)
-        if verify and crc32c(view[position : position + STAMP_BYTES]) != stamp_crc:
-            chunk.problem = "its header does not match its checksum"
-            break
-        if magic != MAGIC or version != VERSION or length < HEADER_BYTES or length & 7:
-            chunk.problem = "it is not one that this version can read"
-            break
-        if base_offset >= until:
-            break
-        stop = position + length
-        if stop > end:
-            chunk.problem, chunk.needs = f"it ends {stop - end} bytes early", length
-            break
-        if verify and crc32c(view[position + CRC_FROM : stop]) != crc:
-            chunk.problem = "it does not match its checksum"
-            break
-        if codec:
-            try:
-                length = raw_size(view, _block_at(position, count, flags), stop)
-            except BatchDamaged as problem:
-                chunk.problem = str(problem)
-                break
-        if flags & _CONTROL:
-            chunk.last, position = position, stop
-            continue
-        if count >= large_rows or length >= large_bytes:
-            if not rows_seen:
-                add(position)
-                chunk.last, position = position, stop
-                rows_seen, bytes_seen = count, length
-            break
-        add(position)
-        chunk.last, position = position, stop
-        rows_seen += count
-        bytes_seen += length
-        if rows_seen >= rows or bytes_seen >= size:
-            break
-    chunk.stop, chunk.rows, chunk.bytes = position, rows_seen, bytes_seen
-    return chunk
-
-
-def _block_at(position: int, count: int, flags: int) -> int:
-    """Where the block of a batch begins: behind the header and the prelude."""
-    return (
-        position + HEADER_BYTES + (8 if flags & _DELIVER_AT else 0) + ((4 * count + 7) & ~7 if flags & _OFFSETS else 0)
-    )
-
-
 class StoredBatches:
     """Batches whose checksums were checked, or are trusted.  Raises BadBatch for one whose columns do not add up."""
 
@@ -183,6 +91,7 @@ class StoredBatches:
         codecs = head["codec"]
         if codecs.any():
             view, start, end = self._unpack(view, start, end)
+        self._view = view
         self._bytes = np.frombuffer(view, np.uint8)
         self._words = np.frombuffer(view, "<u4", len(view) // 4)
         self._longs = np.frombuffer(view, "<i8", len(view) // 8)
@@ -335,6 +244,25 @@ class StoredBatches:
         first = ends_at >> 2
         missing = None if self._every & flag or not flag else self._has(flag) == 0
         self._check((self._words[first] != 0) & (True if missing is None else ~missing), "its ends do not begin at 0")
+        if missing is None and self.rows >= _LONG_ROWS * self.batches:
+            ends, heap = self._long_ends(first, sizes), self._join_long(heap_at, sizes)
+        else:
+            ends, heap = self._short_ends(first, missing), self._join_short(heap_at, sizes)
+        return pa.BinaryArray.from_buffers(pa.binary(), self.rows, [validity, pa.py_buffer(ends), heap])
+
+    def _long_ends(self, first: Longs, sizes: Longs) -> npt.NDArray[np.int32]:
+        """Where each message of the joined heap ends: those of every batch, moved behind the batches before it."""
+        ends = np.zeros(self.rows + 1, np.int32)
+        stored = self._words.view(np.int32)
+        row, moved = 1, 0
+        for start, count, size in zip((first + 1).tolist(), self.counts.tolist(), sizes.tolist(), strict=True):
+            np.add(stored[start : start + count], moved, out=ends[row : row + count])
+            row, moved = row + count, moved + size
+        self._check_ends(ends[1:] < ends[:-1])
+        return ends
+
+    def _short_ends(self, first: Longs, missing: Flags | None) -> npt.NDArray[np.int32]:
+        """The same by the lengths of all messages, which are 0 where a batch has no such column."""
         index = np.repeat(first - self.first_rows, self.counts)
         index += self._row_numbers
         starts = self._words[index]
@@ -342,14 +270,15 @@ class StoredBatches:
         lengths = self._words[index]
         if missing is not None:
             starts[self.per_message(missing)] = lengths[self.per_message(missing)] = 0
-        descends = lengths < starts
-        if descends.any():
-            raise BadBatch(self._batch_of(int(descends.argmax())), "its ends descend")
+        self._check_ends(lengths < starts)
         lengths -= starts
         ends = np.zeros(self.rows + 1, np.int32)
         np.cumsum(lengths, out=ends[1:], dtype=np.int32)
-        heap = self._join(heap_at, sizes)
-        return pa.BinaryArray.from_buffers(pa.binary(), self.rows, [validity, pa.py_buffer(ends), heap])
+        return ends
+
+    def _check_ends(self, descends: Flags) -> None:
+        if descends.any():
+            raise BadBatch(self._batch_of(int(descends.argmax())), "its ends descend")
 
     def _in_place(self, ends_at: int, heap_at: int, size: int, validity: pa.Buffer | None) -> pa.BinaryArray:
         """The column of a single batch: what is stored is what Arrow wants."""
@@ -361,11 +290,13 @@ class StoredBatches:
         heap = self._memory.slice(heap_at, size)
         return pa.BinaryArray.from_buffers(pa.binary(), self.rows, [validity, pa.py_buffer(ends), heap])
 
-    def _join(self, at: Longs, sizes: Longs) -> pa.Buffer:
-        """The bytes of all heaps behind each other, as one heap.
+    def _join_long(self, at: Longs, sizes: Longs) -> pa.Buffer:
+        """The bytes of all heaps behind each other, as one heap."""
+        pieces = zip(at.tolist(), sizes.tolist(), strict=True)
+        return pa.py_buffer(b"".join([self._view[start : start + size] for start, size in pieces]))
 
-        Arrow copies them: to it the buffer is a row of heaps with something between them.
-        """
+    def _join_short(self, at: Longs, sizes: Longs) -> pa.Buffer:
+        """The same for many of them.  Arrow copies them: to it the buffer is a row of heaps with something between."""
         cuts = np.empty(2 * len(at), np.int32)
         cuts[0::2] = at
         cuts[1::2] = at + sizes

@@ -86,7 +86,7 @@ class ReceiveBuffers:
     kept at a time and none for little, so memory follows what has really arrived.
     """
 
-    def __init__(self, first: bytearray, *, read_bytes: int, kept_max: int, kept_rest_min: int) -> None:
+    def __init__(self, first: bytearray | memoryview, *, read_bytes: int, kept_max: int, kept_rest_min: int) -> None:
         self.size = len(first)
         #: How far a buffer is filled; behind that is room for the end of a frame that began before.
         self.read_bytes = read_bytes
@@ -127,7 +127,9 @@ class FrameReader:
     Use: receive into `buffer()`, say how much with `received(n)`, then take all of `frames()`.
     """
 
-    def __init__(self, *, payload_bytes_max: int = FRAME_BYTES_MAX, shared: bytearray | None = None) -> None:
+    def __init__(
+        self, *, payload_bytes_max: int = FRAME_BYTES_MAX, shared: bytearray | memoryview | None = None
+    ) -> None:
         """`shared` replaces the buffer of all readers of the main thread, for those who read in another."""
         self._payload_bytes_max = payload_bytes_max
         self._buffers = _shared_buffers
