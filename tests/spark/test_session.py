@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 from millstream.cli.main import _run
 from millstream.errors import StartFailed
 from millstream.spark import doctor, java
-from millstream.spark.noise import quiet, without_noise
 from millstream.spark.session import _settings, _variables, register, session
 from tests.spark.world import World
 
@@ -136,45 +134,6 @@ def test_a_session_leaves_the_environment_as_it_was(spark: Any) -> None:
     assert "SPARK_HOME" not in os.environ
     assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
     assert session(master="local[2]") is not None  # there is one already: it is used
-
-
-HUNG_UP = b"""Traceback (most recent call last):
-  File "/site-packages/pyspark/daemon.py", line 264, in manager
-    code = worker(sock, authenticated)
-           ^^^^^^^^^^^^^^^^^^^^^^^^^^^
-  File "/site-packages/pyspark/daemon.py", line 95, in worker
-    outfile.flush()
-BrokenPipeError: [Errno 32] Broken pipe
-"""
-
-
-def test_a_worker_on_which_spark_hangs_up_is_not_heard_and_everything_else_is() -> None:
-    others = HUNG_UP.replace(b"daemon.py", b"mine.py"), HUNG_UP.replace(b"BrokenPipeError", b"ValueError")
-    said = [
-        b"before\n",
-        HUNG_UP,
-        b"between\n",
-        *others,
-        HUNG_UP,
-        HUNG_UP,
-        b"after\n",
-        b"Traceback (most recent call last):\n",
-    ]
-    lines = b"".join(said).splitlines(keepends=True)
-    assert b"".join(without_noise(lines)) == b"".join(each for each in said if each != HUNG_UP)
-
-
-def test_what_is_started_quietly_speaks_through_us_until_its_end(capfd: pytest.CaptureFixture[str]) -> None:
-    before = set(threading.enumerate())
-    with quiet():
-        child = subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stderr.write(sys.stdin.read())"], stdin=subprocess.PIPE
-        )
-    print("meanwhile", file=sys.stderr)
-    child.communicate(b"one\n" + HUNG_UP + b"two\n", timeout=60)
-    for thread in set(threading.enumerate()) - before:
-        thread.join(60)
-    assert capfd.readouterr().err == "meanwhile\none\ntwo\n"
 
 
 def test_what_executors_load_is_small() -> None:

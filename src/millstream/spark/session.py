@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from millstream.errors import StartFailed
 from millstream.spark.java import find_java, spark_home
-from millstream.spark.noise import quiet
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,7 +39,7 @@ def session(
     builder = SparkSession.builder.appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _environment(_variables(master, given)), quiet():
+    with _environment(_variables(master, given)):
         started = builder.getOrCreate()
     register(started)
     return started

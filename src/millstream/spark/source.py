@@ -19,8 +19,11 @@ from millstream.spark.batch import BatchReader, FilteringBatchReader
 from millstream.spark.columns import COLUMNS, NULLABLE, Columns, columns_of
 from millstream.spark.options import SinkOptions, SourceOptions
 from millstream.spark.stream import StreamReader
+from millstream.spark.workers import keep_quiet
 
 __all__ = ["MillstreamSource"]
+
+keep_quiet()  # whoever plans a query loads this
 
 
 class MillstreamSource(DataSource):
