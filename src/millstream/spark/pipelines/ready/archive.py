@@ -9,7 +9,7 @@ from pydantic import Field
 from millstream.spark.pipelines.definition import Names, Option, Sink, Source
 from millstream.spark.pipelines.ready.catalogue import catalogue
 from millstream.spark.pipelines.ready.shelves import DeltaShelf, ParquetShelf, Shelf
-from millstream.spark.pipelines.ready.work import Ready, Work
+from millstream.spark.pipelines.ready.work import ReadyStream, Work
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,10 +22,8 @@ COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "
 _MEGABYTE: Final = 1_000_000
 
 
-class Archive(Ready):
+class Archive(ReadyStream):
     ABOUT: ClassVar = "topics as Parquet or Delta by date, one row per offset, small files made into large ones"
-    IS_STREAM: ClassVar = True
-    NEEDS_CHECKPOINT: ClassVar = True
 
     topics: Names | None = None
     pattern: str | None = None
@@ -53,9 +51,6 @@ class Archive(Ready):
         if (self.topics is None) == (self.pattern is None):
             return [(("topics",), "say what to keep by `topics` or by `pattern`")]
         return []
-
-    def work(self, work: Work) -> int:
-        raise NotImplementedError("an archive is a stream")
 
     def stream(self, work: Work) -> DataStreamWriter:
         source = work.checked.definition.sources["messages"]

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from millstream.spark.pipelines.compiling import CompiledQuery
 from millstream.spark.pipelines.graph import Query
 from millstream.spark.pipelines.loading import Checked
-from millstream.spark.pipelines.ready.archive import Archive
 from millstream.spark.pipelines.ready.kinds import ReadyDefinition
-from millstream.spark.pipelines.ready.work import Work
+from millstream.spark.pipelines.ready.work import ReadyJob, ReadyStream, Work
 from millstream.spark.session import register
 
 if TYPE_CHECKING:
@@ -34,15 +33,16 @@ class ReadyQuery(CompiledQuery):
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         self._spark.conf.set("spark.sql.sources.partitionColumnTypeInference.enabled", "false")
-        self.query = Query(definition.ready, "parquet", "append", self._options.IS_STREAM)
+        self.query = Query(definition.ready, "parquet", "append", isinstance(self._options, ReadyStream))
         self.checkpoint = f"{checked.place(definition.checkpoint or '')}/{definition.ready}"
 
     def start(self, trigger: dict[str, Any]) -> StreamingQuery:
-        assert isinstance(self._options, Archive)
+        assert isinstance(self._options, ReadyStream)
         writer = self._options.stream(self._work()).queryName(self.name).option("checkpointLocation", self.checkpoint)
         return (writer.trigger(**trigger) if trigger else writer).start()
 
     def run_once(self) -> int:
+        assert isinstance(self._options, ReadyJob)
         return self._options.work(self._work())
 
     def _work(self) -> Work:

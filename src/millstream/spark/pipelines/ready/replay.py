@@ -22,7 +22,7 @@ from millstream.names import check_topic
 from millstream.spark.pipelines.definition import Names, Sink, Source
 from millstream.spark.pipelines.ready.page import Figure, Page, card, shown_time
 from millstream.spark.pipelines.ready.plots import buckets, short, stacked
-from millstream.spark.pipelines.ready.work import Moment, Ready, Work
+from millstream.spark.pipelines.ready.work import Moment, ReadyJob, Work
 from millstream.spark.pipelines.sql import SqlBroken, check_sql
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _SLEEP_S: Final = 0.05
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
-class Replay(Ready):
+class Replay(ReadyJob):
     ABOUT: ClassVar = "an archive, or some time of a topic, sent to a topic again, at a rate that it can bear"
     NEEDS_CHECKPOINT: ClassVar = True
 

@@ -21,10 +21,11 @@ from millstream.spark.pipelines.ready.page import Page
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from millstream.spark.pipelines.loading import Checked
 
-__all__ = ["Moment", "Ready", "Reporting", "TopicReporting", "Work"]
+__all__ = ["Moment", "Ready", "ReadyJob", "ReadyStream", "Reporting", "TopicReporting", "Work"]
 
 
 def _moment(value: Any) -> Any:
@@ -83,11 +84,10 @@ class Work:
 
 
 class Ready(Part):
-    """The options of a ready pipeline, and what it does."""
+    """The options of a ready pipeline, and what follows from them."""
 
     #: In one sentence.
     ABOUT: ClassVar[str]
-    IS_STREAM: ClassVar[bool] = False
     #: Whether it has to remember how far it is.
     NEEDS_CHECKPOINT: ClassVar[bool] = False
 
@@ -103,12 +103,26 @@ class Ready(Part):
         """What is wrong with options that are right one by one: which one, and a sentence."""
         return []
 
+
+class ReadyJob(Ready):
+    """One that comes to an end by itself."""
+
     @abstractmethod
     def work(self, work: Work) -> int:
-        """Do it, for what is no stream.  Returns how many rows were looked at."""
+        """Do it.  Returns how many rows were looked at."""
 
 
-class Reporting(Ready):
+class ReadyStream(Ready):
+    """One that goes on until it is stopped, from where its checkpoint says."""
+
+    NEEDS_CHECKPOINT: ClassVar[bool] = True
+
+    @abstractmethod
+    def stream(self, work: Work) -> DataStreamWriter:
+        """What is to be started: everything but its name, its checkpoint and its trigger."""
+
+
+class Reporting(ReadyJob):
     """One that ends in a page for people and, if wanted, the same as JSON for programs."""
 
     #: An HTML file.
