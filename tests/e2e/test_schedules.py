@@ -12,6 +12,7 @@ import pytest
 
 import millstream
 from millstream import aio
+from millstream.broker.schedules.log import ScheduleLog
 from millstream.client import Client, Message, Outgoing
 from millstream.config import Settings
 from millstream.errors import (
@@ -410,6 +411,25 @@ def test_a_repetition_of_what_is_scheduled_is_no_matter_of_limits(tmp_path: Path
             with pytest.raises(QuotaExceeded, match="max_pending"):
                 publish(1)
         assert publish(0)
+
+
+def test_the_limit_holds_while_a_log_of_schedules_is_still_being_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That begins when the log is opened, and takes its time after a restart with many of them."""
+
+    async def dawdle(_self: ScheduleLog) -> None:
+        pass
+
+    monkeypatch.setattr(ScheduleLog, "_load", dawdle)
+    settings = Settings.model_validate({"schedules": {"max_pending": 2}})
+    with BrokerForTests(tmp_path, settings=settings) as broker:
+        broker.connect().publish("orders", "later", delay="1h")
+    with BrokerForTests(tmp_path, settings=settings) as broker:
+        client = broker.connect()
+        client.publish("orders", "later", delay="1h")
+        with pytest.raises(QuotaExceeded, match="has 2 messages scheduled"):
+            client.publish("orders", "one too many", delay="1h")
 
 
 @pytest.mark.parametrize("overflow", ["reject", "evict"])

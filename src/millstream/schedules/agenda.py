@@ -102,10 +102,13 @@ class Agenda:
         """The offsets that are settled now; later changes do not show."""
         return cast(Container[int], self._settled.copy())
 
+    def unsettled_between(self, first: int, end: int) -> int:
+        """How many messages of a range of offsets are not settled, whether they were announced or not."""
+        return end - first - self._settled.range_cardinality(first, end)
+
     def pending_before(self, end: int) -> int:
         """How many messages before an offset are still to come."""
-        end = min(max(end, self.start), self.end)
-        return end - self.start - self._settled.range_cardinality(self.start, end)
+        return self.unsettled_between(self.start, min(max(end, self.start), self.end))
 
     def unsettled(self, rows: Sequence[int]) -> Sequence[int]:
         """Those rows whose message has not been settled, moved ones included."""

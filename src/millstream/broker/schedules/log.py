@@ -85,6 +85,11 @@ class ScheduleLog:
         """Whether the log is gone or refuses everything, until a restart."""
         return self._closed or self.partition.failed is not None
 
+    @property
+    def pending(self) -> int:
+        """How many messages are still to come.  It is known before they are: the agenda is filled after the start."""
+        return self.agenda.unsettled_between(self.partition.log.start_offset, self.partition.high_watermark)
+
     async def loaded(self) -> None:
         """Wait until everything that is pending is known."""
         if not self._ready:

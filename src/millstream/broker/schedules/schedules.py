@@ -140,7 +140,7 @@ class Schedules:
         if limits.max_delay_ms:
             self._check_delay(max(due_us) // 1000, limits.max_delay_ms)
         if limits.max_pending:
-            pending = sum(log.agenda.pending for log in self._logs_of(topic).values())
+            pending = sum(log.pending for log in self._logs_of(topic).values())
             if pending + len(due_us) > limits.max_pending:
                 raise QuotaExceeded(
                     f"topic {topic.name!r} has {pending} messages scheduled; schedules.max_pending is "
@@ -229,7 +229,7 @@ class Schedules:
     def pending(self, topic: Topic) -> int:
         """Messages that wait for their time, as far as their logs were found."""
         logs = self._logs.get(topic.key)
-        return sum(log.agenda.pending for log in self._logs_of(topic).values()) if logs else 0
+        return sum(log.pending for log in self._logs_of(topic).values()) if logs else 0
 
     def _logs_of(self, topic: Topic) -> dict[int, ScheduleLog]:
         """The schedule logs of this topic, and not of one of the same name that was deleted."""
