@@ -64,15 +64,23 @@ class ThreadRounds:
             self._pool.shutdown()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            commit, done = job
-            started = time.perf_counter()
-            self._sync(commit)
-            commit.seconds = time.perf_counter() - started
-            try:
-                self._loop.call_soon_threadsafe(done, commit)
-            except RuntimeError:  # the loop was closed under us: the process is ending
-                return
+        while self._work_once():
+            pass
+
+    def _work_once(self) -> bool:
+        """Nothing of a round is kept while the next one is waited for: it would keep a whole broker."""
+        job = self._jobs.get()
+        if job is None:
+            return False
+        commit, done = job
+        started = time.perf_counter()
+        self._sync(commit)
+        commit.seconds = time.perf_counter() - started
+        try:
+            self._loop.call_soon_threadsafe(done, commit)
+        except RuntimeError:  # the loop was closed under us: the process is ending
+            return False
+        return True
 
     def _sync(self, commit: Commit) -> None:
         files = commit.files()

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,20 @@ def _unsyncable() -> DiskFile:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Callable[[], DiskFile]:
+def files(tmp_path: Path) -> Iterator[Callable[[], DiskFile]]:
     storage = DiskStorage(tmp_path)
-    names = iter(range(100))
+    made: list[DiskFile] = []
 
     def make() -> DiskFile:
-        file = storage.open(f"{next(names)}.log", create=True)
+        file = storage.open(f"{len(made)}.log", create=True)
         assert isinstance(file, DiskFile)
         file.write(b"messages", 0)
+        made.append(file)
         return file
 
-    return make
+    yield make
+    for file in made:
+        file.close()
 
 
 @pytest.fixture(params=[_thread, _compiled], ids=["python", "compiled"])
