@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -104,20 +106,27 @@ def _operation(endpoint: Endpoint, by_kind: dict[int, Any], components: dict[str
 
 
 def mount(app: App) -> None:
-    served = msgspec.json.encode(document(app.families))
-    page = _page(app.families)
+    # Made when somebody asks: it takes longer than the rest of a start.
+    families = tuple(app.families)
 
     async def serve_document(scope: Any, receive: Any, send: Any) -> None:
+        served = await asyncio.to_thread(_encoded, families)
         await Response(served, media_type="application/json")(scope, receive, send)
 
     async def serve_page(scope: Any, receive: Any, send: Any) -> None:
-        await HTMLResponse(page)(scope, receive, send)
+        await HTMLResponse(_page(families))(scope, receive, send)
 
     app.mounted[f"{API}/openapi.json"] = serve_document
     app.mounted[f"{API}/docs"] = serve_page
 
 
-def _page(families: Iterable[Family]) -> str:
+@functools.cache
+def _encoded(families: tuple[Family, ...]) -> bytes:
+    return msgspec.json.encode(document(families))
+
+
+@functools.cache
+def _page(families: tuple[Family, ...]) -> str:
     """A page for people, without anything from elsewhere."""
     from html import escape
 
