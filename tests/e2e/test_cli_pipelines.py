@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from millstream.cli.main import main
-from millstream.config import LogSettings
-from millstream.server.logs import set_up_logs
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.pipeline_calls import PipelineWish, ReportPipeline
+from tests.e2e.command_line import CommandLine, keep_logs_out
 
-Run = Callable[..., str]
 GOOD = "name: copy\nsources: {a: {topic: orders}}\nsinks: [{topic: copies}]\ncheckpoint: here\n"
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerForTests]:
     with BrokerForTests() as running:
-        set_up_logs(LogSettings(), io.StringIO())  # it shares this process and would log into the output
+        keep_logs_out()
         yield running
 
 
 @pytest.fixture
-def run(broker: BrokerForTests, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `millstream pipeline ARGUMENTS...` and returns what it says; fails unless it ends with the code expected."""
-    monkeypatch.setenv("MILLSTREAM_BROKER", broker.address)
-
-    def invoke(*arguments: str, code: int = 0, errors: bool = False) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main(["pipeline", *arguments])
-        shown = capsys.readouterr()
-        assert caught.value.code == code, shown
-        return shown.err if errors else shown.out
-
-    return invoke
+def run(broker: BrokerForTests, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch, broker.address, "pipeline")
 
 
 def report(broker: BrokerForTests, state: str, name: str = "clean-orders", **more: object) -> PipelineWish:
@@ -58,7 +45,9 @@ def report(broker: BrokerForTests, state: str, name: str = "clean-orders", **mor
     return wish
 
 
-def test_a_pipeline_that_reports_is_listed_looked_at_stopped_and_forgotten(run: Run, broker: BrokerForTests) -> None:
+def test_a_pipeline_that_reports_is_listed_looked_at_stopped_and_forgotten(
+    run: CommandLine, broker: BrokerForTests
+) -> None:
     assert "no pipeline has reported" in run("list", errors=True)
     report(broker, "running", batch=3, batch_ms=250, host="spark-1", pid=17, definition={"description": "Cleans."})
     shown = run("list")
@@ -79,7 +68,7 @@ def test_a_pipeline_that_reports_is_listed_looked_at_stopped_and_forgotten(run: 
     assert "no pipeline 'clean-orders' has reported" in run("status", "clean-orders", code=1, errors=True)
 
 
-def test_files_are_validated_without_spark_and_without_a_broker(run: Run, tmp_path: Path) -> None:
+def test_files_are_validated_without_spark_and_without_a_broker(run: CommandLine, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text(GOOD)
     bad.write_text(GOOD.replace("topic: copies", "topik: copies").replace("{a:", "{'a b':"))
@@ -91,7 +80,7 @@ def test_files_are_validated_without_spark_and_without_a_broker(run: Run, tmp_pa
     assert "cannot be read: No such file" in run("validate", str(tmp_path / "none.yaml"), code=2, errors=True)
 
 
-def test_a_file_with_a_mistake_is_not_run(run: Run, tmp_path: Path) -> None:
+def test_a_file_with_a_mistake_is_not_run(run: CommandLine, tmp_path: Path) -> None:
     bad = tmp_path / "bad.yaml"
     bad.write_text(GOOD.replace("sinks:", "snks:"))
     said = run("run", str(bad), code=2, errors=True)
@@ -99,3 +88,22 @@ def test_a_file_with_a_mistake_is_not_run(run: Run, tmp_path: Path) -> None:
     assert "there is no key 'snks' here; did you mean 'sinks'?" in said
     bad.write_text(GOOD)
     assert "exclude each other" in run("run", str(bad), "--once", "--available-now", code=2, errors=True)
+
+
+def test_who_has_not_installed_what_spark_needs_is_told_how(tmp_path: Path) -> None:
+    file = tmp_path / "copy.yaml"
+    file.write_text(GOOD)
+    program = f"""
+import sys
+sys.modules.update(pyspark=None, pyarrow=None, numpy=None)  # as if they were not there
+from millstream.cli.main import main
+for words in (["doctor"], ["run", {str(file)!r}], ["validate", {str(file)!r}]):
+    try:
+        main(["pipeline", *words])
+    except SystemExit as end:
+        print(end.code)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split()[-3:] == ["1", "1", "1"], done.stdout + done.stderr
+    assert "PySpark is not installed: `pip install" in done.stdout
+    assert done.stderr.count("pip install 'millstream[spark,jdk]'") == 2

@@ -57,7 +57,8 @@ def lease(
     maximum: Annotated[int, typer.Option("--max", "-m", metavar="N", min=1, max=1000, help="At most this many.")] = 1,
     wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="Wait this long for a message.")] = "0s",
     length: Annotated[
-        str, typer.Option("--lease", metavar="TIME", help="How long they are yours [default: as the queue says].")
+        str,
+        typer.Option("--lease", metavar="TIME", help="How long they are yours.", show_default="as the queue says"),
     ] = "",
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -108,7 +109,8 @@ def nack(
     receipts: ReceiptsArgument,
     reason: ReasonOption = "",
     retry_after: Annotated[
-        str, typer.Option("--retry-after", metavar="TIME", help="Until the next try [default: by the retry policy].")
+        str,
+        typer.Option("--retry-after", metavar="TIME", help="Until the next try.", show_default="by the retry policy"),
     ] = "",
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -131,7 +133,9 @@ def reject(
 
 def extend(
     receipts: ReceiptsArgument,
-    by: Annotated[str, typer.Option("--by", metavar="TIME", help="From now [default: the lease's own length].")] = "",
+    by: Annotated[
+        str, typer.Option("--by", metavar="TIME", help="From now.", show_default="the lease's own length")
+    ] = "",
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -32,6 +33,7 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
+from millstream.errors import ConfigInvalid, StartFailed
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -105,6 +107,7 @@ def run(
     until: Literal["stopped", "available-now", "once"] = (
         "available-now" if available_now else "once" if once else "stopped"
     )
+    _require("pyspark", "pyarrow", "numpy")
     from millstream.cli.pipeline_run import run_pipeline  # here: others of this room need no Spark
     from millstream.spark.pipelines.loading import load_pipeline
 
@@ -123,7 +126,7 @@ def validate(
     as_json: JsonOption = False,
 ) -> int:
     """Look for mistakes in pipelines without starting Spark.  The exit code is 2 if there are any."""
-    from millstream.errors import ConfigInvalid
+    _require("pyarrow", "numpy")
     from millstream.spark.pipelines.graph import queries_of
     from millstream.spark.pipelines.loading import check_pipeline
 
@@ -301,3 +304,10 @@ def doctor(
             "Something is to be done." if counts["warn"] or counts["fail"] else "Spark reads Millstream here."
         ),
     )
+
+
+def _require(*packages: str) -> None:
+    """What pipelines are made of is an extra, which not everybody has installed."""
+    missing = [package for package in packages if importlib.util.find_spec(package) is None]
+    if missing:
+        raise StartFailed(f"pipelines need {', '.join(missing)}: `pip install 'millstream[spark,jdk]'`")

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final, Literal
 from millstream.errors import MillstreamError, StartFailed
 from millstream.records import encode_batch
 from millstream.spark.java import find_java
-from millstream.spark.options import SourceOptions
 from millstream.spark.session import session
 from millstream.wire import calls
 
@@ -139,7 +138,8 @@ def _read(spark: SparkSession, options: dict[str, str]) -> Finding:
 
 
 def _fullest(options: dict[str, str]) -> tuple[Place | None, Extent | None]:
-    from millstream.spark.log_reader import open_log
+    from millstream.spark.log_reader import open_log  # here: packages that are missing are something to be told
+    from millstream.spark.options import SourceOptions
 
     extents = open_log(SourceOptions.of({**options, "subscribePattern": ".*"}, streaming=False)).survey()
     place = max(extents, key=lambda each: extents[each].end - extents[each].start, default=None)
@@ -180,6 +180,7 @@ def _broker(directory: Path) -> Iterator[str]:
 
 def _publish(options: dict[str, str]) -> None:
     from millstream.spark.connection import connect, published
+    from millstream.spark.options import SourceOptions
 
     connection = connect(SourceOptions.of({**options, "subscribe": _TOPIC}, streaming=False).target)
     connection.call(calls.CreateTopic(name=_TOPIC, if_missing=True))

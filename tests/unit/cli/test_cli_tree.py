@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.text import Text
 
 from millstream.cli.main import app
 
@@ -45,6 +46,12 @@ def test_every_option_is_explained(path: str) -> None:
         assert parameter.help, f"millstream {path}: {parameter.name} has no help"
         if parameter.param_type_name == "option" and not parameter.is_flag:
             assert parameter.metavar, f"millstream {path}: {parameter.name} needs a metavar, the reference shows it"
+
+
+@pytest.mark.parametrize("path", TREE)
+def test_nothing_of_an_explanation_is_taken_for_markup(path: str) -> None:
+    for parameter in TREE[path].params:
+        assert Text.from_markup(parameter.help or "").plain == (parameter.help or "")
 
 
 @pytest.mark.parametrize("path", sorted(READS))
