@@ -63,3 +63,10 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert DOCS in there.resolve().parents or there.resolve() == DOCS, f"{target} is not part of the site"
         if anchor and there.suffix == ".md":
             assert anchor in anchors(there), f"{page.relative_to(ROOT)}: there is no {target}"
+
+
+def test_the_map_of_the_architecture_has_every_room() -> None:
+    package = ROOT / "src" / "millstream"
+    rooms = {path.parent.name for path in package.glob("*/*") if path.suffix in (".py", ".html")}
+    text = (DOCS / "architecture.md").read_text()
+    assert rooms == set(re.findall(r"^  (\w+)/ +\w", text, re.MULTILINE))

@@ -19,6 +19,7 @@ _COMMAND = re.compile(r"^\$ ((?:.*\\\n)*.*)\n?((?:(?!\$ ).*\n?)*)", re.MULTILINE
 _PASSING = (
     (r"\b01[0-9A-HJKMNP-TV-Z]{24}\b", "<id>"),
     (r"\bms_[0-9a-f]{12}_\S+", "<key>"),
+    (r"(:\d+){3}:[0-9a-f]{16}\b", "<receipt>"),
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z?", "<time>"),
     (r"\+[\d.]+ (ms|s|m|h|d)\b", "<later>"),
     (r"(?<=[a-z0-9]):\d{4,5}\b", ":<port>"),

@@ -181,6 +181,23 @@ def durability(reader: Reader) -> Iterator[None]:
     assert reader.connect().topic("audit").config["fsync"] == "always"
 
 
+def first_hour(reader: Reader) -> Iterator[None]:
+    """Receipts and ids are those that the terminal has shown."""
+    reader.start()  # `make run`
+    client = reader.connect()
+    leased: list[str] = []
+    for verb in ("ack", "why", "reject"):  # each comes right behind a lease
+        reader.before[f"millstream {verb} orders"] = lambda: leased.append(reader.said.split("\n")[2].split()[0])
+    reader.instead["orders:0:0:1:0000010175cc0b28"] = lambda: leased[0]
+    reader.instead["orders:0:1:1:0000014e4576a526"] = lambda: leased[1]
+    reader.instead["orders:0:1:2:000001f21f756f99"] = lambda: leased[2]
+    reader.before["--wait 5s"] = lambda: reader.broker.clock.advance("2s")  # the time of a retry
+    reader.instead["01M7J4GRX25AYNAB8000000000"] = lambda: client.dead_letters.list()[0].id
+    reader.instead["01M7GKBEFSGBA51QG000000001"] = lambda: client.browse("orders")[1].id
+    yield
+    assert not client.dead_letters.list()
+
+
 def http(reader: Reader) -> Iterator[None]:
     """The guide goes on at offsets 17 and 4 of two partitions."""
     reader.start()
@@ -328,6 +345,7 @@ SCENES: dict[str, Scene] = {
     "docs/guide/backpressure.md": backpressure,
     "docs/guide/dead-letters.md": dead_letters,
     "docs/guide/durability.md": durability,
+    "docs/guide/first-hour.md": first_hour,
     "docs/guide/http.md": http,
     "docs/guide/mqtt.md": mqtt,
     "docs/guide/operate.md": operate,

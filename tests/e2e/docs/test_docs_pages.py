@@ -23,6 +23,7 @@ EXEMPT = {
     "make sim": "simulations without an end; tests/simulation runs some",
     "make pipeline-demo": "it starts Spark; tests/spark/ready/test_ready_demo.py runs it",
     "millstream pipeline": "it starts Spark, or needs one that runs; tests/spark/pipelines has them all",
+    "source .venv": "the tests have their commands already",
     "pip install": "it would change the environment that the tests run in",
     "python3 -m venv": "it makes an environment outside the test's directory",
     "/opt/millstream/bin/pip": "it is in that environment",

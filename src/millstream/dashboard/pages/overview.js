@@ -41,7 +41,7 @@ export async function show(place) {
     replace(attention, h("ul", { class: "attention", "aria-label": "What needs attention" }, concerns(now, health, hooks).map(([kind, text, href, label]) => h("li", { class: kind }, h("span", {}, text), href ? h("a", { href }, label) : null))));
     replace(cards,
       card("Published", rate(now.rates.published), `${short(now.totals.published)} since the start`),
-      card("Settled", rate(now.rates.acked), now.rates.failed ? `${rate(now.rates.failed)} failed` : "none failed"),
+      card("Settled", rate(now.rates.acked), now.rates.failed ? `${rate(now.rates.failed)} failed` : "none failing"),
       card("Unsettled", short(now.depth), `${short(now.leased)} leased, ${short(now.waiting)} retrying`),
       card("Oldest unsettled", now.oldest_ms ? duration(now.oldest_ms) : "none", "", now.oldest_ms > old ? "warn" : ""),
       card("Dead letters", short(now.dead_letters), now.dead_letters ? h("a", { href: "#/letters" }, "Open the workbench") : "", now.dead_letters ? "bad" : ""),
