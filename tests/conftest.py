@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
 import ssl
 import sys
+import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,22 @@ structlog.get_config()["processors"][-1].exception_formatter = structlog.dev.pla
 settings.register_profile("millstream", deadline=None, derandomize=True, print_blob=True, max_examples=FEW)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=MANY)
 settings.load_profile("millstream")
+
+
+#: Files in memory, and how much of it must be free: the suite needs a hundredth of that.
+IN_MEMORY, IN_MEMORY_BYTES = Path("/dev/shm"), 4 << 30
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Small tests on a disk wait for it most of the time; what a disk can do to us is simulated anyway.
+
+    The slow suite has logs that do not fit, and whoever sets TMPDIR knows better.
+    """
+    if config.option.markexpr != "not slow" or "TMPDIR" in os.environ or not os.access(IN_MEMORY, os.W_OK):
+        return
+    if shutil.disk_usage(IN_MEMORY).free >= IN_MEMORY_BYTES:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(IN_MEMORY)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -149,7 +149,7 @@ def test_a_partition_that_moves_while_its_start_is_looked_up_has_one_reader(brok
             return ask(call, kind)
 
         stream._call = slow
-        seen = [(message.partition, message.offset) for message, _ in zip(stream, range(20), strict=False)]
+        seen = [(message.partition, message.offset) for _, message in zip(range(20), stream, strict=False)]
         assert len(stream.assignment()) == 2
         assert not set(stream.assignment()) & set(second[0].stream.assignment())
         eventually(lambda: len(second[0].seen) == 20)

@@ -25,6 +25,7 @@ from millstream.log.producers import ProducerTable
 from millstream.queues.dispenser import Dispenser
 from millstream.queues.ledger import Ledger
 from millstream.queues.records import Rules
+from tests.examples import seeds
 from tests.simulation.history import Broken
 from tests.simulation.scenarios import workloads
 from tests.simulation.streams import Publishers
@@ -46,9 +47,9 @@ def run_seeds(first: int, last: int, *, hash_seed: int = 0) -> subprocess.Comple
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_PER_TEST))
-def test_no_promise_is_broken_whatever_goes_wrong(first: int) -> None:
-    result = run_seeds(first, first + SEEDS_PER_TEST)
+@pytest.mark.parametrize("fifty", seeds(1, SEEDS // SEEDS_PER_TEST))
+def test_no_promise_is_broken_whatever_goes_wrong(fifty: int) -> None:
+    result = run_seeds(fifty * SEEDS_PER_TEST, (fifty + 1) * SEEDS_PER_TEST)
     assert result.returncode == 0, f"{result.stderr[-4000:]}\n{result.stdout[-2000:]}"
     counts = json.loads(result.stdout.splitlines()[-1])
     assert {kind for kind in RARE if kind not in counts} == set(), (

@@ -146,7 +146,7 @@ def test_a_batch_that_spark_does_again_is_there_once(pipe: Callable[..., Pipe]) 
         pytest.param("after_stage", "kill", marks=pytest.mark.slow),
         pytest.param("before_publish", "kill", marks=pytest.mark.slow),
         ("after_publish", "kill"),
-        ("after_publish", "raise"),
+        pytest.param("after_publish", "raise", marks=pytest.mark.slow),
     ],
 )
 def test_wherever_a_process_of_spark_fails_everything_is_there_once(

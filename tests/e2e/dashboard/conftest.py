@@ -48,11 +48,22 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
+@pytest.fixture(scope="module")
+def window(browser: Any) -> Iterator[Any]:
+    """Shared by the tests of a module: a new one loads everything anew, which takes longer than most of them."""
+    context = browser.new_context(viewport={"width": 1360, "height": 860}, reduced_motion="reduce", locale="en-GB")
+    context.set_default_timeout(8000)
+    yield context
+    context.close()
+
+
 @pytest.fixture(scope="session")
-def artefacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where screenshots are kept."""
+def artefacts() -> Path | None:
+    """Where screenshots are kept, if somebody wants to look at them."""
     given = os.environ.get("MILLSTREAM_ARTIFACTS")
-    folder = Path(given) / "dashboard" if given else tmp_path_factory.mktemp("dashboard")
+    if not given:
+        return None
+    folder = Path(given) / "dashboard"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
@@ -84,12 +95,14 @@ def shop(broker: BrokerForTests, http: httpx.Client, mqtt: Wires) -> dict[str, s
 
 
 @pytest.fixture
-def screen(browser: Any, broker: BrokerForTests, artefacts: Path, request: pytest.FixtureRequest) -> Iterator[Screen]:
-    """A window onto the dashboard; a picture of how the test ended is kept, and nothing may have gone wrong unseen."""
-    context = browser.new_context(viewport={"width": 1360, "height": 860}, reduced_motion="reduce", locale="en-GB")
-    context.set_default_timeout(8000)
-    shown = Screen(context.new_page(), broker.url)
+def screen(
+    window: Any, broker: BrokerForTests, artefacts: Path | None, request: pytest.FixtureRequest
+) -> Iterator[Screen]:
+    """A tab with the dashboard; a picture of how the test ended is kept, and nothing may have gone wrong unseen."""
+    page = window.new_page()
+    shown = Screen(page, broker.url, artefacts)
     yield shown
-    shown.picture(artefacts / f"{re.sub(r'[^a-z0-9]+', '-', request.node.name.removeprefix('test_').lower())}.png")
-    context.close()
+    shown.picture(re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()))
+    page.evaluate("localStorage.clear()")  # the next one has chosen nothing yet
+    page.close()
     assert not shown.troubles, shown.troubles

@@ -31,11 +31,12 @@ PAGES = {
 
 
 class Screen:
-    """A page of the browser that remembers everything that went wrong in it."""
+    """A page of the browser that remembers everything that went wrong in it.  Pictures are taken into the folder."""
 
-    def __init__(self, page: Any, url: str) -> None:
+    def __init__(self, page: Any, url: str, folder: Path | None = None) -> None:
         self.page = page
         self.url = url
+        self._folder = folder
         self.troubles: list[str] = []
         page.on("console", lambda said: said.type == "error" and self.troubles.append(said.text))
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
@@ -75,8 +76,9 @@ class Screen:
         shown.wait_for()
         return shown
 
-    def picture(self, path: Path, *, whole: bool = False) -> None:
-        self.page.screenshot(path=str(path), full_page=whole)
+    def picture(self, name: str, *, whole: bool = False) -> None:
+        if self._folder is not None:  # somebody wants to look at them
+            self.page.screenshot(path=str(self._folder / f"{name}.png"), full_page=whole)
 
     def flaws(self) -> list[str]:
         """What somebody with a keyboard, a screen reader or a small screen would stumble over."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,16 +15,14 @@ from tests.e2e.dashboard.world import queue, told
 
 
 @pytest.mark.parametrize(("theme", "width"), [("light", 1360), ("dark", 390)])
-def test_every_page_is_whole_named_and_fits(
-    screen: Screen, shop: dict[str, str], artefacts: Path, theme: str, width: int
-) -> None:
+def test_every_page_is_whole_named_and_fits(screen: Screen, shop: dict[str, str], theme: str, width: int) -> None:
     screen.page.emulate_media(color_scheme=theme)
     screen.page.set_viewport_size({"width": width, "height": 860})
     for name, path in PAGES.items():
         screen.open(path.format(**shop))
         assert not screen.page.locator("[role=alert].bad").count(), f"{name} could not be shown"
         assert screen.flaws() == [], name
-        screen.picture(artefacts / f"page-{name}-{theme}.png", whole=True)
+        screen.picture(f"page-{name}-{theme}", whole=True)
 
 
 def test_the_theme_follows_the_system_until_somebody_chooses(screen: Screen) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from millstream.testing.broker import BrokerForTests
@@ -16,9 +15,7 @@ def report(broker: BrokerForTests, name: str, state: Any, **more: Any) -> Pipeli
     return wish
 
 
-def test_pipelines_are_seen_looked_into_stopped_and_forgotten(
-    screen: Screen, broker: BrokerForTests, artefacts: Path
-) -> None:
+def test_pipelines_are_seen_looked_into_stopped_and_forgotten(screen: Screen, broker: BrokerForTests) -> None:
     page = screen.open("pipelines").page
     screen.see("No pipeline has reported to this broker")
     more = {"sources": ["orders"], "sinks": ["orders.clean", "orders.world"], "rows": 1_234_567, "rows_per_s": 4200.5}
@@ -30,7 +27,7 @@ def test_pipelines_are_seen_looked_into_stopped_and_forgotten(
     for text in ("running", "orders.clean", "4,201/s", "42"):
         row.get_by_text(text).first.wait_for()
     screen.see("a row fails in step 2")
-    screen.picture(artefacts / "pipelines-filled.png")
+    screen.picture("pipelines-filled")
     assert screen.flaws() == []
 
     page.get_by_role("button", name="clean-orders").click()
@@ -39,7 +36,7 @@ def test_pipelines_are_seen_looked_into_stopped_and_forgotten(
     shown.get_by_text("7, took 250 ms").wait_for()
     shown.get_by_text("What it does").click()
     shown.get_by_label("Definition").wait_for()
-    screen.picture(artefacts / "pipelines-one.png")
+    screen.picture("pipelines-one")
     screen.press("Close", within=shown)
 
     screen.press("Stop", within=row)

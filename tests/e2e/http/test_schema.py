@@ -36,7 +36,7 @@ CHECKS = [
     unsupported_method,
 ]
 #: Requests per endpoint.
-FEW, MANY = 5, 150
+FEW, MANY = 3, 150
 #: Where nothing listens: made-up webhooks must not reach anybody.
 NOWHERE = "http://127.0.0.1:9/"
 

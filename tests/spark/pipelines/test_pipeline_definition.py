@@ -66,6 +66,8 @@ def test_a_good_file_has_no_mistakes_and_every_default() -> None:
         ("", "the file is empty"),
         ("- a", "a pipeline is a mapping"),
         ("name: [", "line 1: this is not valid YAML: expected the node content"),
+        ("name: \x0f", "this is not valid YAML: unacceptable character #x000f"),
+        ("name: " + "[" * 1000, "too many lists and mappings are inside each other"),
         (
             small(more="checkpint: there"),
             "line 6, checkpint: there is no key 'checkpint' here; did you mean 'checkpoint'?",

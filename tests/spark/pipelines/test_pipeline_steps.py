@@ -136,6 +136,7 @@ def test_columns_that_are_there_already_are_not_overwritten(spark: Any) -> None:
         steps.convert(messages(spark, b"{}"), how)
 
 
+@pytest.mark.slow
 def test_avro_is_read_and_written(spark: Any) -> None:
     pytest.importorskip("fastavro", reason="Avro needs fastavro")
     fields = [{"name": "id", "type": "long"}, {"name": "n", "type": ["null", "string"]}]
@@ -217,6 +218,7 @@ def test_dead_letters_of_rows_that_are_no_messages_need_a_topic_and_become_json(
     assert json.loads(letter.value) == {"id": 1, "name": "a"}
 
 
+@pytest.mark.slow
 def test_a_delta_table_gets_each_batch_once(spark: Any, tmp_path: Path) -> None:
     deltalake = pytest.importorskip("deltalake", reason="Delta needs deltalake")
     from millstream.spark.pipelines.delta import DeltaTable

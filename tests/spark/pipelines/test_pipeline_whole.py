@@ -133,6 +133,7 @@ sinks:
     assert sorted(found) == [(b"a", {"shop": "a", "total": 0}), (b"b", {"shop": "b", "total": 10})]
 
 
+@pytest.mark.slow
 def test_sums_go_on_after_a_restart(bench: Bench) -> None:
     source, target = bench.world.topic(), bench.world.topic()
     bench.write(f"""

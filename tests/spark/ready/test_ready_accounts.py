@@ -137,6 +137,7 @@ def test_nothing_recorded_is_said(alone: Ready) -> None:
 # --- key-skew --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_keys_with_more_than_their_share_are_found(alone: Ready, own_world: World) -> None:
     client = own_world.client
     client.create_topic("hot", 4)
@@ -165,6 +166,7 @@ def test_keys_with_more_than_their_share_are_found(alone: Ready, own_world: Worl
 # --- usage -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_what_namespaces_store_is_counted(alone: Ready, own_world: World) -> None:
     own_world.client.create_namespace("shop")
     shop = own_world.broker.connect(namespace="shop")

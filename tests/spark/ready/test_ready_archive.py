@@ -138,6 +138,7 @@ def test_a_crash_at_any_point_loses_nothing_and_doubles_nothing(
     assert set(offsets(ready).values()) == {1}
 
 
+@pytest.mark.slow
 def test_a_crash_between_two_files_is_made_good(ready: Ready, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written down is done to the end, and once."""
     topic = world.topic(2)
@@ -162,6 +163,7 @@ def test_a_crash_between_two_files_is_made_good(ready: Ready, world: World, monk
     assert set(offsets(ready).values()) == {1}
 
 
+@pytest.mark.slow
 def test_small_files_become_few(ready: Ready, world: World) -> None:
     topic = world.topic()
     for first in range(10, 13):

@@ -58,6 +58,7 @@ def test_errors_are_clustered_and_dated(alone: Ready, own_world: World) -> None:
     assert dict(facts["keys"]) == {"k0": 14, "k1": 13, "k2": 13}
 
 
+@pytest.mark.slow
 def test_the_page_stands_on_its_own(alone: Ready, own_world: World) -> None:
     own_world.client.create_topic("orders")
     kill(own_world, "orders", ["<script>alert(1)</script> is not a name", "second"])

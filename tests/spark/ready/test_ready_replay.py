@@ -63,6 +63,7 @@ def test_a_time_of_an_archive_goes_out_in_its_order_with_all_it_had(ready: Ready
     assert [row["priority"] for row in read.orderBy("offset").collect()] == [n % 5 for n in range(10, 40)]
 
 
+@pytest.mark.slow
 def test_no_more_goes_out_than_the_rate_allows(ready: Ready, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, again = world.topic(), world.topic()
     fill(world, topic, 250)
@@ -113,6 +114,7 @@ def test_a_replay_that_was_interrupted_goes_on_and_sends_nothing_twice(
     assert sum(rows for _, rows, _ in progress["sent"]) == 250
 
 
+@pytest.mark.slow
 def test_without_a_target_each_goes_where_it_came_from(ready: Ready, world: World) -> None:
     topic = world.topic(2)
     fill(world, topic, 10)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from millstream.broker.queues import keeper as keeping
 from millstream.errors import StorageFailed
 from millstream.ids import SCHEDULES
 from millstream.log.partition import Chunk, PartitionLog
@@ -21,6 +22,12 @@ from tests.simulated_broker import Client, started
 from tests.unit.broker.test_queues_at_run_time import lives, publish, take_all
 
 DONE, DEAD = 0, 2
+
+
+@pytest.fixture(autouse=True)
+def _try_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read is tried again every second."""
+    monkeypatch.setattr(keeping, "_RETRY_S", 0.1)
 
 
 def cut_lives(*works: Callable[[Client], Awaitable[None]], storage: SimulatedStorage | None = None) -> None:

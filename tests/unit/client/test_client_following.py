@@ -16,6 +16,7 @@ from fake_broker import FakeBroker, FakeMember
 
 import millstream
 from millstream import aio
+from millstream.client import following
 from millstream.client.messages import Message, TopicPartition
 from millstream.errors import (
     ConnectionLost,
@@ -30,6 +31,12 @@ from millstream.errors import (
 )
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@pytest.fixture(autouse=True)
+def _look_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was missed at once is found by looking again, which is a matter of a second."""
+    monkeypatch.setattr(following, "_LOOK_AGAIN_S", 0.1)
 
 
 class Reader:
