@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from millstream.cli.main import main
-from millstream.config import LogSettings, Settings
+from millstream.config import Settings
 from millstream.mqtt.packets import V4, V5, Filter, Properties, Will
-from millstream.server.logs import set_up_logs
 from millstream.testing.broker import BrokerForTests
+from tests.e2e.command_line import CommandLine, keep_logs_out
 from tests.e2e.mqtt.support import Borrowed, Millstream, Wires
-
-Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Millstream]:
     server = Millstream()
-    set_up_logs(LogSettings(), io.StringIO())  # it shares this process and would log into the output
+    keep_logs_out()
     wires = Wires(server)
     sensor = wires.connect(V5, "sensor-1", keep_alive_s=60, will=Will("sensors/1/gone", b""))
     sensor.subscribe(Filter("commands/#", 1, no_local=True, retain_handling=2))
@@ -39,33 +35,22 @@ def server() -> Iterator[Millstream]:
 
 
 @pytest.fixture
-def run(server: Millstream, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `millstream ARGUMENTS...` and returns what it says; fails unless it ends with the code expected."""
-    monkeypatch.setenv("MILLSTREAM_BROKER", server.broker.address)
-
-    def invoke(*arguments: str, code: int = 0, errors: bool = False) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main([*arguments])
-        shown = capsys.readouterr()
-        assert caught.value.code == code, shown
-        return shown.err if errors else shown.out
-
-    return invoke
+def run(server: Millstream, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch, server.broker.address)
 
 
 def words(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_the_status_has_the_figures(run: Run) -> None:
+def test_the_status_has_the_figures(run: CommandLine) -> None:
     shown = run("mqtt", "status")
     assert "2, 1 that last, 1 of those away" in shown
     assert "2 messages, 2.0 KiB" in shown
     assert json.loads(run("mqtt", "status", "--everywhere", "--json"))["connected"] == 1
 
 
-def test_sessions_are_listed_and_shown(run: Run) -> None:
+def test_sessions_are_listed_and_shown(run: CommandLine) -> None:
     shown = run("mqtt", "sessions")
     assert "sensor-1" in shown
     [line] = [line for line in words(shown) if line and line[0] == "sensor-2"]
@@ -86,7 +71,7 @@ def test_sessions_are_listed_and_shown(run: Run) -> None:
     assert "there is no MQTT session 'x'" in run("mqtt", "session", "x", code=1, errors=True)
 
 
-def test_retained_messages_are_listed_and_taken_out(run: Run) -> None:
+def test_retained_messages_are_listed_and_taken_out(run: CommandLine) -> None:
     assert "2 KiB" in run("mqtt", "retained")
     shown = run("mqtt", "retained", "sensors/+/temperature", "--values")
     assert "21.5" in shown
@@ -97,7 +82,7 @@ def test_retained_messages_are_listed_and_taken_out(run: Run) -> None:
     assert [one["topic"] for one in json.loads(run("mqtt", "retained", "--json"))] == ["sensors/1/temperature"]
 
 
-def test_top_and_doctor_speak_of_mqtt(run: Run, server: Millstream) -> None:
+def test_top_and_doctor_speak_of_mqtt(run: CommandLine, server: Millstream) -> None:
     assert "MQTT: connected 1  sessions 2  away 1" in run("top", "--once")
     arguments = ("--broker", server.broker.address, "--json")
     checks = json.loads(run("doctor", *arguments, "--set", "server.port=0", "--set", "http.port=0"))["checks"]
@@ -106,7 +91,7 @@ def test_top_and_doctor_speak_of_mqtt(run: Run, server: Millstream) -> None:
     assert "1 connected, 2 sessions" in mqtt["found"]
 
 
-def test_the_doctor_warns_before_a_limit_is_reached(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_warns_before_a_limit_is_reached(run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = Settings.model_validate({"mqtt": {"sessions_max": 10}})
     with BrokerForTests(settings=settings, mqtt=True) as broker:
         wires = Wires(Borrowed(broker))
@@ -119,7 +104,7 @@ def test_the_doctor_warns_before_a_limit_is_reached(run: Run, monkeypatch: pytes
         assert "9 of mqtt.sessions_max = 10" in mqtt["found"]
 
 
-def test_clients_are_disconnected_and_forgotten(run: Run) -> None:
+def test_clients_are_disconnected_and_forgotten(run: CommandLine) -> None:
     assert run("mqtt", "disconnect", "sensor-1").strip() == "disconnected sensor-1"
     assert run("mqtt", "disconnect", "sensor-2").strip() == "sensor-2 was not connected"
     assert "Add --yes" in run("mqtt", "forget", "sensor-2", code=2, errors=True)

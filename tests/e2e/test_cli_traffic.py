@@ -1,4 +1,4 @@
-"""`subscribe`, `topic flow` and `mode` as processes of their own, against a real broker."""
+"""`subscribe`, `topic flow` and `mode` against a real broker."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 import millstream
 from millstream.testing.broker import BrokerForTests
+from tests.e2e.command_line import CommandLine, keep_logs_out
 
 MILLSTREAM = [sys.executable, "-m", "millstream"]
 
 
-def run(broker: BrokerForTests, *arguments: str) -> str:
-    done = subprocess.run(
-        [*MILLSTREAM, *arguments, "--broker", broker.address], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def run(broker: BrokerForTests, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    keep_logs_out()
+    return CommandLine(capsys, monkeypatch, broker.address)
 
 
 def test_subscribe_prints_what_matches_until_it_has_enough(broker: BrokerForTests) -> None:
@@ -37,19 +38,19 @@ def test_subscribe_prints_what_matches_until_it_has_enough(broker: BrokerForTest
         assert out == "orders.eu\tfirst\nlogs.app.web\tsecond\n"
 
 
-def test_subscribe_ends_when_nothing_comes(broker: BrokerForTests) -> None:
-    assert run(broker, "subscribe", "orders.*", "--timeout", "100ms", "--json") == ""
+def test_subscribe_ends_when_nothing_comes(run: CommandLine) -> None:
+    assert run("subscribe", "orders.*", "--timeout", "100ms", "--json") == ""
 
 
-def test_topic_flow_and_mode(broker: BrokerForTests) -> None:
+def test_topic_flow_and_mode(run: CommandLine, broker: BrokerForTests) -> None:
     with millstream.connect(broker.address) as client:
         client.create_topic("jobs", config={"throttle_lag_ms": 5000})
         client.queue("jobs").close()
         client.publish("jobs", "x")
         broker.clock.advance("10s")
-    assert json.loads(run(broker, "topic", "flow", "jobs", "--json"))["level"] == "critical"
-    assert "lag 5 s" in run(broker, "topic", "flow", "jobs")
-    assert "new disk" in run(broker, "mode", "maintenance", "--reason", "new disk")
-    status = json.loads(run(broker, "status", "--json"))
+    assert json.loads(run("topic", "flow", "jobs", "--json"))["level"] == "critical"
+    assert "lag 5 s" in run("topic", "flow", "jobs")
+    assert "new disk" in run("mode", "maintenance", "--reason", "new disk")
+    status = json.loads(run("status", "--json"))
     assert (status["mode"], status["reason"]) == ("maintenance", "new disk")
-    assert json.loads(run(broker, "mode", "normal", "--json")) == {"mode": "normal", "reason": ""}
+    assert json.loads(run("mode", "normal", "--json")) == {"mode": "normal", "reason": ""}

@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from millstream.cli.main import main
-from millstream.config import LogSettings
-from millstream.server.logs import set_up_logs
 from millstream.testing.broker import BrokerForTests
+from tests.e2e.command_line import CommandLine, keep_logs_out
 
 NOBODY = "http://127.0.0.1:1/hook?token=hidden"
-Run = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[BrokerForTests]:
     with BrokerForTests() as running:
-        set_up_logs(LogSettings(), io.StringIO())  # it shares this process and would log into the output
+        keep_logs_out()
         yield running
 
 
 @pytest.fixture
-def run(broker: BrokerForTests, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs `millstream webhook ARGUMENTS...` and returns what it says; fails unless it ends with the code expected."""
-    monkeypatch.setenv("MILLSTREAM_BROKER", broker.address)
-
-    def invoke(*arguments: str, code: int = 0, errors: bool = False) -> str:
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as caught:
-            main(["webhook", *arguments])
-        shown = capsys.readouterr()
-        assert caught.value.code == code, shown
-        return shown.err if errors else shown.out
-
-    return invoke
+def run(broker: BrokerForTests, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    return CommandLine(capsys, monkeypatch, broker.address, "webhook")
 
 
-def test_a_webhook_from_its_making_to_its_end(run: Run) -> None:
+def test_a_webhook_from_its_making_to_its_end(run: CommandLine) -> None:
     options = ["--group", "crm", "--concurrency", "4", "--rate", "50", "--retry", "1s,1m", "-H", "X-Token=hidden"]
     made = json.loads(run("create", "orders", NOBODY, *options, "--timeout", "3s", "--json"))
     webhook, secret = made["webhook"], made["secret"]
@@ -66,7 +51,7 @@ def test_a_webhook_from_its_making_to_its_end(run: Run) -> None:
     assert json.loads(run("list", "--json")) == []
 
 
-def test_the_secret_is_shown_once_with_a_warning(run: Run) -> None:
+def test_the_secret_is_shown_once_with_a_warning(run: CommandLine) -> None:
     assert "The secret is not shown again." in run("create", "billing", NOBODY, errors=True)
     (webhook,) = json.loads(run("list", "--topic", "billing", "--json"))
     run("delete", webhook["id"], "--yes")
@@ -81,5 +66,7 @@ def test_the_secret_is_shown_once_with_a_warning(run: Run) -> None:
         (("update", "wh-0"), 2, "say what to change"),
     ],
 )
-def test_mistakes_are_answered_with_a_sentence(run: Run, arguments: tuple[str, ...], code: int, complaint: str) -> None:
+def test_mistakes_are_answered_with_a_sentence(
+    run: CommandLine, arguments: tuple[str, ...], code: int, complaint: str
+) -> None:
     assert complaint in run(*arguments, code=code, errors=True)

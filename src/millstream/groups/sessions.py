@@ -55,16 +55,6 @@ class Sessions:
                 reasons[member_id] = f"did not give back {partition} within {member.rebalance_ms} ms"
         return reasons
 
-    def next_deadline_ms(self, state: GroupState) -> int | None:
-        """When `late` can first name somebody if nothing is heard until then; None without members."""
-        deadlines: list[int] = []
-        for member_id, member in state.members.items():
-            if member_id in self._seen_at_ms:
-                deadlines.append(self._seen_at_ms[member_id] + member.session_ms)
-            if member_id in self._asked_at_ms:
-                deadlines.append(min(self._asked_at_ms[member_id].values()) + member.rebalance_ms)
-        return min(deadlines, default=None)
-
     def silent_ms(self, member_id: str, *, now_ms: int) -> int | None:
         """How long ago the member was last heard."""
         seen_at_ms = self._seen_at_ms.get(member_id)

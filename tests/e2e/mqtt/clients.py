@@ -43,6 +43,16 @@ class LastWords(NamedTuple):
     payload: bytes
 
 
+class Wish(NamedTuple):
+    """What a reader asks for."""
+
+    version: int
+    topic_filter: str
+    client_id: str
+    durable: bool = False
+    will: LastWords | None = None
+
+
 class Reader(Protocol):
     """A client that has subscribed to something."""
 
@@ -60,16 +70,7 @@ class Tool(Protocol):
 
     name: str
 
-    def reader(
-        self,
-        port: int,
-        version: int,
-        topic_filter: str,
-        *,
-        client_id: str,
-        durable: bool = False,
-        will: LastWords | None = None,
-    ) -> Reader:
+    def reader(self, port: int, wish: Wish) -> Reader:
         """Connect and subscribe with QoS 2; returns when the server has confirmed both."""
 
     def publish(self, port: int, version: int, *messages: Message) -> None:
@@ -115,16 +116,8 @@ class Paho:
         clean = None if version == V5 else not durable
         return paho.Client(paho.CallbackAPIVersion.VERSION2, client_id, clean, protocol=protocol)
 
-    def reader(
-        self,
-        port: int,
-        version: int,
-        topic_filter: str,
-        *,
-        client_id: str,
-        durable: bool = False,
-        will: LastWords | None = None,
-    ) -> Reader:
+    def reader(self, port: int, wish: Wish) -> Reader:
+        version, topic_filter, client_id, durable, will = wish
         client = self._client(version, client_id, durable)
         found: queue.Queue[Message] = queue.Queue()
         ready = threading.Event()
@@ -189,16 +182,8 @@ class AioMqtt:
             will=None if will is None else aiomqtt.Will(will.topic, will.payload, 1),
         )
 
-    def reader(
-        self,
-        port: int,
-        version: int,
-        topic_filter: str,
-        *,
-        client_id: str,
-        durable: bool = False,
-        will: LastWords | None = None,
-    ) -> Reader:
+    def reader(self, port: int, wish: Wish) -> Reader:
+        version, topic_filter, client_id, durable, will = wish
         found: queue.Queue[Message] = queue.Queue()
 
         async def begin() -> tuple[aiomqtt.Client, asyncio.Task[None]]:
@@ -250,16 +235,8 @@ class GMqtt:
         await client.connect(HOST, port, version=version)
         return client
 
-    def reader(
-        self,
-        port: int,
-        version: int,
-        topic_filter: str,
-        *,
-        client_id: str,
-        durable: bool = False,
-        will: LastWords | None = None,
-    ) -> Reader:
+    def reader(self, port: int, wish: Wish) -> Reader:
+        version, topic_filter, client_id, durable, will = wish
         found: queue.Queue[Message] = queue.Queue()
 
         def taken(_client: Any, topic: str, payload: bytes, qos: int, properties: dict[str, Any]) -> int:
@@ -352,16 +329,8 @@ class MosquittoClients:
     def _options(self, port: int, version: int) -> list[str]:
         return ["-h", HOST, "-p", str(port), "-V", "mqttv311" if version == V4 else "mqttv5"]
 
-    def reader(
-        self,
-        port: int,
-        version: int,
-        topic_filter: str,
-        *,
-        client_id: str,
-        durable: bool = False,
-        will: LastWords | None = None,
-    ) -> Reader:
+    def reader(self, port: int, wish: Wish) -> Reader:
+        version, topic_filter, client_id, durable, will = wish
         line = '{"topic": "%t", "qos": %q, "retain": %r, "payload": "%x"}'
         # It tells that it has subscribed only when its buffer is full, or a line is.
         command = [
@@ -462,16 +431,8 @@ class _NodeReader:
 class MqttJs:
     name = "MQTT.js"
 
-    def reader(
-        self,
-        port: int,
-        version: int,
-        topic_filter: str,
-        *,
-        client_id: str,
-        durable: bool = False,
-        will: LastWords | None = None,
-    ) -> Reader:
+    def reader(self, port: int, wish: Wish) -> Reader:
+        version, topic_filter, client_id, durable, will = wish
         number = _node().tell(
             "read",
             port=port,

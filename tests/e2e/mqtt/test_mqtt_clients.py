@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from millstream.mqtt.packets import V4, V5
-from tests.e2e.mqtt.clients import TOOLS, LastWords, Message, Paho, Tool, every_tool, why_not
+from tests.e2e.mqtt.clients import TOOLS, LastWords, Message, Paho, Tool, Wish, every_tool, why_not
 from tests.e2e.mqtt.support import Server, running_server, unique
 
 
 @every_tool
 def test_publish_and_subscribe_with_every_qos(server: Server, tool: Tool, version: int, topic: str) -> None:
-    reader = tool.reader(server.port, version, f"{topic}/+", client_id=unique("c"))
+    reader = tool.reader(server.port, Wish(version, f"{topic}/+", unique("c")))
     messages = [Message(f"{topic}/x", b"qos %d" % qos, qos) for qos in (0, 1, 2)]
     tool.publish(server.port, version, *messages)
     assert sorted(reader.next() for _ in messages) == messages
@@ -23,16 +23,16 @@ def test_publish_and_subscribe_with_every_qos(server: Server, tool: Tool, versio
 @every_tool
 def test_retained_messages(server: Server, tool: Tool, version: int, topic: str) -> None:
     tool.publish(server.port, version, Message(topic, b"kept", 1, True))
-    reader = tool.reader(server.port, version, topic, client_id=unique("c"))
+    reader = tool.reader(server.port, Wish(version, topic, unique("c")))
     assert reader.next() == Message(topic, b"kept", 1, True)
     reader.close()
 
 
 @every_tool
 def test_last_words(server: Server, tool: Tool, version: int, topic: str) -> None:
-    watcher = Paho().reader(server.port, version, topic, client_id=unique("c"))
+    watcher = Paho().reader(server.port, Wish(version, topic, unique("c")))
     will = LastWords(topic, b"gone")
-    tool.reader(server.port, version, f"{topic}/own", client_id=unique("c"), will=will).drop()
+    tool.reader(server.port, Wish(version, f"{topic}/own", unique("c"), will=will)).drop()
     assert watcher.next() == Message(topic, b"gone", 1)
     watcher.close()
 
@@ -45,7 +45,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Messag
     with running_server(data) as first:
         for tool, version in cases:
             name = _name(tool, version)
-            tool.reader(first.port, version, f"restart/{name}/#", client_id=name, durable=True).close()
+            tool.reader(first.port, Wish(version, f"restart/{name}/#", name, durable=True)).close()
             before = Message(f"restart/{name}/before", b"one", 2)
             tool.publish(first.port, version, before, Message(f"restart/{name}/kept", b"kept", 1, True))
     found: dict[str, list[Message]] = {}
@@ -53,7 +53,7 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Messag
         for tool, version in cases:
             name = _name(tool, version)
             tool.publish(second.port, version, Message(f"restart/{name}/after", b"two", 1))
-            reader = tool.reader(second.port, version, f"restart/{name}/#", client_id=name, durable=True)
+            reader = tool.reader(second.port, Wish(version, f"restart/{name}/#", name, durable=True))
             found[name] = [reader.next() for _ in range(4)]
             reader.close()
     return found
@@ -80,7 +80,7 @@ def test_a_session_outlives_a_restart_of_the_server(
 
 def test_all_of_them_talk_to_each_other(server: Server, topic: str) -> None:
     present = [(tool, version) for tool in TOOLS for version in (V4, V5) if not why_not(tool)]
-    readers = [tool.reader(server.port, version, topic, client_id=unique("c")) for tool, version in present]
+    readers = [tool.reader(server.port, Wish(version, topic, unique("c"))) for tool, version in present]
     for tool, version in present:
         name = f"{tool.name} {version}".encode()
         tool.publish(server.port, version, Message(topic, name, 1))

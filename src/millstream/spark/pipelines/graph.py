@@ -41,7 +41,6 @@ class Graph:
             read = inputs_of(definition, number)
             self.inputs[definition.step_name(number).lower()] = [name.lower() for name in read]
         self._sources = {name.lower(): source for name, source in definition.sources.items()}
-        self._steps = {definition.step_name(number).lower(): step for number, step in enumerate(definition.steps)}
 
     def upstream(self, name: str) -> list[str]:
         """A name and everything that it is made of, in no order."""
@@ -60,9 +59,6 @@ class Graph:
 
     def is_stream(self, name: str) -> bool:
         return any(self.sources(name).values())
-
-    def has_step(self, name: str, kind: str) -> bool:
-        return any(self._steps[each].kind == kind for each in self.upstream(name) if each in self._steps)
 
     def feeds(self, sink: Sink) -> str:
         """What a sink writes: the last step unless it says so."""
