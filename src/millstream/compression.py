@@ -6,6 +6,7 @@ and the packed size says where padding begins, which lz4 would take for data.
 
 from __future__ import annotations
 
+import threading
 from enum import IntEnum
 from struct import Struct
 from typing import Final
@@ -15,11 +16,24 @@ import zstandard
 
 from millstream.errors import BatchDamaged
 
-__all__ = ["RAW_BLOCK_BYTES_MAX", "Codec", "compress", "decompress", "raw_size"]
+__all__ = ["RAW_BLOCK_BYTES_MAX", "Codec", "compress", "decompress", "decompress_produced", "raw_size"]
 
 #: A compressed batch may not unpack to more than this: a frame of 10 MiB could otherwise ask for gigabytes.
 RAW_BLOCK_BYTES_MAX: Final = 64 * 1024 * 1024
+#: A producer's block unpacks to so many times its size at most, which is what lz4 can do; a small one to anything.
+_TIMES_MAX: Final = 255
+_SMALL_BYTES: Final = 2 * 1024 * 1024
 _SIZES: Final = Struct("<II")
+
+
+class _Mine(threading.local):
+    """What a thread keeps for itself: making one takes longer than unpacking a small batch."""
+
+    def __init__(self) -> None:
+        self.unpacker = zstandard.ZstdDecompressor()
+
+
+_mine: Final = _Mine()
 
 
 class Codec(IntEnum):
@@ -54,8 +68,11 @@ def decompress(codec: int, block: memoryview) -> bytes:
         if codec == Codec.LZ4:
             raw: bytes = lz4.block.decompress(data, uncompressed_size=size)
         elif codec == Codec.ZSTD:
-            # The stream reader never writes more than it is asked for, whatever the frame claims.
-            raw = zstandard.ZstdDecompressor().stream_reader(data).read(size)
+            if zstandard.frame_content_size(data) == size:
+                raw = _mine.unpacker.decompress(data)
+            else:
+                # The stream reader never writes more than it is asked for, whatever the frame claims.
+                raw = _mine.unpacker.stream_reader(data).read(size)
         else:
             raise BatchDamaged(f"codec {codec} is unknown")
     except (lz4.block.LZ4BlockError, zstandard.ZstdError) as problem:
@@ -63,3 +80,10 @@ def decompress(codec: int, block: memoryview) -> bytes:
     if len(raw) != size:
         raise BatchDamaged(f"a batch unpacks to {len(raw)} bytes instead of {size}")
     return raw
+
+
+def decompress_produced(codec: int, block: memoryview) -> bytes:
+    """The same for a block that has just come: a few bytes that unpack to megabytes would keep everybody waiting."""
+    if raw_size(block, 0, len(block)) > max(_SMALL_BYTES, _TIMES_MAX * len(block)):
+        raise BatchDamaged(f"a batch unpacks to more than {_TIMES_MAX} times its size")
+    return decompress(codec, block)

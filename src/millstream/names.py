@@ -42,7 +42,8 @@ def check_namespace(name: str) -> str:
     """The name itself, or InvalidName with a sentence that says what is wrong."""
     if not _NAMESPACE.fullmatch(name):
         raise InvalidName(
-            f"namespace {name!r} is not valid: use 1 to 64 lower-case letters, digits and '-', not starting with '-'"
+            f"namespace {_shown(name)} is not valid: use 1 to 64 lower-case letters, digits and '-', not starting with "
+            "'-'"
         )
     return name
 

@@ -39,7 +39,7 @@ from typing import Final, Required, TypeAlias, TypedDict, Unpack
 
 from crc32c import crc32c
 
-from millstream.compression import RAW_BLOCK_BYTES_MAX, Codec, compress, decompress, raw_size
+from millstream.compression import RAW_BLOCK_BYTES_MAX, Codec, compress, decompress, decompress_produced, raw_size
 from millstream.errors import BatchDamaged, PayloadTooLarge
 from millstream.headers import decode_headers, encode_headers
 
@@ -74,6 +74,8 @@ CRC_FROM: Final = 36  # where the producer's checksum starts
 PRIORITY_DEFAULT: Final = 2
 #: Bounded by the u32 ends and by what a reader must hold at once; far above what fits a frame.
 COUNT_MAX: Final = 4_000_000
+#: What a producer may put into one: a hundred bytes of zstd could otherwise hold millions, and keep everybody waiting.
+PRODUCED_MAX: Final = 100_000
 _FIXED_AT_A_TIME: Final = 64
 
 _HEADER: Final = Struct("<HBBIIIQqIIQqIHBB")
@@ -115,7 +117,6 @@ _KNOWN_COLUMNS: Final = int(sum(Columns))
 _PRIORITY, _DELIVER_AT, _EXPIRY, _TIMESTAMPS = 1, 2, 4, 8
 _KEYS, _KEY_NULLS, _HEADERS, _VALUE_NULLS = 16, 32, 64, 128
 _OFFSETS, _FIXED_VALUES, _OPTIONS = 256, 512, 2048
-_CODEC_MAX: Final = max(Codec).value
 _NOT_FROM_PRODUCERS: Final = ~_KNOWN_COLUMNS | int(Columns.OFFSETS | Columns.CONTROL)
 
 
@@ -211,7 +212,8 @@ def verify_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
 def check_batch(buffer: Buffer, position: int, end: int) -> BatchHeader:
     """Check a batch as it comes from a producer, before it is stamped: framing, checksum, and that its columns add up.
 
-    Looks at the header and the last entry of each column of ends, never at each message.
+    Looks at the header and the last entry of each column of ends, never at each message.  A packed one is unpacked:
+    who reads it when it is stored could not get past it if that failed.
     """
     if end - position < HEADER_BYTES:
         raise BatchDamaged("the batch is shorter than its header")
@@ -221,8 +223,8 @@ def check_batch(buffer: Buffer, position: int, end: int) -> BatchHeader:
     if crc32c(memoryview(buffer)[position + CRC_FROM : end]) != header.crc:
         raise BatchDamaged("the batch does not match its checksum")
     count, flags = header.count, header.flags
-    if not 0 < count <= COUNT_MAX:
-        raise BatchDamaged(f"the batch claims {count} messages")
+    if not 0 < count <= PRODUCED_MAX:
+        raise BatchDamaged(f"the batch claims {count} messages; it may have 1 to {PRODUCED_MAX}")
     if flags & _NOT_FROM_PRODUCERS:
         raise BatchDamaged(f"the batch has columns that a producer may not send (flags {flags:#x})")
     if not flags & ~_FIXED_VALUES and not header.codec:
@@ -235,9 +237,8 @@ def check_batch(buffer: Buffer, position: int, end: int) -> BatchHeader:
         raise BatchDamaged("the batch's columns do not add up to its length")
     start = position + HEADER_BYTES + (8 if flags & _DELIVER_AT else 0)
     if header.codec:
-        if header.codec > _CODEC_MAX:
-            raise BatchDamaged(f"codec {header.codec} is unknown")
-        raw_size(buffer, start, end)
+        block = decompress_produced(header.codec, memoryview(buffer)[start:end])
+        _Sections(block, 0, len(block), count, flags)
     else:
         _Sections(buffer, start, end, count, flags)
     return header
@@ -268,11 +269,7 @@ def batch_next_offset(buffer: Buffer, position: int, header: BatchHeader) -> int
 
 
 def largest_message_bytes(batch: Buffer, header: BatchHeader, limit: int) -> int:
-    """The size of the largest message with its key and headers.
-
-    Messages are looked at one by one only when the whole batch is larger than `limit`; otherwise the batch's own size
-    is answer enough.
-    """
+    """The size of the largest message with its key and headers; of all of them, if that is not more than `limit`."""
     size = header.length
     if header.codec:
         start = HEADER_BYTES + (8 if header.flags & _DELIVER_AT else 0)
@@ -280,6 +277,10 @@ def largest_message_bytes(batch: Buffer, header: BatchHeader, limit: int) -> int
     if size <= limit:
         return size
     opened = Batch.parse(batch, verify=False)
+    at = opened.sections
+    heaps_at = at.keys if header.flags & _KEYS else at.headers if header.flags & _HEADERS else at.values
+    if (size := (len(opened.block) if header.codec else header.length) - heaps_at) <= limit:
+        return size
     columns = [opened.values(), opened.keys(), opened.raw_headers()]
     sizes = [[len(item or b"") for item in column] for column in columns if column is not None]
     return max(map(sum, zip(*sizes, strict=True)))
@@ -381,7 +382,7 @@ class Batch:
         offsets = None
         if flags & _OFFSETS:
             size = 4 * header.count
-            offsets = array("I", bytes(memoryview(buffer)[start : start + size]))
+            offsets = array("I", bytes(memoryview(buffer)[start : min(start + size, end)]))
             start += (size + 7) & ~7
         if header.codec:
             block: Buffer = decompress(header.codec, memoryview(buffer)[start:end])

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.compression import compress
 from millstream.errors import BatchDamaged, MillstreamError
 from millstream.records import (
     HEADER_BYTES,
+    PRODUCED_MAX,
     Batch,
     BatchHeader,
     batch_next_offset,
@@ -158,8 +161,48 @@ def test_the_largest_message_is_found(made: dict[str, Any]) -> None:
 def test_a_decompression_bomb_is_refused_before_it_unpacks() -> None:
     raw = encode_batch([b"x" * 1000], base_timestamp_us=0, codec=1)
     raw[HEADER_BYTES : HEADER_BYTES + 4] = (2**31).to_bytes(4, "little")
-    from crc32c import crc32c
-
     raw[8:12] = crc32c(memoryview(raw)[36:]).to_bytes(4, "little")
     with pytest.raises(BatchDamaged, match="unpacks to"):
         check_batch(raw, 0, len(raw))
+
+
+def repacked(batch: bytearray, block: bytes, *, codec: int, claims: int | None = None) -> bytearray:
+    """The batch with another packed block, as somebody would send it who means harm: all checksums are right."""
+    packed = compress(codec, block)
+    made = bytearray(batch[:HEADER_BYTES]) + (claims or len(block)).to_bytes(4, "little") + packed[4:]
+    made += bytes(-len(made) % 8)
+    made[3:8] = bytes([codec]) + len(made).to_bytes(4, "little")
+    made[8:12] = crc32c(memoryview(made)[36:]).to_bytes(4, "little")
+    return made
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_a_packed_batch_that_nobody_could_unpack_is_refused_before_it_is_stored(codec: int) -> None:
+    plain = encode_batch([b"x" * 100], base_timestamp_us=0)
+    block = bytes(plain[HEADER_BYTES:])
+    check_batch(repacked(plain, block, codec=codec), 0, len(repacked(plain, block, codec=codec)))
+    for wrong in (repacked(plain, block + bytes(8), codec=codec), repacked(plain, block, codec=codec, claims=120)):
+        with pytest.raises(BatchDamaged):
+            check_batch(wrong, 0, len(wrong))
+
+
+def test_a_few_bytes_cannot_hold_millions_of_messages() -> None:
+    few = encode_batch([b""] * PRODUCED_MAX, base_timestamp_us=0, codec=2)
+    check_batch(few, 0, len(few))
+    many = encode_batch([b""] * (PRODUCED_MAX + 1), base_timestamp_us=0, codec=2)
+    with pytest.raises(BatchDamaged, match="may have 1 to 100000"):
+        check_batch(many, 0, len(many))
+
+
+def test_a_few_bytes_cannot_unpack_to_megabytes() -> None:
+    small = encode_batch([bytes(1_000_000)], base_timestamp_us=0, codec=2)
+    check_batch(small, 0, len(small))
+    large = encode_batch([bytes(1_000_000)] * 10, base_timestamp_us=0, codec=2)
+    with pytest.raises(BatchDamaged, match="255 times its size"):
+        check_batch(large, 0, len(large))
+
+
+def test_many_small_messages_are_not_measured_one_by_one() -> None:
+    raw = encode_batch([b"x"] * 50_000, base_timestamp_us=0)
+    assert largest_message_bytes(raw, BatchHeader(raw), limit=100_000) == 50_000
+    assert largest_message_bytes(raw, BatchHeader(raw), limit=49_999) == 1

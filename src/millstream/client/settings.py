@@ -14,7 +14,7 @@ from millstream.durations import Duration, parse_ms
 from millstream.errors import ConfigInvalid, InvalidArgument
 from millstream.names import check_group, check_pattern, check_topic, is_pattern
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN, QueuePolicy
-from millstream.records import Codec
+from millstream.records import PRODUCED_MAX, Codec
 from millstream.wire.frames import FRAME_BYTES_MAX
 
 __all__ = ["ProducerSettings", "QueueOptions", "QueueSettings", "StartAt", "StreamSettings"]
@@ -53,7 +53,10 @@ class ProducerSettings:
             1 <= self.batch_bytes <= FRAME_BYTES_MAX // 2,
             f"batch_bytes is between 1 and {FRAME_BYTES_MAX // 2}, not {self.batch_bytes}",
         )
-        _require(1 <= self.batch_messages <= 1_000_000, f"batch_messages is 1 to 1000000, not {self.batch_messages}")
+        _require(
+            1 <= self.batch_messages <= PRODUCED_MAX,
+            f"batch_messages is 1 to {PRODUCED_MAX}, not {self.batch_messages}",
+        )
         _require(1 <= self.window <= WINDOW_MAX, f"window is between 1 and {WINDOW_MAX}, not {self.window}")
         _require(self.buffer_bytes >= 1, f"buffer_bytes must be more than 0, not {self.buffer_bytes}")
         _require(self.delivery_timeout_s > 0, f"delivery_timeout_s must be more than 0, not {self.delivery_timeout_s}")

@@ -113,7 +113,7 @@ def scan(
                 window, window_at, at = file.read(position, size), position, 0
             verify_batch(window, at, header)
             after = batch_next_offset(window, at, header)
-            if header.base_offset < next_offset or (limit is not None and after > limit):
+            if not next_offset <= header.base_offset < after or (limit is not None and after > limit):
                 raise BatchDamaged(f"the batch has offset {header.base_offset}, which is not in order here")
         except BatchDamaged as problem:
             if header is None:
@@ -158,7 +158,7 @@ def _find_start(file: File, position: int, end: int, next_offset: int, limit: in
 def _is_batch(file: File, position: int, end: int, next_offset: int, limit: int | None) -> bool:
     try:
         header = read_header(file.read(position, HEADER_BYTES))
-        if position + header.length > end or header.base_offset < next_offset:
+        if position + header.length > end or header.base_offset < next_offset or not header.count:
             return False
         batch = file.read(position, header.length)
         verify_batch(batch, 0, header)

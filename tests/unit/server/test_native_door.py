@@ -8,9 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
+from crc32c import crc32c
 
 from millstream.config import ServerSettings, Settings
 from millstream.errors import (
+    BatchDamaged,
     InvalidArgument,
     InvalidName,
     MillstreamError,
@@ -382,3 +384,42 @@ def test_a_client_that_is_not_being_read_from_is_not_taken_for_dead(tmp_path: Pa
             if kind == FrameType.RESPONSE:
                 answers.add(correlation)
         assert answers == set(asked)
+
+
+def test_who_never_finishes_its_greeting_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.server.tcp._HANDSHAKE_S", 0.3)
+    settings = Settings(server=ServerSettings(heartbeat_ms=100, heartbeat_misses=100))
+    with BrokerForTests(settings=settings) as broker, NativeClient(broker.address, hello=False) as slow:
+        greeted = NativeClient(broker.address)
+        slow.socket.sendall(frame_head(FrameType.HELLO, 1000, 1))
+
+        def drip() -> None:
+            until = time.monotonic() + 10
+            while time.monotonic() < until:
+                slow.socket.sendall(b" ")  # it is never silent
+                time.sleep(0.02)
+
+        with pytest.raises(ConnectionError):
+            drip()
+        greeted.call("namespace.list")
+
+
+def test_what_a_client_calls_itself_is_kept_only_as_far_as_it_is_a_name(broker: BrokerForTests) -> None:
+    client = NativeClient(broker.address, client_id="x" * 1_000_000)
+    assert [len(entry["client_id"]) for entry in client.call("admin.connections")] == [256]
+    with pytest.raises(InvalidName) as refused:
+        NativeClient(broker.address, namespace="X" * 1_000_000)
+    assert len(str(refused.value)) < 500
+
+
+@pytest.mark.parametrize("codec", [1, 2])
+def test_a_batch_that_cannot_be_unpacked_harms_no_reader(client: NativeClient, codec: int) -> None:
+    client.call("topic.create", name="orders")
+    consumer = client.call("queue.open", topic="orders")["consumer"]
+    batch = bytearray(encode_batch([b"poison"] * 20, base_timestamp_us=1, codec=codec, priorities=[0] * 20))
+    batch[-12:-8] = b"\xff\xff\xff\xff"
+    batch[8:12] = crc32c(memoryview(batch)[36:]).to_bytes(4, "little")
+    with pytest.raises(BatchDamaged):
+        decode_publish_result(client.answer(client.send_batch("orders", bytes(batch))))
+    client.publish("orders", [b"fine"], priorities=[0])
+    assert [message.value for message in client.lease(consumer)] == [b"fine"]
