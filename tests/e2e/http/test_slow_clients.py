@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Iterator
 
 import httpx
 import pytest
+from websockets.frames import Frame, Opcode
 
 from millstream.config import Settings
 from millstream.testing.broker import BrokerForTests
@@ -73,3 +75,90 @@ def test_a_crowd_is_turned_away_and_its_place_is_free_when_it_leaves(broker: Bro
     with httpx.Client(transport=httpx.HTTPTransport(retries=20)) as client:
         assert client.get(f"{broker.url}/health/live").status_code == 200
     assert broker.broker.metrics.connections_refused >= 1
+
+
+@pytest.mark.parametrize("path", ["/api/v1/topics", "/", "/metrics"])
+def test_a_body_that_never_begins_is_not_waited_for(broker: BrokerForTests, path: str) -> None:
+    with connect(broker) as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n".encode())
+        read_until_closed(client)
+
+
+def test_a_body_that_drips_after_its_answer_does_not_keep_the_connection(broker: BrokerForTests) -> None:
+    with connect(broker) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
+        assert client.recv(65_536).startswith(b"HTTP/1.1 405")
+        client.settimeout(0.05)
+        for _ in range(200):  # ten seconds
+            try:
+                client.sendall(b"x")
+                if not client.recv(1):
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        else:
+            pytest.fail("it is still there")
+
+
+def test_blank_lines_between_requests_do_not_keep_the_connection(broker: BrokerForTests) -> None:
+    with connect(broker) as client:
+        client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(65_536).startswith(b"HTTP/1.1 200")
+        client.sendall(b"\r\n")
+        assert read_until_closed(client) == b""
+
+
+def test_one_header_without_end_is_refused_long_before_its_time_is_over() -> None:
+    settings = Settings.model_validate({"http": {"request_ms": 60_000}})
+    with BrokerForTests(settings=settings, http=True) as broker, connect(broker) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b"x" * 1024 * 1024)
+        read_until_closed(client)
+
+
+# --- WebSocket ---------------------------------------------------------------------------------------------------
+
+
+def upgraded(broker: BrokerForTests) -> socket.socket:
+    client = connect(broker)
+    client.sendall(
+        b"GET /api/v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    return client
+
+
+def test_pings_of_a_client_that_reads_nothing_do_not_fill_the_memory(broker: BrokerForTests) -> None:
+    pings = Frame(Opcode.PING, b"x" * 125).serialize(mask=True) * 1_000
+    with upgraded(broker) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        assert client.recv(12) == b"HTTP/1.1 101"
+        client.settimeout(1)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 64 * 1024 * 1024:
+                sent += client.send(pings)
+        assert sent < 32 * 1024 * 1024, "somebody keeps an answer to each of them"
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        Frame(Opcode.TEXT, b"\xff\xfe").serialize(mask=True),
+        Frame(Opcode.TEXT, b"x").serialize(mask=False),
+        b"\xf0\x80\0\0\0\0",
+    ],
+    ids=["text that is none", "not masked", "reserved bits"],  # a mask is random, and names must not be
+)
+def test_frames_that_are_none_end_their_connection_and_leave_no_traceback(
+    broker: BrokerForTests, caplog: pytest.LogCaptureFixture, frame: bytes
+) -> None:
+    with upgraded(broker) as client:
+        client.recv(12)
+        client.sendall(frame * 2)
+        read_until_closed(client)
+    assert httpx.get(f"{broker.url}/health/live").status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []

@@ -12,7 +12,7 @@ import uvicorn
 from millstream.broker.broker import Broker
 from millstream.config import Settings
 from millstream.server.http.app import App
-from millstream.server.http.protocol import limited
+from millstream.server.http.protocol import LimitedWebSocket, limited
 from millstream.server.http.site import build
 
 __all__ = ["HttpListener"]
@@ -42,7 +42,7 @@ class HttpListener:
             http=limited(
                 connections_max=server.max_connections, request_s=http.request_ms / 1000, metrics=self._metrics
             ),
-            ws="websockets-sansio",
+            ws=LimitedWebSocket,
             ws_max_size=server.frame_bytes_max,
             ws_per_message_deflate=False,  # would cost each connection memory, and each frame time
             ws_ping_interval=server.heartbeat_ms / 1000,

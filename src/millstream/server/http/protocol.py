@@ -1,4 +1,4 @@
-"""uvicorn's HTTP connection, with the limits that it leaves to a proxy in front: how many, how large, how slow."""
+"""uvicorn's connections, with the limits that it leaves to a proxy in front: how many, how large, how slow."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import asyncio
 from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from millstream.broker.metrics import Metrics
 
-__all__ = ["HEADER_BYTES_MAX", "limited"]
+__all__ = ["HEADER_BYTES_MAX", "LimitedWebSocket", "limited"]
 
 #: Of all headers of a request together, with its first line.
 HEADER_BYTES_MAX: Final = 65_536
+#: For whoever waits for a body to say that it did not come.
+_LATER_S: Final = 1.0
+#: For the last bytes to reach a client that has stopped reading.
+_GOODBYE_S: Final = 5.0
+#: Close codes of RFC 6455: bytes that are no frame, and data that is not of the kind it says.
+_VIOLATION: Final = 1002
+_NOT_TEXT: Final = 1007
 
 
 class _Limited(HttpToolsProtocol):
@@ -23,6 +31,10 @@ class _Limited(HttpToolsProtocol):
     metrics: Metrics
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    #: A head has begun and has not ended, and how much of it came in pieces that had no end of anything in them.
+    _in_head = False
+    _unfinished = 0
+    _upgraded = False
 
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.connections_max:
@@ -30,16 +42,36 @@ class _Limited(HttpToolsProtocol):
             transport.abort()  # no word: whoever floods a broker would not read it
             return
         super().connection_made(transport)
-        self._wait()
+        self._wait(self.request_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_come()
         if self.transport is not None:  # as it is while a connection was turned away
             super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        was_in_head, before = self._in_head, self._head_bytes
+        super().data_received(data)
+        if was_in_head and self._in_head and self._head_bytes == before:
+            # The parser says what a header is when it has ended, and until then keeps it, however long it is.
+            self._unfinished += len(data)
+            if self._unfinished > HEADER_BYTES_MAX and not self.transport.is_closing():
+                self.send_400_response("Invalid HTTP request received.")
+        is_idle = self.cycle is None or self.cycle.response_complete
+        if is_idle and self.timeout_keep_alive_task is None and not self._upgraded:
+            # Bytes that begin no request, such as blank lines, have ended uvicorn's patience with an idle client.
+            self._wait(self.request_s)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._upgraded = True
+        self._has_come()
+        super().handle_websocket_upgrade()
+
     def on_message_begin(self) -> None:
-        self._wait()
-        self._head_bytes = 0
+        self._has_come()
+        self._wait(self.request_s)
+        self._head_bytes = self._unfinished = 0
+        self._in_head = True
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
@@ -52,16 +84,22 @@ class _Limited(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._has_come()
+        self._wait(self.request_s + _LATER_S)  # for its body; whoever reads that has given up by then, and said so
+        self._in_head = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._has_come()
+        super().on_message_complete()
 
     def _grow(self, size: int) -> None:
         self._head_bytes += size
         if self._head_bytes > HEADER_BYTES_MAX:
             raise ValueError(f"the head of a request may have {HEADER_BYTES_MAX} bytes")
 
-    def _wait(self) -> None:
+    def _wait(self, seconds: float) -> None:
         if self._deadline is None:
-            self._deadline = self.loop.call_later(self.request_s, self._too_slow)
+            self._deadline = self.loop.call_later(seconds, self._too_slow)
 
     def _has_come(self) -> None:
         if self._deadline is not None:
@@ -70,10 +108,61 @@ class _Limited(HttpToolsProtocol):
 
     def _too_slow(self) -> None:
         self._deadline = None
-        self.transport.close()
+        if self.flow.read_paused:
+            self._wait(self.request_s)  # while we do not listen its silence says nothing
+        else:
+            self.transport.close()
 
 
 def limited(*, connections_max: int, request_s: float, metrics: Metrics) -> type[asyncio.Protocol]:
     """The protocol with these limits; uvicorn makes one of it for each connection."""
     limits = {"connections_max": connections_max, "request_s": request_s, "metrics": metrics}
     return type("LimitedProtocol", (_Limited,), limits)
+
+
+class LimitedWebSocket(WebSocketsSansIOProtocol):
+    """A client after its upgrade: what it does wrong ends its connection, without a traceback for each."""
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.transport.pause_reading()  # every ping is answered: one who sends them and reads nothing would fill memory
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    def handle_ping(self) -> None:
+        super().handle_ping()
+        if not self.writable.is_set():
+            self.transport.pause_reading()
+
+    def send_receive_event_to_app(self) -> None:
+        if self.curr_msg_data_type == "text" and not _is_text(b"".join(self.frames)):
+            self.frames = []
+            self.conn.fail(_NOT_TEXT, "a text frame is not UTF-8")
+            self.handle_parser_exception()
+        else:
+            super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        if self.conn.close_sent is None:  # it did not wait to hear whether it is let in
+            self.handshake_complete = True
+            self.queue.put_nowait({"type": "websocket.disconnect", "code": _VIOLATION})
+            self.transport.close()
+        else:
+            super().handle_parser_exception()
+        self.disconnected = True  # whoever is about to send something to it learns that it has gone
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self.disconnected = True
+        self.loop.call_later(_GOODBYE_S, self.transport.abort)  # it may never read what is left for it
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
