@@ -439,10 +439,20 @@ class Groups:
     async def delete(self, namespace: str, name: str) -> None:
         async with self._locked(namespace, name) as group:
             self._check_empty(group)
-            facts: dict[str, Any] = {f"group/{namespace}/{name}": None}
-            facts |= {f"offset/{namespace}/{name}/{at.topic}/{at.partition}": None for at, _ in group.offsets}
-            await self._log.record(facts, now_us=self._clock.now_us())
-            self._groups.pop((namespace, name), None)
+            await self._forget(group)
+
+    async def _forget(self, group: _Group) -> None:
+        place = f"{group.namespace}/{group.name}"
+        facts: dict[str, Any] = {f"group/{place}": None}
+        facts |= {f"offset/{place}/{at.topic}/{at.partition}": None for at, _ in group.offsets}
+        await self._log.record(facts, now_us=self._clock.now_us())
+        self._groups.pop((group.namespace, group.name), None)
+
+    async def forget_namespace(self, namespace: str) -> None:
+        """A namespace is gone: its groups, too, whoever is still in them."""
+        for group in [group for group in self._groups.values() if group.namespace == namespace]:
+            async with group.lock:
+                await self._forget(group)
 
     async def forget_idle(self, retention_ms: int) -> None:
         """Drop groups that have had no members for long; 0 keeps them."""

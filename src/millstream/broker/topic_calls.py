@@ -44,7 +44,14 @@ class TopicCalls:
         return sorted(name for name in self._topics.registry.namespaces if session.access.may("any", name))
 
     async def _delete_namespace(self, _: Session, call: calls.DeleteNamespace) -> None:
+        self._topics.registry.decide_delete_namespace(call.name, force=call.force)  # or say why not
+        # First of all, so that nothing of it is left to whoever has its name later, not even after a crash.
+        await self._host.schedules.recurring.forget_namespace(call.name)
+        await self._host.replays.forget_namespace(call.name)
+        await self._host.mqtt.forget_namespace(call.name)
         await self._topics.delete_namespace(call.name, force=call.force)
+        await self._host.groups.forget_namespace(call.name)
+        await self._host.mqtt.forget_namespace(call.name)  # of those who have come back meanwhile
         await self._host.queues.registry.forget_namespace(call.name)
         await self._host.webhooks.forget_namespace(call.name)
         await self._host.quotas.forget(call.name)

@@ -188,6 +188,13 @@ class Replays:
         await self.note()  # a crash must not bring it back to life
         return job.info
 
+    async def forget_namespace(self, namespace: str) -> None:
+        for job in [job for job in self._jobs.values() if job.order.namespace == namespace]:
+            if not job.info.is_over:
+                await self.abort(namespace, job.info.id)
+            if job.info.id in self._jobs:  # nobody else has forgotten it meanwhile
+                await self._forget(job)
+
     async def _forget_old(self) -> None:
         over = sorted((job for job in self._jobs.values() if job.info.is_over), key=lambda job: job.info.created_ms)
         for job in over[: max(0, len(over) - _REPORTS_MAX)]:

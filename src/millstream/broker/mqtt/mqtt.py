@@ -25,6 +25,7 @@ from millstream.clock import Clock
 from millstream.entries import encode_alike
 from millstream.errors import QuotaExceeded
 from millstream.mqtt.messages import Message
+from millstream.mqtt.reasons import MqttViolation, Reason
 from millstream.mqtt.stored import entry_of
 from millstream.records import stamp
 
@@ -239,6 +240,18 @@ class Mqtt:
             session.lasts = False
             self.store.forget(world.namespace, session.client_id)
         session.give_back()
+
+    async def forget_namespace(self, namespace: str) -> None:
+        """A namespace is deleted: its sessions end, without their wills, and nothing of it is retained any more."""
+        world = self.worlds.get(namespace)
+        for session in list(world.sessions.values()) if world is not None else ():
+            self.wills.returned(session)
+            session.will = None  # it would bring its topic back
+            if session.client is not None:
+                session.client.fail(MqttViolation(Reason.ADMINISTRATIVE_ACTION, "the namespace was deleted"))
+            self.end(session)
+        await self.retained.forget_namespace(namespace)
+        await self.store.journal.sync()
 
     # --- messages ------------------------------------------------------------------------------------------------
 

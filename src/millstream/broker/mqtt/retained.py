@@ -107,6 +107,12 @@ class Retained:
         batch = encode_batch([None] * len(keys), keys=keys, base_timestamp_us=self._clock.now_us())
         await self.log.partition.append_durably(batch)
 
+    async def forget_namespace(self, namespace: str) -> None:
+        """Keep nothing of a namespace any more.  Raises StorageFailed."""
+        topics = [kept.message.topic for kept in self._tries.get(namespace, ())]
+        for at in range(0, len(topics), _CLEARED_AT_A_TIME):
+            await self.clear(namespace, topics[at : at + _CLEARED_AT_A_TIME])
+
     def matching(self, namespace: str, topic_filter: str, after: str = "") -> Iterator[Kept]:
         """What is kept under the topics that a filter names (those after a topic), and has not expired."""
         trie = self._tries.get(namespace)

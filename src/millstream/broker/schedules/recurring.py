@@ -227,6 +227,15 @@ class Recurring:
             del self._schedules[namespace, name]
         self.arm()
 
+    async def forget_namespace(self, namespace: str) -> None:
+        async with self._changing:
+            gone = [key for key in self._schedules if key[0] == namespace]
+            if gone:
+                await self._log.record({f"{namespace}/{name}": None for _, name in gone}, now_us=self._clock.now_us())
+            for key in gone:
+                del self._schedules[key]
+        self.arm()
+
     def show(self, namespace: str, name: str) -> Repeating:
         return _answer(self._get(namespace, name))
 
