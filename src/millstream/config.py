@@ -247,6 +247,8 @@ def _from_yaml(text: str, file_name: str) -> Iterator[_Given]:
         ) from None
     except yaml.YAMLError as problem:
         raise ConfigInvalid(f"{file_name} is not valid YAML: {' '.join(str(problem).split())}") from None
+    except RecursionError:
+        raise ConfigInvalid(f"{file_name}: too many lists and mappings are inside each other") from None
     if root is None:
         return
     for section, section_node, place in _entries(root, file_name, "the file", "sections such as `server:`"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +27,7 @@ from millstream.errors import (
     TopicNotFound,
     Unauthorized,
 )
-from millstream.testing.broker import BrokerForTests
+from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import access_calls, calls
 from millstream.wire.queue_calls import ListQueues, QueueSummary
 from tests.e2e.access_world import ROLES, guarded, key_for, new_key, sample
@@ -482,3 +483,15 @@ def test_the_first_key_is_not_asked_for_while_access_is_off(metered: BrokerForTe
     assert metered.connect(key=made.key).keys.list()[0].id == made.info.id
     answer: access_calls.AuditPage = client.audit()
     assert answer.entries == []
+
+
+def test_others_on_the_machine_cannot_look_into_the_data_directory(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with BrokerProcess(tmp_path / "data") as broker, millstream.connect(broker.address) as client:
+            client.publish("orders", b"secret")
+            broker.stop()
+    finally:
+        os.umask(before)
+    open_to_others = [path for path in (tmp_path / "data", *(tmp_path / "data").rglob("*")) if path.stat().st_mode & 7]
+    assert open_to_others == []

@@ -611,3 +611,15 @@ def test_a_webhook_delivers_where_everybody_else_needs_a_key(receiver: Receiver)
         made = client.webhooks.create("orders", receiver.url)
         client.publish("orders", "x")
         eventually(lambda: client.webhooks.show(made.webhook.id).delivered == 1)
+
+
+@pytest.mark.parametrize(
+    "host", ["2130706433", "0x7f000001", "017700000001", "127.1", "0", "localhost", "[::ffff:127.0.0.1]", "[::]"]
+)
+def test_no_spelling_of_a_private_address_gets_past_the_rule(host: str) -> None:
+    settings = Settings.model_validate({"webhooks": {"allow_private": False}})
+    with BrokerForTests(settings=settings) as broker:
+        client = broker.connect()
+        client.create_topic("orders")
+        with pytest.raises(InvalidArgument, match=r"private address|not a host"):
+            client.webhooks.create("orders", f"http://{host}:9/")

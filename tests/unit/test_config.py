@@ -146,6 +146,7 @@ def test_unknown_keys_are_errors_with_a_suggestion(yaml_text: str, expected: str
         ("server:\n  port: 1\n  port: 2\n", "'port' is given twice (m.yaml line 3)"),
         ("server: [1\n", "m.yaml line 2 is not valid YAML"),
         ("\x00", "m.yaml is not valid YAML"),
+        ("server: " + "[" * 1000, "m.yaml: too many lists and mappings are inside each other"),
     ],
 )
 def test_bad_values_name_key_value_place_and_what_is_allowed(yaml_text: str, expected: str) -> None:

@@ -108,3 +108,12 @@ def test_the_level_changes_for_loggers_that_exist_already() -> None:
     log.warning("not any more")
     logging.getLogger("asyncio").warning("nor this")
     assert [json.loads(line)["event"] for line in stream.getvalue().splitlines()] == ["now"]
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_what_a_client_says_cannot_begin_a_line_or_act_on_a_terminal(log_format: str) -> None:
+    stream = io.StringIO()
+    set_up_logs(LogSettings.model_validate({"format": log_format}), stream)
+    structlog.get_logger().info("closing a connection", reason="no\n2026-01-01 [info] all is well \x1b[2J\r\x9b2J")
+    assert stream.getvalue().count("\n") == 1
+    assert not set("\x1b\r\x9b") & set(stream.getvalue())

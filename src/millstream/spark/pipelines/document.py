@@ -52,8 +52,9 @@ class Document:
 def read_document(text: str) -> Document:
     """The values of a text.  A key that is given twice is a mistake: YAML would take the last one."""
     document = Document()
-    loader = yaml.SafeLoader(text)
+    loader: yaml.SafeLoader | None = None
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             document.mistake((), "the file is empty")
@@ -69,8 +70,11 @@ def read_document(text: str) -> Document:
         document.mistakes = [Mistake((), mark.line + 1 if mark else 0, f"this is not valid YAML: {said}")]
     except (yaml.YAMLError, ValueError) as problem:  # ValueError: a date that is none
         document.mistakes = [Mistake((), 0, f"this is not valid YAML: {' '.join(str(problem).split())}")]
+    except RecursionError:
+        document.mistakes = [Mistake((), 0, "too many lists and mappings are inside each other")]
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if not document.mistakes and not isinstance(document.values, dict):
         document.mistake((), "a pipeline is a mapping with keys such as `name:` and `sources:`")
     return document
