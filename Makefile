@@ -6,11 +6,12 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 DEV    := $(VENV)/.ready-dev
 SITE   := $(VENV)/.ready-site
+FUZZ   := $(VENV)/.ready-fuzz
 
 # Many tests start processes, which would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-dashboard sim check format bench docs clean pipeline-demo
+.PHONY: help run fuzz audit test test-slow test-dashboard sim soak check format bench docs clean pipeline-demo
 
 help:
 	@echo "make run        set up and start the broker on ./data"
@@ -18,6 +19,9 @@ help:
 	@echo "make test-slow  kill -9 rounds, big logs, long simulations"
 	@echo "make test-dashboard  the dashboard in a real Chromium, pictures in ./test-artefacts"
 	@echo "make sim        simulate deployments until a promise is broken; SEED=123 replays one"
+	@echo "make soak       all traffic and all faults against a real broker, audited; MINUTES=60 SEED=123 SPARK=no"
+	@echo "make fuzz       hostile bytes for every door and file, MINUTES=10 each; TARGET=mqtt chooses one"
+	@echo "make audit      known weaknesses of what the broker is installed with, and what is newer"
 	@echo "make check      format, lint, types, import rules"
 	@echo "make bench      measure against the peers installed on this machine"
 	@echo "make pipeline-demo  a broker, traffic with failures, and Spark's report about them as a page"
@@ -39,6 +43,10 @@ $(SITE): $(DEV) requirements-docs.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	@touch $@
 
+$(FUZZ): $(DEV) requirements-fuzz.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-fuzz.txt
+	@touch $@
+
 run: $(READY)
 	$(BIN)/millstream serve
 
@@ -56,6 +64,24 @@ test-dashboard: $(DEV)
 # The order of Python's sets is fixed as well, so that one seed is one run.
 sim: $(DEV)
 	@PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation $(SEED)
+
+MINUTES ?= 60
+SPARK   ?= yes
+
+# Spark takes part where there is a Java; the report is written to build/soak.
+soak: $(DEV)
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(if $(filter no,$(SPARK)),--no-spark,--spark)
+
+# Ten minutes for each target unless somebody says otherwise.  What does harm is written to tests/fuzz/found, where
+# `make test` tries it from then on.
+fuzz: $(FUZZ)
+	@$(BIN)/python -m tests.fuzz $(TARGET) --minutes $(if $(filter file,$(origin MINUTES)),10,$(MINUTES))
+
+# Asks PyPI for advisories, in a virtual environment of its own: what looks at packages must not be among them.
+audit: $(READY)
+	@$(PYTHON) -m venv build/audit && build/audit/bin/pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	$(BIN)/python -m pip list --outdated --disable-pip-version-check
+	build/audit/bin/pip-audit --strict --progress-spinner off --no-deps --disable-pip -r requirements.txt
 
 check: $(DEV)
 	$(BIN)/ruff format --check .
