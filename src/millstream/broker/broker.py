@@ -281,7 +281,7 @@ class Broker:
             self._opener,
             clock=self._clock,
             connections=lambda: len(self._sessions),
-            state_failure=self._state_failure,
+            state_failure=lambda: self._state_failure() or self._mqtt_failure(),
         )
         self._holds = Holds(
             self, self._storage, clock=self._clock, loop=loop, draw_id=lambda: f"{self._rng.getrandbits(64):016x}"
@@ -397,6 +397,10 @@ class Broker:
         """Why the broker cannot remember what it decides, if so."""
         return next((log.partition.failed for log in self._state_logs if log.partition.failed is not None), None)
 
+    def _mqtt_failure(self) -> str | None:
+        """Why sessions of MQTT cannot be remembered: worth a restart, and no reason to refuse everybody's messages."""
+        return next((log.failed for log in self.mqtt.logs if log.failed is not None), None)
+
     def _partition_failed(self, partition: Partition, reason: str) -> None:
         _log.error("partition stopped accepting messages", directory=partition.log.directory, reason=reason)
 
@@ -459,8 +463,8 @@ class Broker:
 
         Raises MillstreamError when the batch is refused; otherwise `reply` is called once it is as durable as asked.
         """
-        if self.modes.publish_refusal is not None:
-            raise self.modes.publish_refusal
+        if (refusal := self.modes.publish_refusal) is not None:
+            raise refusal
         name, number, _, fsync, batch = request
         if name.startswith(STAGE_PREFIX):
             self.stages.put(session, request, reply)
@@ -499,8 +503,8 @@ class Broker:
 
     def check_publish(self, session: Session, topic: str) -> None:
         """Raises MillstreamError when this client may not publish there, or nobody may publish now."""
-        if self.modes.publish_refusal is not None:
-            raise self.modes.publish_refusal
+        if (refusal := self.modes.publish_refusal) is not None:
+            raise refusal
         if session.access is not EVERYTHING:
             session.access.require("produce", session.namespace, topic)
 
@@ -525,8 +529,8 @@ class Broker:
     def _check_serving(self) -> None:
         if self._stopping.is_set():
             raise ShuttingDown("the broker is shutting down")
-        if self.modes.serve_refusal is not None:
-            raise self.modes.serve_refusal
+        if (refusal := self.modes.serve_refusal) is not None:
+            raise refusal
 
     # --- queues --------------------------------------------------------------------------------------------------
 

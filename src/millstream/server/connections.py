@@ -72,8 +72,8 @@ class Connections(Generic[C]):
     def _refusal_of(self, address: str) -> MillstreamError | None:
         if len(self._open) >= self._settings.max_connections:
             return QuotaExceeded(f"the broker serves {len(self._open)} connections, its limit")
-        if self._broker.modes.connect_refusal is not None:
-            return self._broker.modes.connect_refusal
+        if (by_mode := self._broker.modes.connect_refusal) is not None:
+            return by_mode
         try:
             self._broker.access.admit_connection(address)
         except MillstreamError as refusal:

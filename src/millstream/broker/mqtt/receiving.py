@@ -10,7 +10,7 @@ import msgspec
 
 from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.broker.mqtt.rights import require_topic
-from millstream.errors import MillstreamError, QuotaExceeded
+from millstream.errors import MillstreamError, QuotaExceeded, StorageFailed
 from millstream.mqtt.aliases import IncomingAliases
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Properties, Puback, Publish, Pubrec
@@ -167,6 +167,9 @@ class Receiving:
         answers: list[bytes] = []
         client = self._client
         for owed in run:
+            if owed.qos == 2:  # also behind one that ends the connection: whoever comes back with it waits for this
+                self._received_twice(owed)
+        for owed in run:
             qos, packet_ids = owed.qos, owed.packet_ids
             if not qos:
                 if owed.error is not None:
@@ -175,14 +178,12 @@ class Receiving:
             self._unanswered -= len(packet_ids)
             if qos == 1:
                 self._at_least_once -= len(packet_ids)
-            else:
-                self._received_twice(owed)
             if not owed.reason:
                 first = _FIRST_BYTE[qos]
                 answers += [_YES.pack(first, 2, packet_id) for packet_id in packet_ids]
                 continue
-            if self._version != V5 and owed.reason >= Reason.UNSPECIFIED_ERROR:
-                # In 3.1.1 there is no way to say no, and yes would be a lie.
+            if owed.reason >= Reason.UNSPECIFIED_ERROR and (self._version != V5 or _in_doubt(owed)):
+                # In 3.1.1 there is no way to say no, and yes would be a lie.  What is in doubt is neither yes nor no.
                 client.send_raw(answers)
                 client.fail(owed.error or MqttViolation(owed.reason, "a message was not accepted"))
                 return
@@ -202,6 +203,15 @@ class Receiving:
             session.unrecorded.discard(packet_id)
             for waiting in session.receiving.pop(packet_id, ()):
                 waiting(owed.error)
+
+
+def _in_doubt(owed: Owed) -> bool:
+    """Whether a restart may find a packet id of QoS 2 on the disk that failed.
+
+    After a no the client would use that id for another message, which would then be taken for a repetition.  Without
+    an answer it comes back with the same message, until a broker knows what became of it.
+    """
+    return owed.qos == 2 and isinstance(owed.error, StorageFailed)
 
 
 def _lasting(told: Properties) -> Properties:

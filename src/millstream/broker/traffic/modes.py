@@ -64,13 +64,29 @@ class ModeKeeper:
         self._state_failure = state_failure
         self._sessions = sessions
         self._metrics = metrics
-        #: Raised by whoever publishes; None when publishing is allowed.
-        self.publish_refusal: MillstreamError | None = None
-        #: Raised by whoever wants messages.
-        self.serve_refusal: MillstreamError | None = None
-        self.connect_refusal: MillstreamError | None = None
+        #: What is said to those who publish, want messages or connect; None when they may.
+        self._no_publishing: str | None = None
+        self._no_serving: str | None = None
+        self._no_connecting: str | None = None
         #: By how much confirmations are delayed.
         self.delay_ms = 0
+
+    # An error of its own for everybody who is refused.  One that is raised again and again keeps the stack of each
+    # time, and with it every connection that was ever refused.
+
+    @property
+    def publish_refusal(self) -> MillstreamError | None:
+        """Raised by whoever publishes; None when publishing is allowed."""
+        return None if self._no_publishing is None else ReadOnly(self._no_publishing)
+
+    @property
+    def serve_refusal(self) -> MillstreamError | None:
+        """Raised by whoever wants messages."""
+        return None if self._no_serving is None else ReadOnly(self._no_serving)
+
+    @property
+    def connect_refusal(self) -> MillstreamError | None:
+        return None if self._no_connecting is None else Throttled(self._no_connecting)
 
     @property
     def mode(self) -> str:
@@ -101,9 +117,9 @@ class ModeKeeper:
     def _changed(self) -> None:
         modes = self._modes
         text = f"the broker is in mode {modes.mode}: {modes.reason}"
-        self.publish_refusal = None if modes.accepts_messages else ReadOnly(text)
-        self.serve_refusal = None if modes.serves else ReadOnly(text)
-        self.connect_refusal = None if modes.accepts_connections else Throttled(text)
+        self._no_publishing = None if modes.accepts_messages else text
+        self._no_serving = None if modes.serves else text
+        self._no_connecting = None if modes.accepts_connections else text
         self.delay_ms = _DELAY_MS if modes.mode == "throttled" else 0
         self._metrics.mode_changes += 1
         (_log.warning if modes.mode == "normal" else _log.error)("mode", mode=modes.mode, reason=modes.reason)
