@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import logging
 import resource
 import signal
@@ -159,6 +160,7 @@ class _Handler(logging.Handler):
 @contextmanager
 def listening() -> Iterator[None]:
     """While this lasts, what is logged goes to `complaints` instead."""
+    gc.collect()  # what asyncio has to say about brokers that were abandoned before is none of ours
     before, root = structlog.get_config(), logging.getLogger()
     handlers, level = root.handlers[:], root.level
     structlog.configure(processors=[_listen], cache_logger_on_first_use=False)
