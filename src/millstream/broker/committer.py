@@ -22,6 +22,9 @@ _log = structlog.get_logger("millstream.commit")
 #: next round larger (measured: 16 producers gain a third on a disk of 2 ms).
 _GATHER_SHARE: Final = 0.1
 _GATHER_S_MAX: Final = 0.002
+#: On a disk that is faster than this it takes longer to answer a round than to sync one: the next round is better under
+#: way while this one is answered (measured: 16 producers gain a sixth on a disk of 0.1 ms).
+_GATHER_FROM_S: Final = 0.0005
 
 
 class Syncable(Protocol):
@@ -121,7 +124,7 @@ class Committer:
                 _log.exception("a commit could not be answered")
         if self._on_round is not None:
             self._on_round(commit.seconds, sum(len(files) for _, files, _ in commit.parts))
-        if answered > 1:
+        if answered > 1 and self._round_s >= _GATHER_FROM_S:
             self._loop.call_later(min(_GATHER_S_MAX, self._round_s * _GATHER_SHARE), self._start)
         else:
             self._start()
