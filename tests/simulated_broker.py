@@ -33,17 +33,18 @@ class Client:
         return await self.broker.call(self.session, call)
 
     def send(
-        self, values: list[bytes], *, topic: str = "orders", producer: int = 0, sequence: int = 0
+        self, values: list[bytes], *, topic: str = "orders", producer: int = 0, sequence: int = 0, label: int = 3
     ) -> asyncio.Future[int]:
+        """`label` is what the confirmation has to promise; the default policy promises the disk."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
-        def confirmed(error: MillstreamError | None, label: int, base: int, _time: int, _again: bool) -> None:
+        def confirmed(error: MillstreamError | None, promised: int, base: int, _time: int, _again: bool) -> None:
             if future.done():
                 return
             if error is not None:
                 future.set_exception(error)
             else:
-                assert label == 3, "the default policy promises the disk"
+                assert promised == label, "what was asked for is what is promised"
                 future.set_result(base)
 
         batch = encode_batch(values, base_timestamp_us=1, producer=producer << 16, first_sequence=sequence)
@@ -93,8 +94,9 @@ class Client:
             offset = answer.next_offset
 
 
-async def started(storage: SimulatedStorage) -> Client:
-    settings = Settings.model_validate({"storage": {"free_bytes_min": 0, "segment_bytes": 16_384}})
+async def started(storage: SimulatedStorage, **options: Any) -> Client:
+    """`options` of the section `storage`."""
+    settings = Settings.model_validate({"storage": {"free_bytes_min": 0, "segment_bytes": 16_384, **options}})
     broker = Broker(settings, storage, rng=random.Random(storage.operations))  # another life draws other ids
     await broker.start()
     return Client(broker)

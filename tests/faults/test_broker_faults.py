@@ -47,6 +47,32 @@ def test_after_a_failed_sync_nothing_is_confirmed_and_a_restart_recovers_what_wa
     run(scenario)
 
 
+def test_what_waits_for_the_interval_is_on_disk_when_it_is_over_and_only_that_is_synced() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage, fsync_interval_ms=20)
+        for name in ("orders", "quiet"):
+            await client.call(calls.CreateTopic(name=name, config={"fsync": "interval"}))
+        client.send([b"settled"], topic="quiet", label=2)
+        await _round_over(client.broker)
+        client.send([b"kept"], label=2)
+        files = client.broker.metrics.files_synced
+        await _round_over(client.broker)
+        assert client.broker.metrics.files_synced - files <= 2, "the file of one log, and its name"
+        client = await after_power_cut(client, storage, lose_everything=True)
+        assert await client.read_all() == [b"kept"]
+        assert await client.read_all("quiet") == [b"settled"]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+async def _round_over(broker: Broker) -> None:
+    rounds = broker.metrics.sync_rounds
+    while broker.metrics.sync_rounds == rounds:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
 @pytest.mark.parametrize("fault", [Fault.NO_SPACE, Fault.WRITE_ERROR])
 def test_a_failed_write_is_refused_leaves_nothing_and_the_partition_goes_on(fault: Fault) -> None:
     async def scenario() -> None:

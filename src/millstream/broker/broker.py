@@ -382,9 +382,7 @@ class Broker:
         return log
 
     async def _sync_interval(self) -> None:
-        for partition in self.topics.open_logs():
-            if partition.needs_interval_sync and partition.failed is None:
-                self._committer.request(partition)
+        self._committer.request_waiting()
 
     def _count_sync(self, seconds: float, files: int) -> None:
         self.metrics.sync_rounds += 1

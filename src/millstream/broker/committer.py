@@ -34,6 +34,10 @@ class Syncable(Protocol):
 class Committable(Protocol):
     """What can be committed: a partition."""
 
+    @property
+    def unsynced(self) -> bool:
+        """Whether it has something that was to be committed later, and was not committed since."""
+
     def begin_commit(self) -> tuple[Sequence[Syncable], int]:
         """Hand over the files to sync and the offset up to which a successful sync makes the log durable."""
 
@@ -84,6 +88,8 @@ class Committer:
         self._on_round = on_round
         self._rounds = rounds
         self._dirty: dict[Committable, None] = {}
+        #: Those that nobody waits for: their turn comes with `request_waiting`.
+        self._later: dict[Committable, None] = {}
         self._running = False
         self._round_s = 0.0001
         self._idle = asyncio.Event()
@@ -97,6 +103,17 @@ class Committer:
             self._idle.clear()
             # At the end of this turn of the loop: everything that is ready now shares the round.
             self._loop.call_soon(self._start)
+
+    def request_later(self, partition: Committable) -> None:
+        """Commit this partition when the interval is over, unless that happens sooner by itself."""
+        self._later[partition] = None
+
+    def request_waiting(self) -> None:
+        """The interval is over."""
+        later, self._later = self._later, {}
+        for partition in later:
+            if partition.unsynced:
+                self.request(partition)
 
     async def drain(self) -> None:
         """Wait until nothing is being committed."""

@@ -83,7 +83,6 @@ class Partition:
         self.log = log
         self.uid = uid
         self.high_watermark = log.next_offset
-        self.needs_interval_sync = False
         #: Called with the old and the new high watermark, whenever more becomes visible.
         self.listeners: list[Callable[[int, int], None]] = []
         #: The same for subscribers.  Set again whenever the partition is opened, so it need not stay open for them.
@@ -120,6 +119,7 @@ class Partition:
         self._pending_marks: dict[bytes, tuple[int, int]] = {}
         self._durable_offset = log.next_offset
         self._committing = False
+        self._awaits_interval = False  # has messages that were confirmed without a sync, which follows
         #: Why everything is refused from now on, once the topic is going away.
         self._gone: MillstreamError | None = None
         self._commit_ended = asyncio.Event()
@@ -165,6 +165,10 @@ class Partition:
     def is_synced(self) -> bool:
         """Whether everything that was appended is as durable as it will ever be."""
         return self._committer is None or self._durable_offset >= self.log.next_offset
+
+    @property
+    def unsynced(self) -> bool:
+        return self._awaits_interval and self.log.failure is None
 
     @property
     def is_durable(self) -> bool:
@@ -307,13 +311,13 @@ class Partition:
             self.ages.note(first, append_time_us)
         sync_asked = False
         at_once = 0  # messages that are confirmed without waiting for the disk
-        memory = self._committer is None
+        committer = self._committer
         base = first
         for _, header, fsync, reply in pending:
             end = base + header.count
             if header.producer:
                 log.producers.record(header, base, append_time_us)
-            if memory:
+            if committer is None:
                 at_once += header.count
                 if reply is not None:
                     reply(None, LABEL_MEMORY, base, append_time_us, False)
@@ -322,8 +326,9 @@ class Partition:
                 self._parked.append((base, end, append_time_us, reply, False))
             else:
                 at_once += header.count
-                if fsync == "interval":
-                    self.needs_interval_sync = True
+                if fsync == "interval" and not self._awaits_interval:
+                    self._awaits_interval = True
+                    committer.request_later(self)
                 if reply is not None:
                     reply(None, LABEL_OS, base, append_time_us, False)
             base = end
@@ -335,7 +340,7 @@ class Partition:
         self.bytes_published += size
         if at_once:
             metrics.latency.publish.observe(self._clock.now_us() - append_time_us, at_once)
-        if memory and log.seals_pending:
+        if committer is None and log.seals_pending:
             log.sync()
         if not self._parked:
             self._advance(self.log.next_offset)
@@ -394,7 +399,7 @@ class Partition:
                 self._append_pending()
             except Exception:  # the log has failed and says so; the other partitions of the round have not
                 _log.exception("a log failed", log=self.log.directory)
-        self.needs_interval_sync = False
+        self._awaits_interval = False
         self._committing = True
         return self.log.dirty_files(), self.log.next_offset
 

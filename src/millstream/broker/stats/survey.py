@@ -33,8 +33,8 @@ __all__ = ["Finder", "Host", "QueueRow", "StreamRow", "Survey", "TopicRow", "tak
 #: Partitions that are opened only to know how full their queues are.
 _FOUND_MAX: Final = 2_000
 _FOUND_AT_A_TIME: Final = 50
-#: Topics that are looked at before others get their turn: some milliseconds.
-_AT_A_TIME: Final = 500
+#: Topics that are looked at before others get their turn: a few milliseconds.
+_AT_A_TIME: Final = 200
 
 
 class Host(Protocol):
