@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import ipaddress
+import time
 import zlib
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -44,6 +45,14 @@ _ASK: Final = encode_frame(FrameType.CALL, b'{"op":"namespace.list"}', correlati
 
 class _Loop(VirtualLoop):
     """Work that blocks is done on the spot."""
+
+    #: Of the processor.
+    longest_turn_s = 0.0
+
+    def _run_once(self) -> None:
+        began_s = time.process_time()
+        super()._run_once()  # type: ignore[misc]
+        self.longest_turn_s = max(self.longest_turn_s, time.process_time() - began_s)
 
     def run_in_executor(self, _: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
         future: asyncio.Future[T] = self.create_future()
@@ -264,7 +273,12 @@ class DoorTarget(Target):
         if self._world is None:
             self._world = World()
         self._inputs += 1
+        self._world.loop.longest_turn_s = 0.0
         self._world.run(self._visit(self._world, data))
+
+    def kept_waiting_s(self, _: float) -> float:
+        """Between two turns of the loop everybody else is served."""
+        return self._world.loop.longest_turn_s if self._world is not None else 0.0
 
     @property
     def is_worn(self) -> bool:  # type: ignore[override]

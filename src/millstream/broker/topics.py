@@ -139,7 +139,7 @@ class Topics:
         #: Asked before a topic is made; raises when the namespace may not have another one.
         self.admit: Callable[[str], None] = lambda _: None
         #: Told of topics that were made or changed.
-        self.on_changed: Callable[[Topic], None] = lambda _: None
+        self.on_changed: Callable[[Topic], Awaitable[None]] = _told_nobody
         self.on_opened: Callable[[Topic, int, Partition], None] = lambda *_: None
         #: Called when the log of what is scheduled for a partition was opened.
         self.on_schedule_log: Callable[[Topic, int, Partition], None] = lambda *_: None
@@ -214,6 +214,7 @@ class Topics:
     def _open_beside(
         self, topic: Topic, name: str, uid: int, *, segment_bytes: int, schedules: bool = False
     ) -> Partition:
+        _check_stays(topic)
         return self._opener.open(
             f"{_directory(topic)}/{name}",
             uid,
@@ -336,6 +337,7 @@ class Topics:
             _log.info("recovered after an unclean stop", partitions=len(long_tails), took_ms=took_ms)
 
     def _open(self, topic: Topic, number: int) -> Partition:
+        _check_stays(topic)
         partition = self._opener.open(
             f"{_directory(topic)}/{number}",
             topic.partition_uids[number],
@@ -371,7 +373,7 @@ class Topics:
             await self._record(facts, self._make_directories(f"topics/{namespace}/{call.name}", made))
         _log.info("topic created", namespace=namespace, topic=call.name, partitions=call.partitions)
         topic = self.registry.get(namespace, call.name)
-        self.on_changed(topic)
+        await self.on_changed(topic)
         return self.info(topic)
 
     async def _make_directories(self, directory: str, numbers: range) -> None:
@@ -412,7 +414,7 @@ class Topics:
             wanted = call.partitions if call.partitions and topic.config.mode != "ephemeral" else 0
             made = range(len(topic.partitions), wanted)
             await self._record(facts, self._make_directories(_directory(topic), made))
-        self.on_changed(topic)
+        await self.on_changed(topic)
         return self.info(topic)
 
     async def delete(self, namespace: str, name: str) -> None:
@@ -546,3 +548,13 @@ def _untouched(number: int) -> calls.PartitionInfo:
     return calls.PartitionInfo(
         partition=number, start_offset=0, next_offset=0, high_watermark=0, size_bytes=0, segments=0
     )
+
+
+def _check_stays(topic: Topic) -> None:
+    """Whoever had to wait on the way here may hold a topic that is gone: a new one may have its name and directory."""
+    if topic.deleting:
+        raise TopicNotFound(f"topic {topic.name!r} was deleted")
+
+
+async def _told_nobody(_: Topic) -> None:
+    """For a broker that has no queues, or not yet."""

@@ -50,20 +50,19 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self._files: dict[str, bytearray] = {}
-        self._directories: set[str] = {""}
+        #: What each directory holds, by name.
+        self._directories: dict[str, set[str]] = {"": set()}
 
     def open(self, path: str, *, create: bool = False) -> File:
         contents = self._files.get(path)
         if contents is None:
-            if not create or parent_of(path) not in self._directories:
+            if not create:
                 raise FileNotFoundError(path)
-            contents = self._files[path] = bytearray()
+            contents = self._put(path, bytearray())
         return MemoryFile(contents, path)
 
     def names(self, directory: str) -> list[str]:
-        prefix = f"{directory}/" if directory else ""
-        below = (path[len(prefix) :] for path in (*self._files, *self._directories) if path.startswith(prefix))
-        return sorted(name for name in below if name and "/" not in name)
+        return sorted(self._directories.get(directory, ()))
 
     def size(self, path: str) -> int:
         return len(self._contents(path))
@@ -73,31 +72,31 @@ class MemoryStorage:
 
     def make_directory(self, *paths: str) -> None:
         for path in paths:
-            while path:
-                self._directories.add(path)
-                path = parent_of(path)
+            if path not in self._directories:
+                self.make_directory(parent_of(path))
+                self._directories[parent_of(path)].add(_name_of(path))
+                self._directories[path] = set()
 
     def rename(self, old: str, new: str) -> None:
-        self._files[new] = self._contents(old)
-        del self._files[old]
+        self._put(new, self._contents(old))
+        self.remove(old)
 
     def remove(self, path: str) -> None:
         self._contents(path)
         del self._files[path]
+        self._directories[parent_of(path)].discard(_name_of(path))
 
     def remove_tree(self, directory: str) -> None:
-        prefix = f"{directory}/"
-        self._files = {path: data for path, data in self._files.items() if not path.startswith(prefix)}
-        self._directories = {path for path in self._directories if path != directory and not path.startswith(prefix)}
+        if directory in self._directories:
+            self._directories[parent_of(directory)].discard(_name_of(directory))
+            self._forget(directory)
 
     def sync_directory(self, directory: str) -> None:
         if directory not in self._directories:
             raise FileNotFoundError(directory)
 
     def replace(self, path: str, data: bytes) -> None:
-        if parent_of(path) not in self._directories:
-            raise FileNotFoundError(path)
-        self._files[path] = bytearray(data)
+        self._put(path, bytearray(data))
 
     def read_all(self, path: str) -> bytes:
         return bytes(self._contents(path))
@@ -110,3 +109,20 @@ class MemoryStorage:
             return self._files[path]
         except KeyError:
             raise FileNotFoundError(path) from None
+
+    def _put(self, path: str, contents: bytearray) -> bytearray:
+        directory = self._directories.get(parent_of(path))
+        if directory is None:
+            raise FileNotFoundError(path)
+        directory.add(_name_of(path))
+        self._files[path] = contents
+        return contents
+
+    def _forget(self, path: str) -> None:
+        for name in self._directories.pop(path, ()):
+            self._forget(f"{path}/{name}")
+        self._files.pop(path, None)
+
+
+def _name_of(path: str) -> str:
+    return path.rpartition("/")[2]

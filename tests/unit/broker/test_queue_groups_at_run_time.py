@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from millstream.broker.state import StateLog
-from millstream.errors import GroupNotFound, StorageFailed
+from millstream.errors import StorageFailed
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
 from tests.simulated_broker import run, started
-
-
-def test_who_opens_a_queue_that_is_being_deleted_is_told_so() -> None:
-    async def scenario() -> None:
-        client = await started(SimulatedStorage(seed=1))
-        await client.call(calls.CreateTopic(name="orders"))
-        await client.call(queue_calls.CloseQueue(consumer=await client.open_queue()))
-        opening = asyncio.ensure_future(client.open_queue())
-        deleting = asyncio.ensure_future(client.call(queue_calls.DeleteQueue(topic="orders")))
-        consumer, _ = await asyncio.gather(opening, deleting)
-        with pytest.raises(GroupNotFound, match="was deleted"):
-            await client.lease(consumer, wait_ms=100)
-
-    run(scenario)
 
 
 def test_a_policy_of_a_pattern_that_could_not_be_recorded_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:

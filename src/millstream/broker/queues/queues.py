@@ -30,7 +30,7 @@ from millstream.broker.topics import Topics
 from millstream.broker.traces.recorder import Recorder
 from millstream.broker.transfer import Target
 from millstream.clock import Clock
-from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, SubscriptionNotFound
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, QuotaExceeded, SubscriptionNotFound
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.queues.records import INVALID, Outcome, Result
 from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, bytes_in, messages_in
@@ -236,6 +236,8 @@ class Queues:
     def add_consumer(self, session: Session, *, name: str, lease_ms: int = 0, detached: bool = False) -> Consumer:
         if lease_ms and not LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX:
             raise InvalidArgument(f"lease_ms must be between {LEASE_MS_MIN} and {LEASE_MS_MAX}, not {lease_ms}")
+        if session.closed:  # while it was waited for something; nobody would ever remove its consumer
+            raise ConnectionLost("the client is gone")
         if len(self._of_session.get(session, ())) >= _CONSUMERS_MAX:
             raise QuotaExceeded(f"a connection has {_CONSUMERS_MAX} consumers at most")
         self._consumer_number += 1
@@ -250,6 +252,8 @@ class Queues:
         """Let a consumer take from a group, also with the requests that it has waiting; not one that has gone."""
         if consumer.number not in self._consumers:
             return
+        if group.gone is not None:
+            raise group.gone
         if consumer.number not in group.consumers:
             group.consumers[consumer.number] = consumer
             consumer.groups.append(group)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -143,23 +144,32 @@ class QueueRegistry:
 
     # --- topics come and go --------------------------------------------------------------------------------------
 
-    def topic_changed(self, topic: Topic) -> None:
+    async def topic_changed(self, topic: Topic) -> None:
         """A topic was made, got partitions, or has other settings."""
         self._follow(topic)
-        for group in self._groups.get((topic.namespace, topic.name), {}).values():
+        groups = self._groups.get((topic.namespace, topic.name), {})
+        for group in list(groups.values()):
             group.configure(group.policy)
-            if group.consumers:
-                for part in group.parts():
-                    part.wake()
+        for group in list(groups.values()):
+            patterns = [
+                pattern
+                for pattern in self._patterns.values()
+                if pattern.group == group.name and pattern.covers(topic) and pattern.consumers
+            ]
+            if group.consumers or patterns:
+                with suppress(TopicNotFound, GroupNotFound):  # what goes away meanwhile needs nothing of this
+                    await group.open()
+                    for pattern in patterns:
+                        for consumer in pattern.consumers:
+                            self._host.join(consumer, group)
+                    for part in group.parts():
+                        part.wake()
 
     def _follow(self, topic: Topic) -> None:
+        """Have the groups that patterns want on this topic."""
         for pattern in self._patterns.values():
-            if pattern.covers(topic):
-                group = self._groups.get((topic.namespace, topic.name), {}).get(pattern.group)
-                if group is None:
-                    group = self._add(topic, pattern.group, pattern.policy)
-                for consumer in pattern.consumers:
-                    self._host.join(consumer, group)
+            if pattern.covers(topic) and pattern.group not in self._groups.get((topic.namespace, topic.name), {}):
+                self._add(topic, pattern.group, pattern.policy)
 
     async def forget_topic(self, namespace: str, name: str) -> None:
         """A topic is gone, and its partitions are closed already."""
@@ -167,6 +177,7 @@ class QueueRegistry:
         gone = TopicNotFound(f"topic {name!r} was deleted")
         facts: dict[str, Any] = {}
         for group in groups.values():
+            group.gone = gone
             for consumer in list(group.consumers.values()):
                 self._host.leave(consumer, group)
                 if not consumer.groups and not any(
@@ -211,23 +222,31 @@ class QueueRegistry:
             groups = [await self.ensure(session.namespace, call.topic, call.group, values)]
         consumer = self._host.add_consumer(session, name=call.consumer, lease_ms=call.lease_ms, detached=call.detached)
         consumer.by_receipt = call.detached or call.by_receipt
+        if pattern is not None:
+            pattern.consumers.append(consumer)  # before anything is waited for: topics may come meanwhile
+        topics: list[str] = []
         for group in groups:
-            await asyncio.sleep(0)  # opening partitions takes a moment; others go first
-            self._host.join(consumer, group)
-        if pattern is not None and not session.closed:
-            pattern.consumers.append(consumer)
-        topics = [group.topic.name for group in groups]
+            try:
+                await group.open()
+                self._host.join(consumer, group)
+            except TopicNotFound:  # one of many that a pattern covers was deleted meanwhile
+                if pattern is None:
+                    raise
+            else:
+                topics.append(group.topic.name)
         return queue_calls.QueueOpened(consumer=consumer.number, topics=topics)
 
     async def ensure(self, namespace: str, topic_name: str, name: str, values: Mapping[str, Any]) -> QueueGroup:
-        """The group, made if need be; raises ConfigInvalid when it exists with other settings."""
+        """The group with all its parts, made if need be; raises ConfigInvalid when it exists with other settings."""
         async with self._changing:
             topic = self._host.topics.registry.get(namespace, topic_name)
             group = self._groups.get((namespace, topic_name), {}).get(check_group(name))
             if group is not None and group.opened:
                 _check_same(group.policy, values, f"queue group {name!r} of topic {topic_name!r}")
-                return group
-            return await self._create(topic, name, QueuePolicy.from_mapping(values))
+            else:
+                group = await self._create(topic, name, QueuePolicy.from_mapping(values))
+        await group.open()
+        return group
 
     async def _create(self, topic: Topic, name: str, policy: QueuePolicy) -> QueueGroup:
         if len(self.on_topic(topic)) >= _GROUPS_MAX:
@@ -327,10 +346,11 @@ class QueueRegistry:
     async def _delete(self, group: QueueGroup) -> None:
         topic, name = group.topic, group.name
         await self._record({group.key: None})
+        group.gone = GroupNotFound(f"queue group {name!r} of topic {topic.name!r} was deleted")
         for consumer in list(group.consumers.values()):  # also those that came while it was recorded
             self._host.leave(consumer, group)
             if not consumer.groups:
-                consumer.orphaned = GroupNotFound(f"queue group {name!r} of topic {topic.name!r} was deleted")
+                consumer.orphaned = group.gone
                 for handle in list(consumer.waiting):
                     handle.answer(consumer.orphaned)
         self._groups.get((topic.namespace, topic.name), {}).pop(name, None)

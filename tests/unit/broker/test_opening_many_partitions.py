@@ -1,0 +1,97 @@
+"""Topics of thousands of partitions: a queue group opens all of them, and nobody else stands still meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+
+from millstream.broker.registry import Topic
+from millstream.errors import GroupNotFound, TopicNotFound
+from millstream.testing.storage import SimulatedStorage
+from millstream.wire import calls, queue_calls
+from tests.simulated_broker import Client, run, started
+
+PARTITIONS = 120
+
+
+async def most_opened_at_once(client: Client, name: str, work: Awaitable[object]) -> int:
+    """How many partitions of a topic were opened in one turn of the loop, where it was most."""
+    task = asyncio.ensure_future(work)
+    most = before = 0
+    while not task.done():
+        await asyncio.sleep(0)
+        topic = client.broker.topics.registry.find("default", name)
+        opened = sum(partition is not None for partition in topic.partitions) if topic is not None else 0
+        most, before = max(most, opened - before), opened
+    await task
+    assert before == PARTITIONS
+    return most
+
+
+def test_opening_a_queue_on_many_partitions_lets_others_go_first() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS))
+        assert await most_opened_at_once(client, "orders", client.open_queue()) <= 8
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_topic_of_many_partitions_that_a_pattern_was_waiting_for_lets_others_go_first() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        consumer = await client.open_queue("orders.*")
+        made = client.call(calls.CreateTopic(name="orders.eu", partitions=PARTITIONS))
+        assert await most_opened_at_once(client, "orders.eu", made) <= 8
+        await client.send([b"one"], topic="orders.eu")
+        assert [message.value for message in await client.lease(consumer, wait_ms=1000)] == [b"one"]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_queue_that_is_opened_while_its_topic_is_deleted_leaves_nothing_behind() -> None:
+    """Its directory may belong to another topic of the same name by then."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS))
+        topic: Topic = client.broker.topics.registry.get("default", "orders")
+        opening = asyncio.ensure_future(client.open_queue())
+        while not any(topic.partitions):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await client.call(calls.DeleteTopic(name="orders"))
+        with pytest.raises(TopicNotFound):
+            await opening
+        with pytest.raises(TopicNotFound):
+            client.broker.topics.partition_of(topic, 0)
+        assert storage.names("topics/default") == []
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_who_opens_a_queue_that_is_being_deleted_is_told_so() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.call(queue_calls.CloseQueue(consumer=await client.open_queue()))
+        await client.call(calls.AlterTopic(name="orders", partitions=400))
+        topic: Topic = client.broker.topics.registry.get("default", "orders")
+        opening = asyncio.ensure_future(client.open_queue())
+        while not topic.partitions[1]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await client.call(queue_calls.DeleteQueue(topic="orders"))
+        with pytest.raises(GroupNotFound, match="was deleted"):
+            await opening
+        # A new one of its name begins anew, and nothing of the old one takes messages away from it.
+        await client.send([b"one"])
+        consumer = await client.open_queue()
+        assert [message.value for message in await client.lease(consumer, wait_ms=1000)] == [b"one"]
+        await client.broker.stop()
+
+    run(scenario)
