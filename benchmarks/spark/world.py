@@ -45,7 +45,7 @@ class World:
 
     def _messages(self, place: dict[str, str]) -> Any:
         # Only these are in the Parquet files as well, so that nobody reads what nobody asked for.
-        columns = "key binary, value binary, offset bigint, timestamp timestamp"
+        columns = "key binary, value binary, offset bigint not null, timestamp timestamp not null"
         return self.spark.read.format("millstream").schema(columns).options(subscribe=_SCAN, **place).load()
 
     def from_parquet(self) -> Any:
