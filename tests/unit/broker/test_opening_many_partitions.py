@@ -53,6 +53,23 @@ def test_a_topic_of_many_partitions_that_a_pattern_was_waiting_for_lets_others_g
     run(scenario)
 
 
+def test_looking_at_a_queue_on_many_partitions_lets_others_go_first() -> None:
+    """After a restart nothing of it is open."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS))
+        await client.open_queue()
+        await client.broker.stop()
+        client = await started(storage)
+        look = client.call(queue_calls.DescribeQueue(topic="orders"))
+        assert await most_opened_at_once(client, "orders", look) <= 8
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_a_queue_that_is_opened_while_its_topic_is_deleted_leaves_nothing_behind() -> None:
     """Its directory may belong to another topic of the same name by then."""
 

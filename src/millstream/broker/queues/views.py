@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["QueueViews", "place_of"]
 
 _PEEK_MAX: Final = 1_000
+#: Parts that are opened before others get their turn.
+_OPENED_AT_A_TIME: Final = 8
 
 Handler = Callable[["Session", Any], Awaitable[object]]
 
@@ -73,7 +75,7 @@ class QueueViews:
             self._queues.topics.registry.get(session.namespace, call.topic)  # or say that there is none
         summaries = []
         for group in [group for group in groups if call.topic in (None, group.topic.name)]:
-            await asyncio.sleep(0)
+            await self._open(group)
             summaries.append(self._summary(group))
         return summaries
 
@@ -95,6 +97,12 @@ class QueueViews:
             paused=group.policy.paused,
         )
 
+    async def _open(self, group: QueueGroup) -> None:
+        """Open what is about to be looked at; with thousands of partitions others go first."""
+        for count, _ in enumerate(self._touched_parts(group)):
+            if count % _OPENED_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+
     def _touched_parts(self, group: QueueGroup) -> Iterator[QueuePart]:
         """The parts of partitions that were ever used: looking at a group does not make files."""
         for number in range(len(group.topic.partitions)):
@@ -103,6 +111,7 @@ class QueueViews:
 
     async def _describe(self, session: Session, call: queue_calls.DescribeQueue) -> queue_calls.QueueInfo:
         group = self._queues.registry.get(session.namespace, call.topic, call.group)
+        await self._open(group)
         summary = self._summary(group)
         now_us = self._queues.now_us()
         settled: dict[str, int] = {}
