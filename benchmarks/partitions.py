@@ -16,10 +16,12 @@ from rich.console import Console
 
 from benchmarks.contestants import Level, Millstream
 from benchmarks.machine import describe_machine
+from benchmarks.page import publish_plot
 from benchmarks.servers import end_on_sigterm
 from benchmarks.workloads import WORKLOADS, Outcome, Scale, measure_workload
 
 _RESULTS = Path(__file__).with_name("results")
+_PAGE = Path(__file__).resolve().parent.parent / "docs/benchmarks.md"
 _PARTITIONS = (1, 10, 100, 1000)
 _POLICIES = ("group", "interval")
 _KEYS_PER_PARTITION = 16  # enough that hashing leaves few partitions without any
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one short run each")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--size", type=int, default=100, help="body size in bytes")
+    parser.add_argument("--publish", action="store_true", help="also copy table and plot into docs/benchmarks.md")
     options = parser.parse_args()
     runs, seconds = (1, 0.4) if options.quick else (options.runs, 2.0)
     console = Console()
@@ -49,6 +52,8 @@ def main() -> None:
                 console.print(f"{policy:>9} {number:>5} partitions {outcome.per_second:>12,.0f} msg/s")
     _write(measured, options.size)
     console.print(f"written to {_RESULTS}")
+    if options.publish:
+        publish_plot(_PAGE, "partitions", _RESULTS, "The same as a plot")
 
 
 def _measure(policy: str, number: int, size: int, seconds: float) -> Outcome:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.limits import Limit, Limits, limits_of, median_limits
+from benchmarks.page import publish_section
 from benchmarks.plot import plot_results
 from benchmarks.workloads import Outcome, Workload
 
@@ -131,18 +132,9 @@ def write_results(results: Results, directory: Path) -> None:
 def publish_results(directory: Path, page: Path) -> None:
     """Copy summary and tables of the last run between their marks in a documentation page, and the plot beside it."""
     tables = (directory / "results.md").read_text()
-    text = _replace(page.read_text(), "results", f"\n![The same figures as bars]({page.stem}.svg)\n\n{tables}\n")
-    page.write_text(_replace(text, "summary", (directory / "summary.md").read_text()))
+    publish_section(page, "results", f"\n![The same figures as bars]({page.stem}.svg)\n\n{tables}\n")
+    publish_section(page, "summary", (directory / "summary.md").read_text())
     page.with_suffix(".svg").write_bytes((directory / "results.svg").read_bytes())
-
-
-def _replace(text: str, name: str, content: str) -> str:
-    begin, end = f"<!-- {name} begin -->\n", f"<!-- {name} end -->\n"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise SystemExit(f"the page has no place for the {name}: {begin.strip()} and {end.strip()}")
-    return f"{before}{begin}{content}{end}{after}"
 
 
 def _best_peer(entries: Iterable[Entry], workload: Workload) -> Entry | None:

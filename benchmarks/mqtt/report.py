@@ -13,10 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.page import publish_plot
+
 __all__ = ["Case", "Measured", "Results", "Target", "print_tables", "publish_results", "write_results"]
 
-_BEGIN: Final = "<!-- mqtt begin -->\n"
-_END: Final = "<!-- mqtt end -->\n"
 _OURS: Final = ("Millstream, stored", "Millstream")
 _PEERS: Final = ("Mosquitto", "amqtt")
 _RATE_COLUMNS: Final = ("broker", "an answer means", "per second", "min..max", "x Mosquitto", "x amqtt")
@@ -161,11 +161,7 @@ def write_results(results: Results, directory: Path) -> None:
 
 def publish_results(directory: Path, page: Path) -> None:
     """Copy the tables of the last run between the marks in a documentation page, and its plot beside it."""
-    before, _, rest = page.read_text().partition(_BEGIN)
-    _, _, after = rest.partition(_END)
-    tables = (directory / "mqtt.md").read_text()
-    page.write_text(f"{before}{_BEGIN}{tables}\n![The same figures as bars](mqtt.svg)\n{_END}{after}")
-    (page.parent / "mqtt.svg").write_bytes((directory / "mqtt.svg").read_bytes())
+    publish_plot(page, "mqtt", directory, "The same figures as bars")
 
 
 def _markdown(results: Results) -> str:

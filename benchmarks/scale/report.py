@@ -14,12 +14,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.page import publish_plot
 from benchmarks.scale.axis import Axis, Figures
 from benchmarks.scale.growth import GROWN, Growth, growth_of
 
 __all__ = ["Measured", "print_tables", "publish", "write"]
 
-_BEGIN, _END = "<!-- scale begin -->\n", "<!-- scale end -->\n"
 _MARK = "▲"
 
 
@@ -75,13 +75,7 @@ def write(measured: Measured, directory: Path) -> None:
 
 def publish(directory: Path, page: Path) -> None:
     """Copy the tables of the last run between the marks of a documentation page, and the plot beside it."""
-    before, found, rest = page.read_text().partition(_BEGIN)
-    _, closed, after = rest.partition(_END)
-    if not found or not closed:
-        raise SystemExit(f"{page.name} has no place for this: {_BEGIN.strip()} and {_END.strip()}")
-    tables = (directory / "scale.md").read_text()
-    page.write_text(f"{before}{_BEGIN}{tables}\n![The same figures as curves](scale.svg)\n{_END}{after}")
-    (page.parent / "scale.svg").write_bytes((directory / "scale.svg").read_bytes())
+    publish_plot(page, "scale", directory, "The same figures as curves")
 
 
 def _markdown(measured: Measured) -> str:

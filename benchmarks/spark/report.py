@@ -13,10 +13,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.page import publish_plot
+
 __all__ = ["BROKER", "EXACTLY_ONCE", "PARQUET", "SEGMENTS", "Latency", "Measured", "Results"]
 
-_BEGIN: Final = "<!-- spark begin -->\n"
-_END: Final = "<!-- spark end -->\n"
 BROKER: Final = "Scan through the broker"
 SEGMENTS: Final = "Scan of the segments, without the broker"
 PARQUET: Final = "Scan of the same rows in Parquet, not compressed"
@@ -123,11 +123,7 @@ class Results:
 
     def publish(self, directory: Path, page: Path) -> None:
         """Copy the tables between the marks in a documentation page, and the plot beside it."""
-        before, _, rest = page.read_text().partition(_BEGIN)
-        _, _, after = rest.partition(_END)
-        tables = (directory / "spark.md").read_text()
-        page.write_text(f"{before}{_BEGIN}{tables}\n![The same figures as bars](spark.svg)\n{_END}{after}")
-        (page.parent / "spark.svg").write_bytes((directory / "spark.svg").read_bytes())
+        publish_plot(page, "spark", directory, "The same figures as bars")
 
     def _stream_sentence(self) -> str:
         shortest, longest = min(self.micro_batches), max(self.micro_batches)
