@@ -11,6 +11,7 @@ from millstream.broker.registry import Topic
 from millstream.errors import GroupNotFound, TopicNotFound
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
+from millstream.wire.subscription_calls import DescribeFlow
 from tests.simulated_broker import Client, run, started
 
 PARTITIONS = 120
@@ -53,7 +54,12 @@ def test_a_topic_of_many_partitions_that_a_pattern_was_waiting_for_lets_others_g
     run(scenario)
 
 
-def test_looking_at_a_queue_on_many_partitions_lets_others_go_first() -> None:
+@pytest.mark.parametrize(
+    "look",
+    [queue_calls.DescribeQueue(topic="orders"), DescribeFlow(topic="orders"), queue_calls.ListQueues()],
+    ids=["describe", "flow", "list"],
+)
+def test_looking_at_a_queue_on_many_partitions_lets_others_go_first(look: object) -> None:
     """After a restart nothing of it is open."""
 
     async def scenario() -> None:
@@ -63,8 +69,7 @@ def test_looking_at_a_queue_on_many_partitions_lets_others_go_first() -> None:
         await client.open_queue()
         await client.broker.stop()
         client = await started(storage)
-        look = client.call(queue_calls.DescribeQueue(topic="orders"))
-        assert await most_opened_at_once(client, "orders", look) <= 8
+        assert await most_opened_at_once(client, "orders", client.call(look)) <= 8
         await client.broker.stop()
 
     run(scenario)

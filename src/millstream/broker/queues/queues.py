@@ -44,6 +44,8 @@ _log = structlog.get_logger("millstream.queues")
 
 #: More messages than this in one lease would make bitmaps and answers unwieldy.
 _WANT_MAX: Final = 50_000
+#: Partitions that are looked at before others get their turn.
+_LOOKED_AT_A_TIME: Final = 8
 #: Consumers of one connection; who needs more has lost some.
 _CONSUMERS_MAX: Final = 1_000
 #: What changes something that a restart remembers.
@@ -191,6 +193,17 @@ class Queues:
                 part.ledger.rewritten()
 
     # --- what others ask -----------------------------------------------------------------------------------------
+
+    async def open(self, topic: Topic) -> None:
+        """Open what `depth` and `waiting_since_us` look at, a little at a time."""
+        groups = self.registry.on_topic(topic)
+        for group in groups:
+            await group.open()
+        for number in range(0 if groups else len(topic.partitions)):
+            if not self.topics.is_untouched(topic, number):
+                self.topics.partition_of(topic, number)
+            if number % _LOOKED_AT_A_TIME == 0:
+                await asyncio.sleep(0)
 
     def depth(self, topic: Topic) -> int:
         """Messages of a topic that wait to be settled, by the group that has most of them.

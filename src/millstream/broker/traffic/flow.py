@@ -18,7 +18,7 @@ from millstream.broker.metrics import Metrics
 from millstream.broker.partition import PublishReply
 from millstream.broker.registry import Registry, Topic
 from millstream.clock import Clock
-from millstream.errors import MillstreamError, QueueFull, Throttled
+from millstream.errors import GroupNotFound, MillstreamError, QueueFull, Throttled, TopicNotFound
 from millstream.records import BatchHeader
 from millstream.traffic.flow import FlowController, Level
 from millstream.wire.subscription_calls import DescribeFlow, FlowInfo, FlowNotice
@@ -46,6 +46,9 @@ class Publisher(Protocol):
 
 class Backlog(Protocol):
     """What queues know about a topic (broker/queues/queues.py)."""
+
+    async def open(self, topic: Topic) -> None:
+        """Open what the questions below look at, in small steps; they would open it all at once."""
 
     def depth(self, topic: Topic) -> int:
         """Messages that wait to be settled, in the group that has most of them."""
@@ -171,7 +174,10 @@ class Flow:
                 continue
             controller.lag_limit_ms, controller.depth_limit = config.throttle_lag_ms, config.throttle_depth
             before = controller.level
-            lag_ms, depth = self._measure(topic)
+            try:
+                lag_ms, depth = await self._measure(topic)
+            except (TopicNotFound, GroupNotFound):  # it is being deleted; the next look finds it gone
+                continue
             controller.sample(now_ms, lag_ms=lag_ms, depth=depth)
             if controller.level != before:
                 _log.warning(
@@ -217,7 +223,8 @@ class Flow:
         reason = f"the oldest message has waited {now.lag_ms} ms, {now.depth} wait in all"
         return FlowNotice(topic=topic.name, level=now.level.word, delay_ms=now.delay_ms, reason=reason)
 
-    def _measure(self, topic: Topic) -> tuple[int, int]:
+    async def _measure(self, topic: Topic) -> tuple[int, int]:
+        await self._backlog.open(topic)
         since_us = self._backlog.waiting_since_us(topic)
         lag_ms = 0 if since_us is None else max(0, (self._clock.now_us() - since_us) // 1000)
         return lag_ms, self._backlog.depth(topic)
@@ -226,7 +233,7 @@ class Flow:
         topic = self._registry.get(session.namespace, call.topic)
         throttle = self._throttles.get(topic.key)
         controller = self._controller(topic) if throttle is None else throttle.controller
-        lag_ms, depth = self._measure(topic)
+        lag_ms, depth = await self._measure(topic)
         return FlowInfo(
             topic=topic.name,
             level=controller.level.word,
