@@ -52,12 +52,12 @@ def _bars(axes: Any, results: Results, workload: Workload, size: int) -> None:
         axes.set_axis_off()
         return
     latency = workload.name == "W4"
-    values = [e.latency_us("p50") if latency else e.per_second for e in entries]
+    values = [e.latency_us("p99") if latency else e.per_second for e in entries]
     axes.barh([e.contestant for e in entries], values, color=[_OURS if e.ours else _PEER for e in entries])
     axes.bar_label(axes.containers[0], labels=[f"{value:,.0f}" for value in values], padding=3, fontsize=7)
     axes.invert_yaxis()
     axes.margins(x=0.15)
-    unit = "p50 us, lower is better" if latency else "msg/s"
+    unit = "p99 us, lower is better" if latency else "msg/s"
     axes.set_title(f"{workload.name} {workload.title}, {size} B ({unit})", fontsize=9)
     axes.tick_params(labelsize=8)
     limits = results.limits_of(workload, size)

@@ -130,17 +130,18 @@ def write_results(results: Results, directory: Path) -> None:
 
 
 def publish_results(directory: Path, page: Path) -> None:
-    """Copy summary and tables of the last run between their marks in a documentation page, and the plot beside it."""
+    """Copy summary and tables of the last run between their marks in a documentation page; plot and data beside it."""
     tables = (directory / "results.md").read_text()
     publish_section(page, "results", f"\n![The same figures as bars]({page.stem}.svg)\n\n{tables}\n")
     publish_section(page, "summary", (directory / "summary.md").read_text())
+    page.with_suffix(".json").write_bytes((directory / "results.json").read_bytes())
     page.with_suffix(".svg").write_bytes((directory / "results.svg").read_bytes())
 
 
 def _best_peer(entries: Iterable[Entry], workload: Workload) -> Entry | None:
     peers = [entry for entry in entries if entry.outcomes and not entry.ours]
     if workload.name == "W4":
-        return min(peers, key=lambda entry: entry.latency_us("p50"), default=None)
+        return min(peers, key=lambda entry: entry.latency_us("p99"), default=None)
     return max(peers, key=lambda entry: entry.per_second, default=None)
 
 
@@ -235,7 +236,7 @@ def _summary(results: Results) -> str:
             ours = [next((e for e in entries if e.contestant == name and e.outcomes), None) for name in _OURS]
             if ours[0] is None:
                 continue
-            title = f"{workload.name} {workload.title}" + (", p50 us" if workload.name == "W4" else "")
+            title = f"{workload.name} {workload.title}" + (", p99 us" if workload.name == "W4" else "")
             figures = [_headline(entry, workload) if entry else "" for entry in ours]
             peer = f"{best.contestant} ({best.promise.partition(' (')[0]}): {_headline(best, workload)}" if best else ""
             ratios = [f"{_times(entry, best, workload):.2f}" if entry and best else "" for entry in ours]
@@ -250,12 +251,12 @@ def _rounds(results: Results) -> str:
 
 
 def _headline(entry: Entry, workload: Workload) -> str:
-    return f"{entry.latency_us('p50') if workload.name == 'W4' else entry.per_second:,.0f}"
+    return f"{entry.latency_us('p99') if workload.name == 'W4' else entry.per_second:,.0f}"
 
 
 def _times(entry: Entry, best: Entry, workload: Workload) -> float:
     if workload.name == "W4":
-        return entry.latency_us("p50") / best.latency_us("p50")
+        return entry.latency_us("p99") / best.latency_us("p99")
     return entry.per_second / best.per_second
 
 

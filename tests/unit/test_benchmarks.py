@@ -61,7 +61,8 @@ def test_points_at_which_nothing_could_be_said_do_not_count() -> None:
 
 
 def test_publishing_a_run_replaces_its_two_sections_and_nothing_else(tmp_path: Path) -> None:
-    for name, text in (("results.md", "tables\n"), ("summary.md", "short\n"), ("results.svg", "<svg/>")):
+    files = {"results.md": "tables\n", "summary.md": "short\n", "results.svg": "<svg/>", "results.json": "{}"}
+    for name, text in files.items():
         (tmp_path / name).write_text(text)
     page = tmp_path / "page.md"
     page.write_text(
@@ -74,6 +75,7 @@ def test_publishing_a_run_replaces_its_two_sections_and_nothing_else(tmp_path: P
     lines = [line for line in published.splitlines() if line and not line.startswith(("<!--", "!["))]
     assert lines == ["before", "short", "between", "tables", "after"]
     assert (tmp_path / "page.svg").read_text() == "<svg/>"
+    assert (tmp_path / "page.json").read_text() == "{}"
 
 
 def test_a_page_without_a_place_for_the_results_is_left_alone(tmp_path: Path) -> None:
