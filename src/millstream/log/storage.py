@@ -136,9 +136,11 @@ class DiskFile:
         os.fdatasync(self._fd)
 
     def truncate(self, size: int) -> None:
-        if size < self._holding.sizes.get(self.path, 0):
-            self._holding.keep(self.path, changing=True)
-        os.ftruncate(self._fd, size)
+        # Segments are cut in threads when they are sealed, and somebody may begin to hold them at any time.
+        with self._holding.lock:
+            if size < self._holding.sizes.get(self.path, 0):
+                self._holding.keep(self.path, changing=True)
+            os.ftruncate(self._fd, size)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

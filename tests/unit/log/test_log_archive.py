@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import threading
 import tracemalloc
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import zstandard
 
 from millstream.errors import DataDamaged, InvalidArgument, MillstreamError
 from millstream.log.archive import read_archive, restore_archive, write_archive
-from millstream.log.holding import RESTORING, files_below
+from millstream.log.holding import RESTORING, files_below, open_held
+from millstream.log.storage import DiskStorage
 
 FILES = {"node_id": b"17\n", "topics/default/orders/0/0.log": b"some messages" * 50, "topics/default/a/0/0.log": b""}
 
@@ -170,3 +172,27 @@ def test_a_file_with_holes_is_refused_before_it_fills_the_disk() -> None:
     data = zstandard.ZstdCompressor().compress(_heading() + bytes(head) + bytes(512))
     with pytest.raises(DataDamaged, match="not a plain file"):
         read_archive(io.BytesIO(data), lambda _, chunks: next(chunks) and None)
+
+
+def test_a_file_that_a_thread_cuts_while_files_begin_to_be_held_is_held_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment is cut to its batches when it is sealed, which nobody on the event loop waits for."""
+    storage = DiskStorage(tmp_path)
+    file = storage.open("segment", create=True)
+    file.write(b"batches and room", 0)
+    cutting = threading.Thread(target=file.truncate, args=(7,))
+
+    def look(root: str) -> dict[str, int]:
+        found = files_below(root)
+        cutting.start()
+        cutting.join(0.2)  # it must not get through now
+        return found
+
+    monkeypatch.setattr("millstream.log.holding.files_below", look)
+    held = storage.holding.begin("moment")
+    cutting.join()
+    assert file.size() == 7
+    with open_held(str(tmp_path), "segment") as copy:
+        assert copy.read() == b"batches and room"
+    assert held.sizes["segment"] == 16
