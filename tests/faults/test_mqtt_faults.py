@@ -56,6 +56,36 @@ def test_a_packet_id_of_qos_2_whose_sync_failed_stays_the_clients_until_the_brok
         assert stored == [b"0", b"1", b"2"]
 
 
+@pytest.mark.parametrize("version", [V4, V5], ids=["3.1.1", "5.0"])
+def test_a_packet_id_of_qos_2_whose_release_could_not_be_recorded_is_not_free(version: int) -> None:
+    """Found by the soak: the client came back, repeated its PUBREL, and was told that the id was free.
+
+    A restart had never heard of that.  It took the next message under this id for a repetition: confirmed, and lost.
+    """
+    storage = SimulatedStorage(9)
+    with BrokerForTests(storage=storage, mqtt=True) as broker:
+        broker.connect().create_topic("readings")
+        wire = _connect(broker, version)
+        for packet_id in (1, 2):
+            wire.send(Publish("readings", b"%d" % packet_id, 2, packet_id=packet_id))
+            assert wire.receive(Pubrec).reason == 0
+        storage.inject(Fault.SYNC_ERROR, when=_sync_of_sessions)
+        for packet_id in (1, 2, 2):  # of the first nobody knows whether it is on disk; the others are not
+            wire.send(Pubrel(packet_id))
+            said = wire.end()
+            assert not any(isinstance(packet, Pubcomp) for packet in said), f"not recorded, and confirmed: {said}"
+            wire = _connect(broker, version)
+    storage.kill()
+    with BrokerForTests(storage=storage, mqtt=True) as broker:
+        wire = _connect(broker, version)
+        wire.send(Pubrel(2))
+        assert wire.receive(Pubcomp).reason == 0
+        _finish(wire, Publish("readings", b"3", 2, packet_id=2))
+        with broker.connect() as client:
+            stored = [message.value for message in client.stream("readings", start="earliest", timeout_s=0.2)]
+        assert stored == [b"1", b"2", b"3"]
+
+
 def test_a_broker_that_cannot_remember_sessions_says_that_it_is_not_well_and_takes_other_messages() -> None:
     """Found by the soak: nobody could have known that a restart was due, and MQTT stood still until one was made."""
     storage = SimulatedStorage(8)

@@ -210,9 +210,10 @@ class Client:
         session = self.session
         assert session is not None
         packet_id = packet.packet_id
-        if not session.incoming.release(packet_id):
+        if packet_id not in session.incoming:
             self.write(Pubcomp(packet_id, Reason.PACKET_IDENTIFIER_NOT_FOUND))
         elif not session.lasts:
+            session.incoming.release(packet_id)
             self.write(Pubcomp(packet_id))
         elif self._released is None:
             self._released = [packet_id]
@@ -220,10 +221,16 @@ class Client:
             self._released.append(packet_id)
 
     async def _complete(self, packet_ids: list[int]) -> None:
-        """Once the client may use a packet id again, nobody may take its next message for the one before."""
-        assert self.session is not None
-        await self.session.record_durably(*(["rel", packet_id] for packet_id in packet_ids))
+        """Once the client may use a packet id again, nobody may take its next message for the one before.
+
+        Until that is on disk the id is not free: if the disk fails, the client comes back with its PUBREL, and must not
+        be told that nobody knows the id.
+        """
+        session = self.session
+        assert session is not None
+        await session.record_durably(*(["rel", packet_id] for packet_id in packet_ids))
         for packet_id in packet_ids:
+            session.incoming.release(packet_id)
             self.write(Pubcomp(packet_id))
 
     def _puback(self, packet: Puback) -> None:
