@@ -287,6 +287,16 @@ def test_an_ack_that_was_not_on_disk_yet_may_be_forgotten_by_a_kill(tmp_path: Pa
     assert ("jobs: an ack that was not on disk yet", "kill broker") in verdict.explained
 
 
+def test_the_next_of_a_key_may_come_when_the_one_before_it_died_in_silence(tmp_path: Path) -> None:
+    """Its consumer was stopped: nobody but its dead letter knows that it came to an end."""
+    run = Run.good()
+    run.entries = [entry for entry in run.entries if not (entry.group == "keyed" and entry.what.endswith("-reject"))]
+    assert "order" in {finding.rule for finding in run.judge(tmp_path).findings}
+    for letter in run.stored[LETTERS]:
+        letter.headers["millstream-dead-error"] = "no answer within 8s"
+    assert "order" not in {finding.rule for finding in run.judge(tmp_path).findings}
+
+
 def test_what_was_due_before_the_clock_was_set_back_is_not_early(tmp_path: Path) -> None:
     run = Run.good()
     deliver_before_its_time(run)

@@ -59,7 +59,8 @@ def _judge_queues(verdict: Verdict, evidence: Evidence) -> None:
     keys = {(message.partition, message.offset): message.key for message in stored}
     for group, policy in groups.items():
         if policy.get("ordering") == "key":
-            queues.check_keys(verdict, group, keys, entries)
+            silent = queues.timed_out(group, evidence.stored[LETTERS])
+            queues.check_keys(verdict, group, keys, entries, silent)
 
 
 def _judge_web(verdict: Verdict, evidence: Evidence) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final, TypeAlias
 
 from tests.queue_kills import FAILURES_TO_DEATH, Entry, kind_of
@@ -11,7 +11,7 @@ from tests.soak.audit.evidence import Stored
 from tests.soak.audit.verdict import Verdict
 from tests.soak.ledger import Note
 
-__all__ = ["check_keys", "check_leases", "check_outcomes", "check_promises"]
+__all__ = ["check_keys", "check_leases", "check_outcomes", "check_promises", "timed_out"]
 
 Place: TypeAlias = tuple[int, int]
 #: An ack whose answer does not wait for the disk is there this much later, however busy the machine is.
@@ -129,13 +129,30 @@ class _Promises:
         return False
 
 
-def check_keys(verdict: Verdict, group: str, keys: Mapping[Place, str], entries: Iterable[Entry]) -> None:
-    """`ordering=key`: of one key a message is handed out when the one before it has come to its end."""
+def timed_out(group: str, letters: Iterable[Stored]) -> set[Place]:
+    """What became a dead letter because its last consumer said nothing: no diary has its end."""
+    return {
+        (int(letter.headers["millstream-dead-partition"]), int(letter.headers["millstream-dead-offset"]))
+        for letter in letters
+        if letter.headers["millstream-dead-group"] == group
+        and letter.headers.get("millstream-dead-error", "").startswith("no answer")
+    }
+
+
+def check_keys(
+    verdict: Verdict, group: str, keys: Mapping[Place, str], entries: Iterable[Entry], silent: Set[Place] = frozenset()
+) -> None:
+    """`ordering=key`: of one key a message is handed out when the one before it has come to its end.
+
+    Of those that ended in silence it is only known that it was after the last thing that is known of them.
+    """
     got_s: dict[Place, float] = {}
     end_s: dict[Place, float] = {}
     for entry in entries:
         if entry.group != group:
             continue
+        if entry.place in silent:
+            end_s[entry.place] = entry.at_s
         if entry.what == "got":
             got_s.setdefault(entry.place, entry.at_s)
         elif entry.what in ("try-ack", "try-reject") or (
