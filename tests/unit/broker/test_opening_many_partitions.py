@@ -86,9 +86,10 @@ def test_a_queue_that_is_opened_while_its_topic_is_deleted_leaves_nothing_behind
         opening = asyncio.ensure_future(client.open_queue())
         while not any(topic.partitions):  # noqa: ASYNC110
             await asyncio.sleep(0)
-        await client.call(calls.DeleteTopic(name="orders"))
+        topic.deleting = True  # as the deletion's first fact makes it, while the opening is under way
         with pytest.raises(TopicNotFound):
             await opening
+        await client.call(calls.DeleteTopic(name="orders"))
         with pytest.raises(TopicNotFound):
             client.broker.topics.partition_of(topic, 0)
         assert storage.names("topics/default") == []
@@ -114,6 +115,29 @@ def test_who_opens_a_queue_that_is_being_deleted_is_told_so() -> None:
         await client.send([b"one"])
         consumer = await client.open_queue()
         assert [message.value for message in await client.lease(consumer, wait_ms=1000)] == [b"one"]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_topic_that_is_deleted_while_queues_are_listed_is_not_on_the_list() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        for name in ("orders", "others"):
+            await client.call(calls.CreateTopic(name=name, partitions=PARTITIONS))
+            await client.open_queue(name)
+        await client.broker.stop()
+        client = await started(storage)
+        topic: Topic = client.broker.topics.registry.get("default", "orders")
+        listing = asyncio.ensure_future(client.call(queue_calls.ListQueues()))
+        while not any(topic.partitions):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        topic.deleting = True  # as the deletion's first fact makes it
+        found = await listing
+        assert isinstance(found, list)
+        assert [summary.topic for summary in found] == ["others"]
+        topic.deleting = False
         await client.broker.stop()
 
     run(scenario)

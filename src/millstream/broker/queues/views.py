@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +15,7 @@ from millstream.broker.queues.contents import contents
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.part import QueuePart
 from millstream.broker.registry import Topic
-from millstream.errors import InvalidArgument, MessageNotFound
+from millstream.errors import GroupNotFound, InvalidArgument, MessageNotFound, TopicNotFound
 from millstream.ids import parse_message_id
 from millstream.queues.records import Attempt
 from millstream.wire import queue_calls
@@ -75,8 +76,9 @@ class QueueViews:
             self._queues.topics.registry.get(session.namespace, call.topic)  # or say that there is none
         summaries = []
         for group in [group for group in groups if call.topic in (None, group.topic.name)]:
-            await self._open(group)
-            summaries.append(self._summary(group))
+            with suppress(TopicNotFound, GroupNotFound):  # deleted meanwhile: not on the list any more
+                await self._open(group)
+                summaries.append(self._summary(group))
         return summaries
 
     def _summary(self, group: QueueGroup) -> queue_calls.QueueSummary:
