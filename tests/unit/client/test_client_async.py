@@ -11,6 +11,7 @@ from fake_broker import FakeBroker, Fault
 
 import millstream
 from millstream import aio
+from millstream.client.asynchronous.producer import AsyncProducer
 from millstream.client.messages import TopicPartition
 from millstream.errors import (
     ConnectionLost,
@@ -58,6 +59,28 @@ def test_tasks_that_publish_together_share_batches_and_get_their_own_receipts(fa
     run(fake, scenario)
     assert fake.values("t") == [b"first", *numbered(500)]
     assert len(fake.publishes) < 30
+
+
+def test_publishing_on_and_on_does_not_wake_the_background_task(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    look = AsyncProducer._tick
+
+    def counted(producer: AsyncProducer) -> bool:
+        nonlocal looks
+        looks += 1
+        return look(producer)
+
+    monkeypatch.setattr(AsyncProducer, "_tick", counted)
+
+    async def scenario(client: aio.Client) -> None:
+        for value in numbered(300):
+            await client.publish("t", value)
+
+    run(fake, scenario)
+    assert fake.values("t") == numbered(300)
+    assert looks < 100, "once a second, and when something is wrong"
 
 
 FAULTS = {

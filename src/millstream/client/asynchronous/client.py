@@ -197,9 +197,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         publisher = self._publishers.get((topic, fsync))
         if publisher is None:
             publisher = await self._open_publisher(topic, fsync)
-        future: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
-        await publisher.add(entry, partition, future)
-        return future
+        return await publisher.submit(entry, partition)
 
     async def _open_publisher(self, topic: str, fsync: str | None) -> AsyncProducer:
         fsync_number(fsync)

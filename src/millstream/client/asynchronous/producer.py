@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Unpack
@@ -14,7 +15,7 @@ from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
 from millstream.client.backoff import Backoff
 from millstream.client.delivery import Settled
 from millstream.client.flow import FlowNotices
-from millstream.client.messages import BatchFailure, ProducerStats, TopicPartition, receipt
+from millstream.client.messages import BatchFailure, ProducerStats, Receipt, TopicPartition, receipt
 from millstream.client.metadata import Topic
 from millstream.client.outbox import Outbox, settled_all
 from millstream.client.settings import ProducerSettings
@@ -65,6 +66,9 @@ class AsyncProducer:
         self._loop = asyncio.get_running_loop()
         self._connection: AsyncConnection | None = None
         self._wake = asyncio.Event()
+        #: When the background task looks around next by itself; how soon time alone can matter to a new batch.
+        self._awake_at_s = 0.0
+        self._patience_s = min(request_timeout_s, settings.delivery_timeout_s)
         self._progress: asyncio.Future[None] | None = None
         self._soon: asyncio.Handle | None = None
         self._closing = False
@@ -99,6 +103,15 @@ class AsyncProducer:
         # A loop of sends never gives way by itself; once per batch the answers get their turn.
         await asyncio.sleep(0)
 
+    async def submit(self, entry: AnyEntry, partition: int | None) -> asyncio.Future[Receipt]:
+        """Put a message on its way with whatever else is published in this turn of the loop; the receipt follows."""
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        if self._closing or self._outbox.full or not self._accumulator.add_quickly(entry, partition, future):
+            await self.add(entry, partition, future)
+        elif self._soon is None:
+            self._soon = self._loop.call_soon(self._seal_soon)
+        return future
+
     async def add(self, entry: AnyEntry, partition: int | None, ticket: Any = None) -> None:
         """The slow path: whatever may be in the way of a message is dealt with here."""
         outbox = self._outbox
@@ -125,7 +138,7 @@ class AsyncProducer:
         self._soon = None
         self._outbox.seal_all()
         self._pump()
-        self._wake.set()
+        self._wake_if_needed()
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is confirmed.  Raises the first error, or RequestTimeout."""
@@ -220,9 +233,7 @@ class AsyncProducer:
             return  # the loss of the connection is dealt with as a whole
         self._settle(self._outbox.answered(correlation, answer))
         self._pump()
-        delivery = self._outbox.delivery
-        if delivery.wants_identity or not delivery.flying:
-            self._wake.set()  # time may matter now: a refusal to wait for, or nothing left to do
+        self._wake_if_needed()
 
     def _on_push(self, kind: int, payload: memoryview) -> None:
         if kind == FrameType.FLOW:
@@ -247,11 +258,12 @@ class AsyncProducer:
         batch, result, error = settled
         topic = self._outbox.topic
         place = TopicPartition(topic.name, batch.line.partition)
+        uid = topic.uid(place.partition)
         for index, future in enumerate(batch.ticket):
             if future.done():
                 continue  # cancelled
             if result is not None:
-                future.set_result(receipt(place, topic.uid(place.partition), result, index))
+                future.set_result(receipt(place, uid, result, index))
             else:
                 assert error is not None
                 future.set_exception(type(error)(str(error)))
@@ -290,7 +302,19 @@ class AsyncProducer:
         self._pump()
         return outbox.come_to_rest()
 
+    def _wake_if_needed(self) -> None:
+        """In steady traffic it sleeps: being woken for every batch would cost more than the batch."""
+        delivery, connection = self._outbox.delivery, self._connection
+        if connection is None or not connection.usable or delivery.wants_identity:
+            self._wake.set()
+        elif delivery.flying:
+            if self._loop.time() + self._patience_s < self._awake_at_s:
+                self._wake.set()
+        elif not delivery.idle:
+            self._wake.set()  # only time can change something: a refusal to wait for, or a request to go slower
+
     async def _sleep(self, wait_s: float | None) -> None:
+        self._awake_at_s = math.inf if wait_s is None else self._loop.time() + wait_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait_s):
                 await self._wake.wait()
