@@ -415,17 +415,18 @@ class Partition:
             return 0
         self.log.mark_durable(durable_to)
         self._durable_offset = durable_to
-        parked, answered = self._parked, 0
-        now_us, observe = self._clock.now_us(), self._metrics.latency.publish.observe
+        parked, stored = self._parked, []
         while parked and parked[0][1] <= durable_to:
-            base, end, append_time_us, reply, duplicate = parked.popleft()
-            answered += 1
+            stored.append(parked.popleft())
+        # Readers first: who waits for a message waits for it longer than its publisher for the confirmation.
+        self._advance(parked[0][0] if parked else self.log.next_offset)
+        now_us, observe = self._clock.now_us(), self._metrics.latency.publish.observe
+        for base, end, append_time_us, reply, duplicate in stored:
             if not duplicate:
                 observe(now_us - append_time_us, end - base)
             if reply is not None:
                 reply(None, LABEL_DISK, base, append_time_us, duplicate)
-        self._advance(parked[0][0] if parked else self.log.next_offset)
-        return answered
+        return len(stored)
 
     async def append_durably(self, batch: bytearray) -> int:
         """Store a batch of the broker's own; its first offset, once it is on disk.  Raises as `publish`."""

@@ -27,6 +27,8 @@ __all__ = ["Fetched", "Handout", "Position", "Positions"]
 _CONTROL: Final = int(Columns.CONTROL)
 #: Fetches that fail because the topic goes away are repeated rarely: the group will say what becomes of it.
 _GONE_RETRY_MS: Final = 1_000
+#: With more in an answer its decoding takes longer than the request for the next.
+_FEW_BYTES: Final = 16 * 1024
 
 
 class Position:
@@ -73,6 +75,11 @@ class Fetched(NamedTuple):
     position: Position
     from_offset: int
     result: FetchResult
+
+    @property
+    def is_the_latest(self) -> bool:
+        """Whether these few messages are all there were: they should not wait for a request for more."""
+        return len(self.result.batches) <= _FEW_BYTES and self.result.next_offset >= self.result.high_watermark
 
 
 class Handout(NamedTuple):

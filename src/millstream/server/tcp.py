@@ -212,7 +212,12 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._close_with(InternalError("the broker failed to handle a request; its log has the details"))
         else:
             self._broker.flush()
-            self._send()
+            if self._listener.sends_planned:
+                # Whoever waits for messages gets them before their publisher is told that they are stored.
+                self._send_is_due = False
+                self._plan_to_send()
+            else:
+                self._send()
             if self._unconfirmed and nbytes <= _SMALL_BYTES:
                 self._listener.vigil.step(self)  # one that waits for the disk
 
@@ -428,7 +433,12 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _plan_to_send(self) -> None:
         if not self._send_is_due:
             self._send_is_due = True
-            self._listener.loop.call_soon(self._send)
+            self._listener.sends_planned += 1
+            self._listener.loop.call_soon(self._send_as_planned)
+
+    def _send_as_planned(self) -> None:
+        self._listener.sends_planned -= 1
+        self._send()
 
     def _send(self) -> None:
         self._send_is_due = False
@@ -477,6 +487,8 @@ class NativeListener:
         self.address = ""
         self.loop = asyncio.get_running_loop()
         self.vigil = Vigil(self.loop, stay_awake_us)
+        #: Connections that send something in this turn of the loop.
+        self.sends_planned = 0
         self.connections: Connections[NativeConnection] = Connections(broker, settings.server, "native")
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None

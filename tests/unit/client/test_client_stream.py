@@ -48,6 +48,23 @@ def eventually(condition: Callable[[], object]) -> None:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
+def test_the_latest_message_is_handed_out_before_more_is_asked_for(
+    fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    fetch = FakeBroker._fetch
+    monkeypatch.setattr(FakeBroker, "_fetch", lambda *them: (asked.append(them[-1].offset), fetch(*them))[1])
+    values = fill(client, 20)
+    with client.stream("t", max_bytes=200) as stream:  # one batch at a time
+        messages = iter(stream)
+        assert [next(messages).value for _ in range(20)] == values
+        client.ping()
+        assert asked == [0, 10], "the second while the first was handled, and then there was no more"
+        client.publish("t", b"late")
+        assert next(messages).value == b"late"
+    assert asked[2] == 20
+
+
 def test_a_stream_reads_everything_in_order_and_waits_for_more(fake: FakeBroker, client: millstream.Client) -> None:
     values = fill(client, 100)
     with client.stream("t") as stream:

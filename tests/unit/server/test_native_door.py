@@ -89,6 +89,28 @@ def test_a_fetch_at_the_end_waits_for_the_next_message(broker: BrokerForTests, c
     assert values_of(decode_fetch_result(client.answer(waiting)).batches) == [b"late"]
 
 
+@pytest.mark.parametrize("fsync", ["group", "interval"])
+def test_who_waits_for_a_message_gets_it_before_its_publisher_is_answered(
+    broker: BrokerForTests, client: NativeClient, monkeypatch: pytest.MonkeyPatch, fsync: str
+) -> None:
+    client.call("topic.create", name="orders", config={"fsync": fsync})
+    waiting = client.send_fetch("orders", 0, wait_ms=10_000)
+    client.call("topic.list")  # so the fetch is there
+    sent: list[int] = []
+    send = NativeConnection._send
+
+    def noted(connection: NativeConnection) -> None:
+        sent.extend(map(len, connection._outgoing))
+        send(connection)
+
+    with NativeClient(broker.address) as other:
+        monkeypatch.setattr(NativeConnection, "_send", noted)
+        other.publish("orders", [bytes(1000)])
+    assert values_of(decode_fetch_result(client.answer(waiting)).batches) == [bytes(1000)]
+    assert max(sent) > 1000
+    assert sent.index(max(sent)) < len(sent) - 1, "the confirmation comes last"
+
+
 def test_a_fetch_that_waits_in_vain_is_answered_empty(client: NativeClient) -> None:
     client.call("topic.create", name="orders")
     result = client.fetch("orders", 0, wait_ms=20)

@@ -166,8 +166,10 @@ class Stream(Following):
             return True
         if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
             return False
-        self._bell.clear()
-        return transport.receive(0)
+        if transport.receive(0):
+            return True
+        self._bell.clear()  # it was the bell, then
+        return False
 
     def _request(self, transport: Transport) -> None:
         requests = self._positions.requests(_now_ms())
@@ -182,8 +184,8 @@ class Stream(Following):
             fetched = self._positions.accept(frame.correlation, frame.payload, _now_ms())
             if fetched is not None:
                 try:
-                    # The next request travels while this answer is decoded and handled.
-                    self._request(transport)
+                    if not fetched.is_the_latest:
+                        self._request(transport)  # which travels while this answer is decoded and handled
                 finally:
                     # The position is behind these messages already: they are kept even if the connection breaks now.
                     self._ready.append(self._positions.decode(fetched))
