@@ -91,13 +91,12 @@ def limits_of(workload: str, size: int, limits: Limits) -> list[Limit]:
     if workload == "W4":
         name = "p99 of a bare round trip at the same rate"
         return [Limit(limits.paced_p99_us, "p99 x bare p99", name, latency=True)]
-    if workload == "W6":
+    if workload in ("W6", "W6c"):
         # A sync serves everyone who waits, so there may be sixteen messages to each.
-        syncs = max(limits.syncs, limits.syncs_appending)
-        return [
-            Limit(limits.round_trips_of_16, "of round trips", "bare round trips of sixteen clients"),
-            Limit(syncs, "x fdatasync", "fdatasync"),
-        ]
+        syncs = Limit(max(limits.syncs, limits.syncs_appending), "x fdatasync", "fdatasync")
+        if workload == "W6c":
+            return [syncs]
+        return [Limit(limits.round_trips_of_16, "of round trips", "bare round trips of sixteen clients"), syncs]
     rate, where = {
         "W5": (limits.round_trips, ""),
         "W5a": (limits.round_trips_apart, " between two processors"),

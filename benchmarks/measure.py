@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Self
 
 from benchmarks.bodies import NUMBER, Schedule, make_bodies
-from benchmarks.contestants import Client, Contestant, QueueClient
+from benchmarks.contestants import Client, ConcurrentClient, Contestant, QueueClient
 
 __all__ = ["Consume", "Job", "Publish", "Report", "Worker", "WorkerFailed", "declare"]
 
@@ -54,6 +54,7 @@ class Publish:
     warm_up: int
     each: bool = False  # one at a time instead of pipelined
     rate: int = 0  # bodies a second, 0 for as fast as it goes
+    abreast: int = 0  # one at a time from so many producers of one program
 
     def run(self, client: Client, pipe: Connection) -> Report:
         self._publish(client, make_bodies(self.warm_up, self.size), rate=self.rate)
@@ -67,6 +68,9 @@ class Publish:
     def _publish(self, client: Client, bodies: Sequence[bytes], *, rate: int = 0) -> None:
         if rate:
             client.publish_paced(Schedule(bodies, rate))
+        elif self.abreast:
+            assert isinstance(client, ConcurrentClient)
+            client.publish_abreast(bodies, self.abreast)
         elif self.each:
             client.publish_each(bodies)
         else:

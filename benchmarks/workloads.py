@@ -7,7 +7,8 @@
 | W3 | both at once: a producer process and a consumer process |
 | W4 | end-to-end latency at a fixed rate, not waiting for confirmations |
 | W5 | one confirmed publish at a time; W5a and W5s: client and broker pinned apart, or to one processor |
-| W6 | one confirmed publish at a time from sixteen producers, each confirmed after an fsync |
+| W6 | one confirmed publish at a time from sixteen programs, each confirmed after an fsync |
+| W6c | the same from sixteen producers of one program |
 | W2q, W3q | W2 and W3 as a work queue: every message is leased, and acknowledged by itself |
 """
 
@@ -95,6 +96,10 @@ def _publish_each(setting: _Setting, count: int, _scale: Scale) -> Outcome:
 def _publish_each_of_many(setting: _Setting, count: int, _scale: Scale) -> Outcome:
     job = Publish(count // _PRODUCERS, setting.size, warm_up=_EACH_WARM_UP, each=True)
     return _publish(setting, job, producers=_PRODUCERS)
+
+
+def _publish_each_abreast(setting: _Setting, count: int, _scale: Scale) -> Outcome:
+    return _publish(setting, Publish(count, setting.size, warm_up=_PRODUCERS * _EACH_WARM_UP, abreast=_PRODUCERS))
 
 
 def _publish(setting: _Setting, job: Publish, *, producers: int = 1) -> Outcome:
@@ -222,7 +227,8 @@ WORKLOADS: Final = (
     Workload("W5", "one confirmed publish at a time", _publish_each, 3_000),
     Workload("W5a", "W5 with client and broker apart", _publish_each, 3_000, placement=Placement.APART),
     Workload("W5s", "W5 with client and broker on one processor", _publish_each, 3_000, placement=Placement.SHARED),
-    Workload("W6", "16 producers, fsync before confirm", _publish_each_of_many, 8_000, Level.FSYNC),
+    Workload("W6", "16 programs, fsync before confirm", _publish_each_of_many, 8_000, Level.FSYNC),
+    Workload("W6c", "16 producers of one program, fsync before confirm", _publish_each_abreast, 8_000, Level.FSYNC),
     Workload("W1", "publish, confirmed, pipelined", _publish_pipelined, 20_000),
     Workload("W2", "consume a backlog", _consume_backlog, 20_000),
     Workload("W3", "publish and consume at once", _both_at_once, 20_000),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks.contestants.beanstalkd import Beanstalkd
-from benchmarks.contestants.contract import Client, Contestant, Level, QueueClient, Sink
+from benchmarks.contestants.contract import Client, ConcurrentClient, Contestant, Level, QueueClient, Sink
 from benchmarks.contestants.kafka import Kafka
 from benchmarks.contestants.millstream import Millstream
 from benchmarks.contestants.mosquitto import Mosquitto
@@ -14,7 +14,7 @@ from benchmarks.contestants.rabbitmq import RabbitMq
 from benchmarks.contestants.rabbitmq_stream import RabbitMqStream
 from benchmarks.contestants.redis_streams import RedisStreams
 
-__all__ = ["CONTESTANTS", "Client", "Contestant", "Level", "Millstream", "QueueClient", "Sink"]
+__all__ = ["CONTESTANTS", "Client", "ConcurrentClient", "Contestant", "Level", "Millstream", "QueueClient", "Sink"]
 
 CONTESTANTS: Final[tuple[Contestant, ...]] = (
     Millstream("group"),

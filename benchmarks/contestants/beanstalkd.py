@@ -73,6 +73,14 @@ class _Client:
             self._socket.sendall(_put(body))
             self._expect(b"INSERTED")
 
+    def publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        self._socket.sendall(b"".join(map(_put, bodies[:producers])))
+        for body in bodies[producers:]:
+            self._expect(b"INSERTED")
+            self._socket.sendall(_put(body))
+        for _ in bodies[:producers]:
+            self._expect(b"INSERTED")
+
     def publish_paced(self, schedule: Schedule) -> None:
         self.publish_each(schedule)
 

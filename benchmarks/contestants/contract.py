@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 from benchmarks.bodies import Schedule
 from benchmarks.servers import Server
 
-__all__ = ["Client", "Contestant", "Level", "QueueClient", "Sink"]
+__all__ = ["Client", "ConcurrentClient", "Contestant", "Level", "QueueClient", "Sink"]
 
 
 class Level(StrEnum):
@@ -59,6 +59,15 @@ class QueueClient(Client, Protocol):
     def work(self, sink: Sink) -> None:
         """Feed `sink` as a worker does: each message is leased to it and acknowledged by itself, not along with
         those before it.  Asking ahead, and sending many acknowledgements together, are welcome."""
+
+
+@runtime_checkable
+class ConcurrentClient(Client, Protocol):
+    """A client for a program that does many things at once."""
+
+    def publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        """Publish from so many producers side by side, each one at a time: tasks, callbacks or threads, on one
+        connection or on several, whatever is fastest with this client.  Producers know nothing of each other."""
 
 
 class Contestant(Protocol):

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -152,6 +153,30 @@ class _Client:
                 producer.poll(10)
             if settled.pop() is not None:
                 raise RuntimeError("Kafka refused a message")
+
+    def publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        """With callbacks, which cost less than threads or tasks."""
+        producer = self._open_producer({"linger.ms": 0})
+        left, under_way = iter(bodies), 0
+
+        def settle(error: KafkaError | None, _message: Message) -> None:
+            nonlocal under_way
+            under_way -= 1
+            self._failed(error, _message)
+            publish_next()
+
+        def publish_next() -> None:
+            nonlocal under_way
+            for body in islice(left, 1):
+                under_way += 1
+                producer.produce(self._queue, body, on_delivery=settle)
+
+        for _ in range(producers):
+            publish_next()
+        while under_way:
+            producer.poll(10)
+        if self._failures:
+            raise RuntimeError(f"Kafka refused {self._failures[:1]}")
 
     def publish_paced(self, schedule: Schedule) -> None:
         producer = self._open_producer({"linger.ms": 0})

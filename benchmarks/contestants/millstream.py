@@ -8,11 +8,13 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bodies import Schedule
+from benchmarks.contestants.abreast import publish_by_tasks, run_fast
 from benchmarks.contestants.contract import Level, Sink
 from benchmarks.servers import Server, free_port, launch
 
@@ -69,9 +71,7 @@ class Millstream:
             client.create_topic(queue, partitions=self.partitions, config={"fsync": self.fsync})
 
     def connect(self, port: int, queue: str) -> _Client:
-        import millstream
-
-        return _Client(millstream.connect(f"127.0.0.1:{port}"), queue, self)
+        return _Client(f"127.0.0.1:{port}", queue, self)
 
 
 def _binary() -> str | None:
@@ -79,8 +79,11 @@ def _binary() -> str | None:
 
 
 class _Client:
-    def __init__(self, connection: Any, topic: str, style: Millstream) -> None:
-        self._connection = connection
+    def __init__(self, address: str, topic: str, style: Millstream) -> None:
+        import millstream
+
+        self._address = address
+        self._connection: Any = millstream.connect(address)
         self._topic = topic
         self._style = style
         self._keys = [b"%d-key" % number for number in range(style.keys)]
@@ -102,6 +105,15 @@ class _Client:
     def publish_each(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
             self._connection.publish(self._topic, body)
+
+    def publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        run_fast(self._publish_abreast(bodies, producers))
+
+    async def _publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        from millstream import aio
+
+        async with aio.connect(self._address) as client:
+            await publish_by_tasks(partial(client.publish, self._topic), bodies, producers)
 
     def publish_paced(self, schedule: Schedule) -> None:
         with self._connection.producer(self._topic, linger_ms=0, acks="leader") as producer:

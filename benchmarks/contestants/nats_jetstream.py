@@ -8,10 +8,12 @@ import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.bodies import Schedule
+from benchmarks.contestants.abreast import publish_by_tasks
 from benchmarks.contestants.contract import Level, Sink
 from benchmarks.servers import Server, free_port, launch, output_of
 
@@ -88,6 +90,9 @@ class _Client:
 
     def publish_each(self, bodies: Iterable[bytes]) -> None:
         self._runner.run(self._publish_each(bodies))
+
+    def publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        self._runner.run(publish_by_tasks(partial(self._stream.publish, self._queue), bodies, producers))
 
     def publish_paced(self, schedule: Schedule) -> None:
         self._runner.run(self._publish_paced(schedule))

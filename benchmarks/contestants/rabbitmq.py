@@ -116,6 +116,7 @@ class _Client:
         self._channel: Any = None
         self._confirmed = 0
         self._published = 0
+        self._abreast = 0  # so many producers, each of which waits for its confirmations; 0 for as fast as it goes
         self._waiting: deque[bytes] = deque()
         self._schedule = Schedule((), 1)
 
@@ -124,6 +125,10 @@ class _Client:
         self._waiting.extend(bodies)
         self._fill()
         self._channel.connection.ioloop.start()
+
+    def publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        self._abreast = producers
+        self.publish_many(bodies)
 
     def publish_paced(self, schedule: Schedule) -> None:
         self._open_producer()
@@ -183,13 +188,13 @@ class _Client:
             raise RuntimeError(f"RabbitMQ refused message {method.delivery_tag}")
         self._confirmed = method.delivery_tag if method.multiple else self._confirmed + 1
         unconfirmed = self._published - self._confirmed
-        if self._waiting and unconfirmed <= _UNCONFIRMED_MAX // 2:
+        if self._waiting and (self._abreast or unconfirmed <= _UNCONFIRMED_MAX // 2):
             self._fill()
         elif unconfirmed == 0 and not self._waiting and not self._schedule:
             self._channel.connection.ioloop.stop()
 
     def _fill(self) -> None:
-        room = _UNCONFIRMED_MAX - (self._published - self._confirmed)
+        room = (self._abreast or _UNCONFIRMED_MAX) - (self._published - self._confirmed)
         for _ in range(min(room, len(self._waiting))):
             self._send(self._waiting.popleft())
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bodies import Schedule
+from benchmarks.contestants.abreast import publish_by_tasks, run_fast
 from benchmarks.contestants.contract import Level, Sink
 from benchmarks.servers import Server, free_port, launch, output_of
 
@@ -55,7 +56,7 @@ class RedisStreams:
             connection.xgroup_create(queue, _GROUP, id="0", mkstream=True)
 
     def connect(self, port: int, queue: str) -> _Client:
-        return _Client(_connection(port), queue)
+        return _Client(port, queue)
 
 
 def _connection(port: int) -> redis.Redis:
@@ -66,8 +67,9 @@ def _connection(port: int) -> redis.Redis:
 
 
 class _Client:
-    def __init__(self, connection: redis.Redis, queue: str) -> None:
-        self._connection = connection
+    def __init__(self, port: int, queue: str) -> None:
+        self._port = port
+        self._connection = _connection(port)
         self._queue = queue
 
     def publish_many(self, bodies: Sequence[bytes]) -> None:
@@ -80,6 +82,16 @@ class _Client:
     def publish_each(self, bodies: Iterable[bytes]) -> None:
         for body in bodies:
             self._connection.xadd(self._queue, {b"b": body})
+
+    def publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        run_fast(self._publish_abreast(bodies, producers))
+
+    async def _publish_abreast(self, bodies: Sequence[bytes], producers: int) -> None:
+        import redis.asyncio
+
+        # Its pool opens a connection for each task.  Measured: a quarter faster than as many threads.
+        async with redis.asyncio.Redis(port=self._port, protocol=2) as connection:
+            await publish_by_tasks(lambda body: connection.xadd(self._queue, {b"b": body}), bodies, producers)
 
     def publish_paced(self, schedule: Schedule) -> None:
         self.publish_each(schedule)

@@ -41,6 +41,7 @@ def test_a_single_request_is_held_against_a_bare_round_trip_of_the_same_placemen
 
 def test_sixteen_producers_are_held_against_round_trips_and_against_syncs() -> None:
     assert [limit.value for limit in limits_of("W6", 100, LIMITS)] == [70_000, 4_000]
+    assert [limit.value for limit in limits_of("W6c", 100, LIMITS)] == [4_000], "one program needs fewer round trips"
 
 
 def test_the_limits_of_a_run_are_the_medians_of_its_rounds() -> None:
