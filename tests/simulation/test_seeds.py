@@ -110,7 +110,7 @@ def test_a_confirmation_before_the_sync_would_be_noticed(monkeypatch: pytest.Mon
 
 def test_a_repeated_publish_that_is_stored_twice_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProducerTable, "check", lambda *_: None)
-    notice("is stored twice", only_publishers, likely=6)
+    notice("is stored twice", only_publishers, likely=11)
 
 
 def test_acks_that_a_restart_forgets_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,4 +142,4 @@ def test_messages_of_a_key_in_parallel_would_be_noticed(monkeypatch: pytest.Monk
 def test_schedules_that_come_early_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     honest = ScheduleLog._now_ms
     monkeypatch.setattr(ScheduleLog, "_now_ms", lambda self: honest(self) + 150)
-    notice("before it was due", likely=30)
+    notice("before it was due", likely=27)
