@@ -200,7 +200,7 @@ def test_values_of_any_size_arrive_whole(fake: FakeBroker, client: millstream.Cl
 def test_a_timeout_far_below_a_second_is_kept(fake: FakeBroker) -> None:
     with millstream.connect(fake.address, timeout_s=10) as client:
         client.publish("t", b"a")
-        client._company._timeout_s = 0.05
+        client._publisher._timeout_s = 0.05
         fake.faults.append(Fault(store=False, silent=True))
         started = time.monotonic()
         with pytest.raises(RequestTimeout):

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from millstream.client.address import DEFAULT_ADDRESS, Target
 from millstream.client.blocking.admin import Admin
-from millstream.client.blocking.company import Company
 from millstream.client.blocking.link import Link
 from millstream.client.blocking.producer import Producer
 from millstream.client.blocking.publisher import Publisher
@@ -72,8 +71,7 @@ class Client(Admin, PubSub, Work):
         self._link = Link(target)
         self._link.open()
         self._topics: dict[str, Topic] = {}
-        self._publisher = Publisher(self._link, self._topics)
-        self._company = Company(self._publisher.publish, target.timeout_s)
+        self._publisher = Publisher(self._link, self._topics, target.timeout_s)
         self._open_pubsub()
         self._prepare_work()
         self._children: weakref.WeakSet[Producer | Stream | Queue | Subscription] = weakref.WeakSet()
@@ -183,7 +181,7 @@ class Client(Admin, PubSub, Work):
         """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
 
         Retries what can be retried; a message is never stored twice.  After RequestTimeout or ConnectionLost it may or
-        may not be stored.  What many threads publish at the same time travels together.
+        may not be stored.
         """
         entry: AnyEntry
         headers = traced(headers)
@@ -210,17 +208,15 @@ class Client(Admin, PubSub, Work):
             known = self._topic(topic, refresh=True)  # it may have been added since
         known.check_size(entry)
         chosen = known.choose(entry, partition)
-        policy = 0 if fsync is None else fsync_number(fsync)
-        result, index = self._company.publish(known, chosen, entry, policy)
-        return receipt(known.place(chosen), known.uid(chosen), result, index)
+        result = self._publisher.publish(known, chosen, (entry,), 0 if fsync is None else fsync_number(fsync))
+        return receipt(known.place(chosen), known.uid(chosen), result)
 
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
         """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given."""
         known = self._topic(topic)
         receipts: dict[int, Receipt] = {}
         for partition, indexes, entries in plan_batches(known, messages):
-            deadline_s = time.monotonic() + self._target.timeout_s
-            result = self._publisher.publish(known, partition, entries, 0, deadline_s)
+            result = self._publisher.publish(known, partition, entries, 0)
             place, uid = known.place(partition), known.uid(partition)
             receipts |= {at: receipt(place, uid, result, number) for number, at in enumerate(indexes)}
         return [receipts[at] for at in range(len(receipts))]

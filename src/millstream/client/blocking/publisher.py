@@ -35,10 +35,11 @@ __all__ = ["Publisher"]
 class Publisher:
     """What `publish` and `publish_many` send with; safe to share between threads."""
 
-    def __init__(self, link: Link, topics: dict[str, Topic]) -> None:
+    def __init__(self, link: Link, topics: dict[str, Topic], timeout_s: float) -> None:
         self._link = link
         #: What the client knows; a topic that turns out to be gone is forgotten.
         self._topics = topics
+        self._timeout_s = timeout_s
         #: Those that no thread is using.
         self._identities: list[Identity] = []
         #: What the broker says about how fast to publish.
@@ -48,14 +49,11 @@ class Publisher:
         answer: calls.ProducerIdentity = self._link.call(calls.NewProducer(), calls.ProducerIdentity)
         return answer.producer_id << 16 | answer.epoch
 
-    def publish(
-        self, topic: Topic, partition: int, entries: Sequence[AnyEntry], fsync: int, deadline_s: float
-    ) -> PublishResult:
+    def publish(self, topic: Topic, partition: int, entries: Sequence[AnyEntry], fsync: int) -> PublishResult:
         """Raises what `Client.publish` raises."""
         if self.flow:
-            delay_s = self.flow.delay_s(topic.name)
-            deadline_s += delay_s  # which is the broker's wish
-            time.sleep(delay_s)
+            time.sleep(self.flow.delay_s(topic.name))
+        deadline_s = time.monotonic() + self._timeout_s
         try:
             identity = self._identities.pop()
         except IndexError:
