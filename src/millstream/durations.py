@@ -23,10 +23,13 @@ def parse_ms(span: Duration, name: str = "duration") -> int:
     """Whole milliseconds.  A bare number, also as text, counts seconds.  Raises InvalidArgument, naming `name`."""
     if isinstance(span, str):
         text = span.strip().lower()
+        ms = math.inf
         if _NUMBER.fullmatch(text):
-            return round(float(text) * 1000)
-        if _TEXT.fullmatch(text):
-            return round(sum(float(amount) * _UNIT_MS[unit] for amount, unit in _PART.findall(text)))
+            ms = float(text) * 1000
+        elif _TEXT.fullmatch(text):
+            ms = sum(float(amount) * _UNIT_MS[unit] for amount, unit in _PART.findall(text))
+        if ms < math.inf:
+            return round(ms)
     else:
         seconds = span.total_seconds() if isinstance(span, timedelta) else span
         if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf:

@@ -62,6 +62,24 @@ def test_a_publisher_waits_for_room_as_long_as_it_may(client: Client) -> None:
     assert got == list(range(100))
 
 
+def test_a_batch_larger_than_the_queue_is_taken_when_nothing_waits(client: Client) -> None:
+    """Or it never would be: a producer that batches does not know how small the queue is."""
+    client.create_topic("jobs", config={"max_depth": 3})
+    with client.queue("jobs", timeout_s=5) as queue, client.producer("jobs", linger_ms=1) as producer:
+        for number in range(20):
+            producer.send(b"%d" % number)
+        producer.flush()
+        with millstream.connect(client._target.address, timeout_s=0.3) as hasty, pytest.raises(QueueFull):
+            hasty.publish("jobs", b"one more")
+        got = []
+        for message in queue:
+            got.append(int(message.text))
+            message.ack()
+            if len(got) == 20:
+                break
+    assert got == list(range(20))
+
+
 def test_what_is_on_its_way_to_the_disk_counts(broker: BrokerForTests) -> None:
     with NativeClient(broker.address) as native:
         native.call("topic.create", name="jobs", config={"max_depth": 5})

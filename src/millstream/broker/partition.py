@@ -418,14 +418,16 @@ class Partition:
         parked, stored = self._parked, []
         while parked and parked[0][1] <= durable_to:
             stored.append(parked.popleft())
-        # Readers first: who waits for a message waits for it longer than its publisher for the confirmation.
-        self._advance(parked[0][0] if parked else self.log.next_offset)
-        now_us, observe = self._clock.now_us(), self._metrics.latency.publish.observe
-        for base, end, append_time_us, reply, duplicate in stored:
-            if not duplicate:
-                observe(now_us - append_time_us, end - base)
-            if reply is not None:
-                reply(None, LABEL_DISK, base, append_time_us, duplicate)
+        try:
+            # Readers first: who waits for a message waits for it longer than its publisher for the confirmation.
+            self._advance(parked[0][0] if parked else self.log.next_offset)
+        finally:
+            now_us, observe = self._clock.now_us(), self._metrics.latency.publish.observe
+            for base, end, append_time_us, reply, duplicate in stored:
+                if not duplicate:
+                    observe(now_us - append_time_us, end - base)
+                if reply is not None:
+                    reply(None, LABEL_DISK, base, append_time_us, duplicate)
         return len(stored)
 
     async def append_durably(self, batch: bytearray) -> int:

@@ -176,6 +176,8 @@ class Delivery:
         self._wanting: dict[Line, None] = {}
         self.buffered_bytes = 0
         self.retries = 0
+        #: Until then some line waits before it tries again.
+        self.retry_until_ms = 0
 
     # --- in ------------------------------------------------------------------------------------------------------
 
@@ -269,6 +271,7 @@ class Delivery:
         if any(batch.error is not None and batch.error.retriable for batch in line.flying):
             line.attempts += 1
             line.retry_at_ms = now_ms + backoff_ms(line.attempts, self._jitter())
+            self.retry_until_ms = max(self.retry_until_ms, line.retry_at_ms)
         self._bring_back(line)
 
     def _bring_back(self, line: Line) -> None:
@@ -358,6 +361,11 @@ class Delivery:
     @property
     def flying(self) -> int:
         return len(self._flying)
+
+    @property
+    def ready(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._active)
 
     @property
     def idle(self) -> bool:

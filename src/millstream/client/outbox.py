@@ -205,6 +205,11 @@ class Outbox:
         # In another thread a message may have slipped through before the gate was closed.
         return self.accumulator.empty
 
+    @property
+    def waits_for_time(self) -> bool:
+        """Whether something is held back: by a refusal that may pass, or because the broker asks to go slower."""
+        return now_ms() < self.delivery.retry_until_ms or (bool(self.flow) and time.monotonic() < self._not_before_s)
+
     def wait_s(self, longest_s: float) -> float:
         """How long nothing happens unless an answer or a message comes."""
         due_ms = self.delivery.next_due_ms(now_ms())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, Final, TypeAlias, TypedDict
 
 import msgspec
 
@@ -28,6 +28,7 @@ __all__ = [
 Value: TypeAlias = bytes | bytearray | memoryview | str | None
 Key: TypeAlias = bytes | str | None
 Headers: TypeAlias = Mapping[str, str | bytes]
+_TIME_US_MAX: Final = (1 << 63) - 1
 
 
 class SendOptions(TypedDict, total=False):
@@ -47,11 +48,19 @@ class SendOptions(TypedDict, total=False):
 
 def microseconds(when: float | datetime) -> int:
     """A point in time: a datetime (naive means local time, as in `datetime.timestamp`), or seconds since 1970."""
-    seconds = when.timestamp() if isinstance(when, datetime) else when
     try:
-        return round(seconds * 1_000_000)
+        seconds = when.timestamp() if isinstance(when, datetime) else when
+        time_us = round(seconds * 1_000_000)
     except (TypeError, ValueError, OverflowError):
         raise InvalidArgument(f"{when!r} is not a time: use a datetime or seconds since 1970") from None
+    return _in_range(time_us, when)
+
+
+def _in_range(time_us: int, said: object) -> int:
+    """A batch has 64 bits for a time."""
+    if not -_TIME_US_MAX <= time_us <= _TIME_US_MAX:
+        raise InvalidArgument(f"{said!r} is too far from now to be a time")
+    return time_us
 
 
 def value_bytes(value: Value, json: Any = None) -> bytes | None:
@@ -117,9 +126,9 @@ def make_entry(
     due_us = 0
     if delay is not None:
         delay_ms = parse_ms(delay, "delay")
-        due_us = now_us + delay_ms * 1000 if delay_ms else 0
+        due_us = _in_range(now_us + delay_ms * 1000, delay) if delay_ms else 0
     elif deliver_at is not None:
-        due_us = microseconds(deliver_at)
+        due_us = max(0, microseconds(deliver_at))  # what is past is delivered at once
     options = broker_options(dedup_id, max_retries, None if lease is None else parse_ms(lease, "lease"))
     return Entry(
         body,
@@ -127,7 +136,7 @@ def make_entry(
         _encode_headers(headers) + encode_headers(options),
         PRIORITY_DEFAULT if priority is None else lane_of(priority),
         due_us,
-        0 if ttl is None else now_us + parse_ms(ttl, "ttl") * 1000,
+        0 if ttl is None else _in_range(now_us + parse_ms(ttl, "ttl") * 1000, ttl),
         0 if timestamp is None else microseconds(timestamp),
         bool(options),
         (dedup_id or "").encode(),

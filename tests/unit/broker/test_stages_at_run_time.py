@@ -271,12 +271,15 @@ def test_limits_are_kept() -> None:
 def test_a_full_topic_takes_no_batch_and_the_batch_can_be_published_later() -> None:
     async def scenario(client: Client) -> None:
         await client.call(CreateTopic(name="small", config={"max_depth": 2}))
-        stage = await open_stage(client)
-        await put(client, stage, [b"a", b"b", b"c"], topic="small")
-        part = StagePart(stage=stage, batches=1, messages=3)
+        first = await open_stage(client)
+        await put(client, first, [b"a"], topic="small")
+        await publish(client, 0, StagePart(stage=first, batches=1, messages=1))
+        stage = await open_stage(client, batch=1)
+        await put(client, stage, [b"b", b"c"], topic="small")
+        part = StagePart(stage=stage, batches=1, messages=2)
         with pytest.raises(QueueFull):
-            await publish(client, 0, part)
-        assert (await queries(client))[0].published == -1
+            await publish(client, 1, part)
+        assert (await queries(client))[0].published == 0
 
     in_broker(scenario)
 

@@ -106,6 +106,35 @@ def test_no_fault_loses_or_repeats_a_publish(fake: FakeBroker, fault: Fault, at:
     assert fake.values("t") == [b"0", b"1", b"2", b"3", b"4"]
 
 
+def test_a_time_that_no_batch_can_hold_concerns_only_its_own_message(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        good = [client.publish("t", b"a"), client.publish("t", b"b", deliver_at=-5)]
+        bad = [client.publish("t", b"x", **{name: 1e300}) for name in ("timestamp", "deliver_at", "delay", "ttl")]
+        *stored, timestamp, deliver_at, delay, ttl = await asyncio.gather(*good, *bad, return_exceptions=True)
+        assert [receipt.offset for receipt in stored] == [0, 1]
+        for refused in (timestamp, deliver_at, delay, ttl):
+            assert isinstance(refused, InvalidArgument)
+
+    run(fake, scenario)
+
+
+def test_what_waits_for_its_time_does_not_wait_for_the_answer_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.client.asynchronous.producer._IDLE_S", 60.0)
+
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a", partition=0)
+        await client.publish("t", b"b", partition=1)
+        fake.faults.extend([Fault(store=False, silent=True), Fault(error=Throttled("slow down"))])
+        unanswered = asyncio.create_task(client.publish("t", b"c", partition=0))
+        await asyncio.to_thread(fake.wait_for, lambda: len(fake.publishes) == 3)
+        assert (await asyncio.wait_for(client.publish("t", b"d", partition=1), 5)).offset == 1
+        fake.drop_all()
+        assert (await unanswered).offset == 1
+
+    with FakeBroker(partitions=2) as fake:
+        run(fake, scenario, timeout_s=20)
+
+
 def test_a_refusal_concerns_only_its_own_batch(fake: FakeBroker) -> None:
     async def scenario(client: aio.Client) -> None:
         await client.publish("t", b"a")

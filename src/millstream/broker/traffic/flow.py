@@ -145,7 +145,8 @@ class Flow:
         limit = topic.config.max_depth
         # What is on its way to the disk will be in the queue, too: a publisher with a window must not slip past.
         depth = self._backlog.depth(topic) + sum(part.invisible for part in topic.partitions if part is not None)
-        if depth + count <= limit:
+        # A batch is taken whole or not at all; one that is larger than the limit, when nothing waits, or never.
+        if not depth or depth + count <= limit:
             return
         if topic.config.overflow == "evict":
             self._metrics.messages_evicted += self._backlog.evict(topic, number, depth + count - limit)

@@ -304,14 +304,13 @@ class AsyncProducer:
 
     def _wake_if_needed(self) -> None:
         """In steady traffic it sleeps: being woken for every batch would cost more than the batch."""
-        delivery, connection = self._outbox.delivery, self._connection
-        if connection is None or not connection.usable or delivery.wants_identity:
+        connection, outbox = self._connection, self._outbox
+        delivery = outbox.delivery
+        lost = connection is None or not connection.usable or delivery.wants_identity
+        held = delivery.ready and (not delivery.flying or outbox.waits_for_time)
+        hasty = bool(delivery.flying) and self._loop.time() + self._patience_s < self._awake_at_s
+        if lost or held or hasty:
             self._wake.set()
-        elif delivery.flying:
-            if self._loop.time() + self._patience_s < self._awake_at_s:
-                self._wake.set()
-        elif not delivery.idle:
-            self._wake.set()  # only time can change something: a refusal to wait for, or a request to go slower
 
     async def _sleep(self, wait_s: float | None) -> None:
         self._awake_at_s = math.inf if wait_s is None else self._loop.time() + wait_s
