@@ -118,6 +118,23 @@ def test_a_time_that_no_batch_can_hold_concerns_only_its_own_message(fake: FakeB
     run(fake, scenario)
 
 
+def test_a_message_that_is_refused_takes_no_others_with_it(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"first")
+        fake.faults.extend([Fault(error=InvalidArgument("one of them")), Fault(), Fault(error=InvalidArgument("it"))])
+        a, b, c = await asyncio.gather(
+            *(client.publish("t", each) for each in (b"a", b"b", b"c")), return_exceptions=True
+        )
+        assert (a.offset, c.offset) == (1, 2)
+        assert isinstance(b, InvalidArgument)
+        fake.faults.append(Fault(error=InvalidArgument("all of them")))
+        with pytest.raises(InvalidArgument, match="all of them"):
+            await client.publish_many("t", [b"x", b"y"])
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", b"a", b"c"]
+
+
 def test_what_waits_for_its_time_does_not_wait_for_the_answer_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millstream.client.asynchronous.producer._IDLE_S", 60.0)
 

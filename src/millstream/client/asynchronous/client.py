@@ -164,7 +164,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     ) -> Receipt:
         """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
 
-        What many tasks publish at the same time travels together.  A message is never stored twice; after
+        What many tasks publish at the same time travels together, and none suffers from another.  A message is never stored twice; after
         RequestTimeout or ConnectionLost it may or may not be stored.
         """
         entry = make_entry(
@@ -181,23 +181,23 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             max_retries=max_retries,
             lease=lease,
         )
-        return await (await self._submit(topic, entry, partition, fsync))
+        return await (await self._submit(topic, entry, partition, fsync, alone=True))
 
     async def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
         """Publish values (or `Outgoing`, for keys and the rest) together; receipts in the order given."""
         futures = []
         for item in messages:
             entry, partition = as_entry(item)
-            futures.append(await self._submit(topic, entry, partition, None))
+            futures.append(await self._submit(topic, entry, partition, None, alone=False))
         return list(await asyncio.gather(*futures))
 
     async def _submit(
-        self, topic: str, entry: AnyEntry, partition: int | None, fsync: str | None
+        self, topic: str, entry: AnyEntry, partition: int | None, fsync: str | None, *, alone: bool
     ) -> asyncio.Future[Receipt]:
         publisher = self._publishers.get((topic, fsync))
         if publisher is None:
             publisher = await self._open_publisher(topic, fsync)
-        return await publisher.submit(entry, partition)
+        return await publisher.submit(entry, partition, alone=alone)
 
     async def _open_publisher(self, topic: str, fsync: str | None) -> AsyncProducer:
         fsync_number(fsync)

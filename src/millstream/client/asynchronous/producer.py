@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Unpack
+from typing import Final, TypeAlias, Unpack
 
 import mmh3
 
@@ -21,10 +21,14 @@ from millstream.client.outbox import Outbox, settled_all
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
-from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestError, RequestTimeout
+from millstream.ids import SCHEDULES
 from millstream.wire.frames import FrameType
 
 __all__ = ["AsyncProducer"]
+
+#: Who waits for a message, and the message itself if it is to be sent again.
+_Ticket: TypeAlias = tuple[asyncio.Future[Receipt], AnyEntry | None]
 
 _hash: Final = mmh3.hash
 _IDLE_S: Final = 1.0
@@ -103,16 +107,20 @@ class AsyncProducer:
         # A loop of sends never gives way by itself; once per batch the answers get their turn.
         await asyncio.sleep(0)
 
-    async def submit(self, entry: AnyEntry, partition: int | None) -> asyncio.Future[Receipt]:
-        """Put a message on its way with whatever else is published in this turn of the loop; the receipt follows."""
+    async def submit(self, entry: AnyEntry, partition: int | None, *, alone: bool) -> asyncio.Future[Receipt]:
+        """Put a message on its way with whatever else is published in this turn of the loop; the receipt follows.
+
+        `alone`: when the batch is refused this message is sent again by itself, as others may be the reason.
+        """
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        if self._closing or self._outbox.full or not self._accumulator.add_quickly(entry, partition, future):
-            await self.add(entry, partition, future)
+        ticket = (future, entry if alone else None)
+        if self._closing or self._outbox.full or not self._accumulator.add_quickly(entry, partition, ticket):
+            await self.add(entry, partition, ticket)
         elif self._soon is None:
             self._soon = self._loop.call_soon(self._seal_soon)
         return future
 
-    async def add(self, entry: AnyEntry, partition: int | None, ticket: Any = None) -> None:
+    async def add(self, entry: AnyEntry, partition: int | None, ticket: _Ticket | None = None) -> None:
         """The slow path: whatever may be in the way of a message is dealt with here."""
         outbox = self._outbox
         self._accumulator.check_size(entry)
@@ -259,11 +267,16 @@ class AsyncProducer:
         topic = self._outbox.topic
         place = TopicPartition(topic.name, batch.line.partition)
         uid = topic.uid(place.partition)
-        for index, future in enumerate(batch.ticket):
+        refused = isinstance(error, RequestError) and not settled.in_doubt and batch.count > 1
+        tickets: list[_Ticket] = batch.ticket
+        for index, (future, entry) in enumerate(tickets):
             if future.done():
                 continue  # cancelled
             if result is not None:
                 future.set_result(receipt(place, uid, result, index))
+            elif refused and entry is not None:
+                self._outbox.add(entry, place.partition & ~SCHEDULES, (future, entry))
+                self._outbox.seal_all()
             else:
                 assert error is not None
                 future.set_exception(type(error)(str(error)))
