@@ -164,8 +164,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     ) -> Receipt:
         """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
 
-        What many tasks publish at the same time travels together, and none suffers from another.  A message is never stored twice; after
-        RequestTimeout or ConnectionLost it may or may not be stored.
+        What many tasks publish at the same time travels together, and none suffers from another.  A message is never
+        stored twice; after RequestTimeout or ConnectionLost it may or may not be stored.
         """
         entry = make_entry(
             value,
