@@ -18,6 +18,7 @@ async def read(address: str, group: str, count: int) -> None:
             seen += 1
             print(f"{group}: {message.text}")
             if seen == count:
+                await message.commit()  # the last one: only asking for the next says that this one is done
                 return
 
 

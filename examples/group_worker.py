@@ -1,10 +1,13 @@
 """One member of a consumer group; start several of them and watch the partitions move.
 
 Usage: python examples/group_worker.py [HOST:PORT] [MESSAGES]
+
+It works on what others publish: `millstream publish jobs one two three`.  Ctrl-C ends it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 import millstream
@@ -20,7 +23,7 @@ def main(address: str, messages: int) -> None:
             on_assigned=lambda partitions: print("assigned", [p.partition for p in partitions]),
             on_revoked=lambda partitions, lost: print("revoked", [p.partition for p in partitions], "lost" * lost),
         )
-        with stream:
+        with stream, contextlib.suppress(KeyboardInterrupt):
             for done, message in enumerate(stream, 1):
                 print(f"partition {message.partition} offset {message.offset}: {message.text}")
                 if done == messages:

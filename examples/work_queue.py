@@ -1,4 +1,4 @@
-"""A work queue: orders are billed one by one; what fails comes again, what makes no sense goes to the dead letters.
+"""A work queue: invoices are paid one by one; what fails comes again, what makes no sense goes to the dead letters.
 
 Usage: python examples/work_queue.py [HOST:PORT]
 """
@@ -10,24 +10,24 @@ import sys
 import millstream
 
 
-def bill(message: millstream.QueueMessage) -> None:
-    order = message.json()
-    if order["amount"] <= 0:
+def pay(message: millstream.QueueMessage) -> None:
+    invoice = message.json()
+    if invoice["amount"] <= 0:
         message.reject("the amount makes no sense")
-    elif order["customer"] == "c-3" and not message.redelivered:
+    elif invoice["customer"] == "c-3" and not message.redelivered:
         message.nack("the bank does not answer", retry_after="100ms")
     else:
-        print(f"billed {order['customer']}: {order['amount']} (delivery {message.delivery_count})")
+        print(f"paid {invoice['customer']}: {invoice['amount']} (delivery {message.delivery_count})")
         message.ack()
 
 
 def main(address: str) -> None:
     with millstream.connect(address) as client:
         for number, amount in enumerate((12, 7, 0, 30)):
-            client.publish("orders", json={"customer": f"c-{number}", "amount": amount})
-        for message in client.queue("orders", group="billing", prefetch=10, lease="30s", timeout_s=1):
-            bill(message)
-        print("dead:", [letter.error for letter in client.dead_letters.list(topic="orders")])
+            client.publish("invoices", json={"customer": f"c-{number}", "amount": amount})
+        for message in client.queue("invoices", group="billing", prefetch=10, lease="30s", timeout_s=1):
+            pay(message)
+        print("dead:", [letter.error for letter in client.dead_letters.list(topic="invoices")])
 
 
 if __name__ == "__main__":

@@ -84,6 +84,9 @@ FLAGS: Final[Mapping[str, str]] = {
     "log.format": "--log-format",
 }
 
+#: For logs and sockets of the broker itself, and for clients that are told why they cannot come in.
+_SPARE_DESCRIPTORS: Final = 128
+
 
 class Settings(Section):
     """Everything that can be set about a broker."""
@@ -115,6 +118,12 @@ class Settings(Section):
             return not ipaddress.ip_address(host.partition("%")[0]).is_loopback
         except ValueError:
             return True
+
+    @property
+    def descriptors_needed(self) -> int:
+        """How many files and sockets the broker may have open at a time."""
+        doors = 1 + self.http.enabled + self.mqtt.enabled
+        return self.storage.open_files_max + doors * self.server.max_connections + _SPARE_DESCRIPTORS
 
     @property
     def needs_keys(self) -> bool:

@@ -102,7 +102,7 @@ class TopicNotFound(RequestError):
     """The topic does not exist and may not be created by this request."""
 
     code, number = "TOPIC_NOT_FOUND", 1
-    remedy = "Create it with `millstream topic create NAME`, or switch on topics.auto_create."
+    remedy = "Look for it with `millstream topic list`, or create it with `millstream topic create NAME`."
 
 
 class QuotaExceeded(RequestError):
@@ -174,7 +174,7 @@ class InvalidName(RequestError):
     """A namespace, topic or group name breaks the naming rules."""
 
     code, number = "INVALID_NAME", 12
-    remedy = "Use dot-separated levels of letters, digits, '-' and '_', 255 bytes at most."
+    remedy = "Use another name, as the message says."
 
 
 class Rebalancing(UnavailableError):
@@ -251,7 +251,7 @@ class ConfigInvalid(RequestError):
     """A configuration key is unknown or its value is not allowed."""
 
     code, number = "CONFIG_INVALID", 29
-    remedy = "Fix the key that the message names; `millstream config show` lists all of them."
+    remedy = "Fix what the message names.  The reference of the documentation lists all settings."
 
 
 class BatchDamaged(UnavailableError):

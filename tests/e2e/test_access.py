@@ -27,6 +27,7 @@ from millstream.errors import (
     TopicNotFound,
     Unauthorized,
 )
+from millstream.records import encode_batch
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import access_calls, calls
 from millstream.wire.queue_calls import ListQueues, QueueSummary
@@ -336,6 +337,25 @@ def test_what_administrators_do_is_written_down_and_secrets_are_not() -> None:
         with pytest.raises(Forbidden):
             list(reader.stream("_audit", timeout_s=0.5))
         assert "_audit" not in [topic.name for topic in reader.topics()]
+
+
+def test_nobody_writes_to_the_audit_log_also_where_none_is_kept() -> None:
+    with BrokerForTests() as broker, broker.connect() as client:
+        with pytest.raises(Forbidden, match="written by the broker alone"):
+            client.publish("_audit", b"forged")
+        with pytest.raises(Forbidden, match="written by the broker alone"):
+            client.publish("_audit", b"forged", delay="1h")
+        client.publish("_audit.own", b"another topic")
+
+
+def test_what_is_no_entry_of_the_audit_log_is_passed_over() -> None:
+    """An earlier version let anybody write there while access was off."""
+    with BrokerForTests() as broker, broker.connect() as client:
+        client.create_topic("_audit", if_missing=True)
+        partition = broker.broker.topics.partition_of(broker.broker.topics.registry.get("default", "_audit"), 0)
+        batch = encode_batch([b"forged", b"{}"], base_timestamp_us=1)
+        broker.run(partition.append_durably(batch))
+        assert client.audit().entries == []
 
 
 def test_an_audit_entry_names_things_and_no_contents() -> None:

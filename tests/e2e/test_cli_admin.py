@@ -56,6 +56,9 @@ def test_files_are_worked_on(command: Command, broker: BrokerForTests) -> None:
     assert "logs on disk" in command("admin", "checkpoint")
     assert json.loads(command("admin", "compact", "state", "--roll", "--json"))["compacted"] == 1
     assert "partitions looked at" in command("admin", "compact")
+    [topic] = [row for row in broker.broker.topics.registry.all_topics() if row.name == "state"]
+    assert topic.partitions[0] is not None, "what was open stays open, and what it has counted is not forgotten"
+    assert topic.partitions[0].messages_published == 20
     command("admin", "compact", "nowhere", code=1)
 
 

@@ -52,9 +52,9 @@ def test_async_fan_out(broker: BrokerForTests) -> None:
 
 def test_work_queue(broker: BrokerForTests) -> None:
     assert run("work_queue.py", broker.address).splitlines() == [
-        "billed c-0: 12 (delivery 1)",
-        "billed c-1: 7 (delivery 1)",
-        "billed c-3: 30 (delivery 2)",
+        "paid c-0: 12 (delivery 1)",
+        "paid c-1: 7 (delivery 1)",
+        "paid c-3: 30 (delivery 2)",
         "dead: ['the amount makes no sense']",
     ]
 

@@ -72,7 +72,7 @@ from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.holding import RESTORING
 from millstream.log.storage import Storage
-from millstream.names import STAGE_PREFIX, check_namespace
+from millstream.names import AUDIT_TOPIC, STAGE_PREFIX, check_namespace
 from millstream.records import HEADER_BYTES
 from millstream.version import VERSION
 from millstream.wire import queue_calls
@@ -467,7 +467,7 @@ class Broker:
         if name.startswith(STAGE_PREFIX):
             self.stages.put(session, request, reply)
             return
-        if session.access is not EVERYTHING:
+        if session.access is not EVERYTHING or name == AUDIT_TOPIC:
             session.access.require("produce", session.namespace, name)
         if len(batch) < HEADER_BYTES:  # before anybody looks into its header: quotas and limits do
             raise BatchDamaged("the batch is shorter than its header")
@@ -503,7 +503,7 @@ class Broker:
         """Raises MillstreamError when this client may not publish there, or nobody may publish now."""
         if (refusal := self.modes.publish_refusal) is not None:
             raise refusal
-        if session.access is not EVERYTHING:
+        if session.access is not EVERYTHING or topic == AUDIT_TOPIC:
             session.access.require("produce", session.namespace, topic)
 
     def flush(self) -> None:

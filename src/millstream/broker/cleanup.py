@@ -92,9 +92,11 @@ class Cleanup:
             for number in range(len(some.partitions)):
                 if some.deleting or self._stopping.is_set() or self._host.topics.is_untouched(some, number):
                     continue
+                was_open = some.partitions[number] is not None
                 partition = self._host.topics.partition_of(some, number)
                 await self._tend(partition, some.config, some, tended=tended, roll=roll, dirty_share_min=0)
-                self._host.topics.close_idle(some, number)
+                if not was_open:
+                    self._host.topics.close_idle(some, number)
         return tended
 
     async def rewrite(self, log: StateLog) -> None:

@@ -53,7 +53,6 @@ _SYNC_TOO_FAST_MS: Final = 0.005
 _EXPIRES_SOON_DAYS: Final = 21
 _CLOCK_OFF_MS: Final = 1000
 _BROKER_TIMEOUT_S: Final = 5.0
-_SPARE_DESCRIPTORS: Final = 64
 #: Of a limit.
 _NEARLY_FULL: Final = 0.9
 
@@ -80,7 +79,7 @@ def check_machine(settings: Settings) -> Iterator[Check]:
     else:
         yield Check("python", "ok", f"{version}, millstream {VERSION}")
     yield _check_packages()
-    needed = settings.storage.open_files_max + settings.server.max_connections + _SPARE_DESCRIPTORS
+    needed = settings.descriptors_needed
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         yield Check(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from millstream.dead_letters import DeadLetter, LetterFilter
+from millstream.dead_letters import REASONS, DeadLetter, LetterFilter
+from millstream.errors import InvalidArgument
 from millstream.names import check_topic, compile_pattern, is_pattern
 
 __all__ = ["compile_filter"]
 
 
 def compile_filter(wanted: LetterFilter) -> Callable[[DeadLetter], bool]:
-    """Whether a letter meets every condition of a filter.  Raises InvalidName for a topic that cannot be one."""
+    """Whether a letter meets every condition of a filter.
+
+    Raises InvalidName for a topic that cannot be one, InvalidArgument for a reason that there is not.
+    """
     tests: list[Callable[[DeadLetter], bool]] = []
     if wanted.topic:
         if is_pattern(wanted.topic):
@@ -24,6 +28,8 @@ def compile_filter(wanted: LetterFilter) -> Callable[[DeadLetter], bool]:
         tests.append(lambda letter: letter.group == wanted.group)
     if wanted.reason:
         reason = wanted.reason.upper()
+        if reason not in REASONS:
+            raise InvalidArgument(f"reason {wanted.reason[:80]!r} is none: there are {', '.join(REASONS)}")
         tests.append(lambda letter: letter.reason.upper() == reason)
     if wanted.error:
         text = wanted.error.casefold()

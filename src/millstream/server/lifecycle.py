@@ -9,20 +9,19 @@ import resource
 import signal
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import structlog
 
 from millstream.broker.broker import Broker
 from millstream.clock import SystemClock
 from millstream.config import Settings
-from millstream.errors import StartFailed, StorageFailed
+from millstream.errors import StartFailed
 from millstream.log.lock import DirectoryLock
 from millstream.log.storage import DiskStorage
 from millstream.server.exposure import check_exposure, check_keys
 from millstream.server.http.listener import HttpListener
 from millstream.server.logs import set_log_level
-from millstream.server.mqtt.door import TURNED_AWAY_MAX
 from millstream.server.mqtt.listener import MqttListener
 from millstream.server.tcp import NativeListener
 from millstream.server.tls import ServerTls
@@ -37,7 +36,6 @@ Announce = Callable[[str, str, str], None]
 
 #: Descriptors beside log files and connections: the lock, the loop, standard streams, clients that are turned away, a
 #: few spare.
-_SPARE_DESCRIPTORS: Final = 64 + TURNED_AWAY_MAX
 
 
 async def run(
@@ -127,7 +125,9 @@ def _lock(data: Path) -> DirectoryLock:
         lock = DirectoryLock(data)
         lock.acquire()
     except OSError as error:
-        raise StorageFailed(f"the data directory {str(data)!r} cannot be used: {error.strerror or error}") from None
+        reason = error.strerror or str(error)
+        advice = "let this user write there, or choose another --data"
+        raise StartFailed(f"the data directory {str(data)!r} cannot be used: {reason}; {advice}") from None
     return lock
 
 
@@ -149,8 +149,7 @@ async def _open(opening: Callable[[], Awaitable[None]], host: str, port: int, fl
 
 def _raise_descriptor_limit(settings: Settings) -> None:
     """Take the descriptors that the settings need, or say which setting is too high for this machine."""
-    doors = 1 + settings.http.enabled + settings.mqtt.enabled
-    needed = settings.storage.open_files_max + doors * settings.server.max_connections + _SPARE_DESCRIPTORS
+    needed = settings.descriptors_needed
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft >= needed or soft == resource.RLIM_INFINITY:
         return

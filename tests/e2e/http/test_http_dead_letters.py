@@ -45,8 +45,12 @@ def test_letters_are_found_by_what_they_say_and_shown_whole(http: httpx.Client, 
     }
     for what, rows in found.items():
         assert [row["original_id"] for row in rows] == [leased.id], what
-    assert letters(http, header=["tenant:us"]) == []
+    assert letters(http, header=["tenant:us"]) == letters(http, header=["tenant=us"]) == []
+    assert letters(http, header=["tenant=eu"]) == found["header"]
     assert letters(http, reason="POISON") == []
+    answer = http.get("/dead-letters", params={"reason": "BORED"})
+    assert answer.status_code == 400
+    assert "REJECTED" in answer.json()["message"]
     (row,) = found["topic"]
     letter = http.get(f"/dead-letters/{row['id']}").json()
     assert (letter["value"], letter["reason"], letter["error"]) == ({"to": "ann"}, "REJECTED", "No such Customer")

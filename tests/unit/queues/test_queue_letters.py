@@ -201,7 +201,7 @@ def test_a_dedup_id_does_not_come_back() -> None:
         ({"group": "billing"}, True),
         ({"group": "bill"}, False),
         ({"reason": "rejected"}, True),
-        ({"reason": "reject"}, False),
+        ({"reason": "poison"}, False),
         ({"error": "DB"}, True),
         ({"error": "network"}, False),
         ({"headers": {"shop": "berlin"}}, True),

@@ -144,7 +144,9 @@ class Why:
             sentence = f"Everything is settled; {_consumers(group)}."
             told = Explanation(sentence=sentence, state="empty", facts=facts)
         elif not group.consumers:
-            sentence = f"Nobody consumes the group: no consumer is connected, and {_messages(depth)} not settled."
+            leased = sum(part.counts().leased for part in group.open_parts())
+            held = f" ({leased} on lease)" if leased else ""
+            sentence = f"Nobody consumes the group: no consumer is connected, and {_messages(depth)} not settled{held}."
             told = Explanation(sentence=sentence, state="no-consumer", facts=facts | {"oldest_offset": oldest[2]})
         else:
             reason = await self._reason(oldest[1], oldest[2])

@@ -38,7 +38,7 @@ class LetterQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reason: str = ""
     #: A part of the error's text; upper and lower case are the same.
     error: str = ""
-    #: `name` or `name:value`; may be given several times.
+    #: `name` or `name=value` (`name:value` does as well); may be given several times.
     header: list[str] = []
     key: str | None = None
     #: When they died: from `since_ms` on and before `until_ms`; 0 = no limit.
@@ -48,8 +48,9 @@ class LetterQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     def filter(self) -> LetterFilter:
         headers: Headers = {}
         for text in self.header:
-            name, separator, value = text.partition(":")
-            headers[name] = value if separator else None
+            separator = min("=:", key=lambda sign: (text + "=:").index(sign))  # whichever comes first
+            name, found, value = text.partition(separator)
+            headers[name] = value if found else None
         return _filter(self, headers)
 
 
