@@ -104,14 +104,19 @@ class Positions:
         tolerate_missing: bool,
         skip_damage: bool,
         commit: Callable[[Message], object] | None,
+        on_refused: Callable[[TopicPartition, MillstreamError], None] | None = None,
     ) -> None:
-        """`tolerate_missing`: a topic that goes away is somebody else's business (the group's), not an error."""
+        """`tolerate_missing`: a topic that goes away is somebody else's business (the group's), not an error.
+
+        `on_refused` is told the first time that a partition cannot be read for now.
+        """
         self._max_bytes = max_bytes
         self._wait_ms = wait_ms
         self._jitter = jitter
         self._tolerate_missing = tolerate_missing
         self._skip_damage = skip_damage
         self._commit = commit
+        self._on_refused = on_refused
         #: Given to every message, for `message.reply`.
         self.reply: Callable[..., object] | None = None
         self._by_place: dict[TopicPartition, Position] = {}
@@ -215,6 +220,8 @@ class Positions:
             if error.retriable:
                 position.attempts += 1
                 position.retry_at_ms = now_ms + backoff_ms(position.attempts, self._jitter())
+                if position.attempts == 1 and self._on_refused is not None:
+                    self._on_refused(position.place, error)
             elif self._tolerate_missing and isinstance(error, TopicNotFound | PartitionNotFound):
                 position.retry_at_ms = now_ms + _GONE_RETRY_MS
             else:

@@ -6,6 +6,7 @@ message (`_last`), everything else is worked out from it when somebody wants to 
 
 from __future__ import annotations
 
+import logging
 import operator
 import random
 import weakref
@@ -18,11 +19,18 @@ from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS
 from millstream.client.positions import Handout, Position, Positions
 from millstream.client.settings import StreamSettings
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, MillstreamError
 
 __all__ = ["Reading"]
 
+_log = logging.getLogger("millstream.client")
+
 _NOTHING: Final[tuple[Message, ...]] = ()
+
+
+def _say_refused(place: TopicPartition, error: MillstreamError) -> None:
+    """Whoever waits should know what for."""
+    _log.warning("stream: %s cannot be read now: %s; trying again", place, error)
 
 
 class Reading:
@@ -45,6 +53,7 @@ class Reading:
             tolerate_missing=settings.group is not None,
             skip_damage=settings.on_damage == "skip",
             commit=commit_message if settings.group is not None else None,
+            on_refused=_say_refused,
         )
         self._uids: dict[str, list[int]] = {}
         self._ready: deque[Handout] = deque()

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from itertools import islice
 
 import pytest
-from fake_broker import FakeBroker, FakeMember
+from fake_broker import FakeBroker, FakeMember, FakePartition
 
 import millstream
 from millstream.client.address import Target
@@ -23,6 +23,7 @@ from millstream.errors import (
     InvalidArgument,
     OffsetOutOfRange,
     PartitionNotFound,
+    ReadOnly,
     StaleGeneration,
     TopicNotFound,
     Unauthorized,
@@ -63,6 +64,28 @@ def test_the_latest_message_is_handed_out_before_more_is_asked_for(
         client.publish("t", b"late")
         assert next(messages).value == b"late"
     assert asked[2] == 20
+
+
+def test_what_a_stream_waits_for_is_said_once(
+    fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(client, 10)
+    refusals = 3
+    topic = FakeBroker.topic
+
+    def refusing(broker: FakeBroker, name: str, create: bool = True) -> list[FakePartition]:
+        nonlocal refusals
+        if not create and refusals:
+            refusals -= 1
+            raise ReadOnly("new disk")
+        return topic(broker, name, create)
+
+    with client.stream("t") as stream:
+        monkeypatch.setattr(FakeBroker, "topic", refusing)
+        assert next(iter(stream)).offset == 0
+    assert [record.getMessage() for record in caplog.records] == [
+        "stream: t/0 cannot be read now: new disk; trying again"
+    ]
 
 
 def test_a_stream_reads_everything_in_order_and_waits_for_more(fake: FakeBroker, client: millstream.Client) -> None:
