@@ -240,7 +240,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         topic: str,
         *,
         linger_ms: float = 5,
-        batch_bytes: int = 262_144,
+        batch_bytes: int = 524_288,
         batch_messages: int = 10_000,
         acks: Literal["none", "leader", "all"] = "leader",
         compression: Literal["lz4", "zstd"] | None = None,

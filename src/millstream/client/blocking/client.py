@@ -228,7 +228,7 @@ class Client(Admin, PubSub, Work):
         topic: str,
         *,
         linger_ms: float = 5,
-        batch_bytes: int = 262_144,
+        batch_bytes: int = 524_288,
         batch_messages: int = 10_000,
         acks: Literal["none", "leader", "all"] = "leader",
         compression: Literal["lz4", "zstd"] | None = None,
