@@ -115,6 +115,8 @@ def run(
     checked = load_pipeline(file, broker=broker, namespace=namespace, credentials=credentials)
     settings = parse_pairs(conf or [], "--conf")
     standing = run_pipeline(checked, until=until, master=master, conf=settings, as_json=as_json)
+    if standing.state == "finished" and checked.report is not None and not as_json:
+        stdout.print(f"the report is {checked.report}", markup=False, soft_wrap=True)
     return ExitCode.REQUEST if standing.state == "failed" else ExitCode.OK
 
 
@@ -146,7 +148,8 @@ def validate(
         else:
             names = ", ".join(query.name for query in queries_of(checked.graph))
             said = f"{file}: {checked.definition.name} reads {', '.join(checked.topics_read())} and writes "
-            stdout.print(f"{said}{', '.join(checked.topics_written())} ({names})", markup=False, soft_wrap=True)
+            said += f"{', '.join(checked.topics_written())}{f' ({names})' if names else ''}"
+            stdout.print(said, markup=False, soft_wrap=True)
     if as_json:
         print_json(rows)
     return ExitCode.OK if all(row["valid"] for row in rows) else ExitCode.USAGE

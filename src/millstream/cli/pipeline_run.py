@@ -153,7 +153,7 @@ class Screen:
         said = (standing.state, standing.error)
         if said == self._said or {standing.state, self._said[0]} == {"running", "waiting"}:
             return
-        news = standing.error if standing.error != self._said[1] else ""
+        news = standing.error if standing.error != self._said[1] or standing.state == "restarting" else ""
         self._said = said
         line = Text.assemble(f"{standing.name}: ", (standing.state, _STYLES.get(standing.state, "yellow")))
         stderr.print(line.append(f": {terminal_safe(news)}" if news else ""), soft_wrap=True)

@@ -51,8 +51,14 @@ class Checked:
             found += source.topic_names or [source.pattern or source.table or self.place(source.parquet or "")]
         return found
 
+    @property
+    def report(self) -> str | None:
+        """The page for people that it ends in, if it does."""
+        path = (self.document.get("options") or {}).get("report")
+        return None if path is None else self.place(path)
+
     def topics_written(self) -> list[str]:
-        found: list[str] = []
+        found: list[str] = [] if self.report is None else [self.report]
         for sink in self.definition.sinks:
             routes = [step.route for step in self.definition.steps if step.route is not None]
             routed = [topic for route in routes for topic in (*route.topics, route.otherwise)]
