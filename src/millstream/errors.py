@@ -251,7 +251,7 @@ class ConfigInvalid(RequestError):
     """A configuration key is unknown or its value is not allowed."""
 
     code, number = "CONFIG_INVALID", 29
-    remedy = "Fix what the message names.  The reference of the documentation lists all settings."
+    remedy = "Fix what the message names; `millstream config show` lists the settings of a broker."
 
 
 class BatchDamaged(UnavailableError):

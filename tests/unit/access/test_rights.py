@@ -138,4 +138,5 @@ def test_what_is_remembered_has_an_end() -> None:
 
 def test_everything_is_everything() -> None:
     assert EVERYTHING.may("admin", "*", "#")
-    assert EVERYTHING.may("produce", "default", "_audit")
+    assert EVERYTHING.may("admin", "default", "_audit")
+    assert not EVERYTHING.may("produce", "default", "_audit"), "which is the broker's own, whoever may do what"
