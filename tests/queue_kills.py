@@ -38,7 +38,7 @@ KINDS = ("ack",) * 12 + ("flaky",) * 3 + ("poison", "reject")
 #: Makes the journals, which carry dead letters to their topic, grow and roll.
 PADDING = "x" * 6000
 #: An ack lives in memory for so long at most; the rest is for a broker that waits for a processor.
-FLUSH_S, PATIENCE_S = 0.05, 0.25
+FLUSH_S, PATIENCE_S = 0.05, 1.0
 #: How much later than the broker answers a consumer may write that down.
 DIARY_S = 1.0
 

@@ -80,7 +80,7 @@ def test_a_subscriber_gets_what_comes_from_now_on_in_order(client: Client) -> No
 
 
 def test_batches_and_timeouts(client: Client) -> None:
-    subscription = client.subscribe("news", timeout_s=0.2)
+    subscription = client.subscribe("news", timeout_s=1)
     client.publish_many("news", [b"a", b"b", b"c"])
     assert [[message.value for message in batch] for batch in subscription.batches()] == [[b"a", b"b", b"c"]]
     client.publish("news", b"d")

@@ -136,11 +136,11 @@ def test_what_was_not_begun_when_its_lease_ended_has_not_failed(broker: BrokerFo
     with millstream.connect(broker.address) as client:
         fill(client, 4)
         begun: list[tuple[int, int]] = []
-        options = {"lease": "1s", "auto_extend": False, "policy": {"retry": "standard,initial=0ms"}}
+        options = {"lease": "3s", "auto_extend": False, "policy": {"retry": "standard,initial=0ms"}}
         with client.queue("t", prefetch=8, timeout_s=1, **options) as queue:
             for message in queue:
                 if not begun:
-                    time.sleep(1.3)
+                    time.sleep(3.3)
                 begun.append((message.offset, message.failures))
                 message.ack()
         assert sorted(begun) == [(0, 0), (0, 1), (1, 0), (2, 0), (3, 0)]

@@ -61,8 +61,8 @@ def test_many_requests_share_the_inbox_and_each_gets_its_own_reply(client: Clien
 def test_without_a_reply_the_request_times_out_and_a_late_one_is_dropped_and_counted(client: Client) -> None:
     asked: list[millstream.Message] = []
     service = Service(client, "slow", asked.append)
-    with pytest.raises(RequestTimeout, match=r"no reply came within 0\.2 s"):
-        client.request("slow", b"?", timeout=0.2)
+    with pytest.raises(RequestTimeout, match=r"no reply came within 1 s"):
+        client.request("slow", b"?", timeout=1)
     while not asked:
         pass
     assert asked[0].reply(b"late") is not None
@@ -87,7 +87,7 @@ def test_of_two_replies_the_first_counts(client: Client) -> None:
 def test_a_reply_to_somebody_who_is_gone_is_none(broker: BrokerForTests, client: Client) -> None:
     subscription = client.subscribe("bye")
     with millstream.connect(broker.address) as leaving, pytest.raises(RequestTimeout):
-        leaving.request("bye", b"?", timeout=0.05)
+        leaving.request("bye", b"?", timeout=1)
     message = subscription.next(10)
     assert message is not None
     while broker.broker.metrics.subscriptions > 1:

@@ -49,7 +49,7 @@ def test_a_thousand_topics_are_shown_and_searched_at_once(screen: Screen) -> Non
     began = time.monotonic()
     screen.open("topics")
     screen.see("1,000 topics")
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 6
     assert screen.page.locator("tbody tr").count() == 100
     screen.press("Dead letters")
     assert "topic-0700" in screen.page.locator("tbody tr").first.inner_text()

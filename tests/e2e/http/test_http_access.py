@@ -163,10 +163,13 @@ def test_names_in_paths_do_not_escape_the_data_directory(http: httpx.Client, key
 # --- limits ------------------------------------------------------------------------------------------------------
 
 
-def test_one_address_and_one_key_ask_no_faster_than_their_limits() -> None:
+def test_one_address_and_one_key_ask_no_faster_than_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"requests_per_s_per_address": 20, "requests_per_s_per_key": 3}
     with guarded(http=True, limits=limits) as broker, httpx.Client(base_url=broker.url) as http:
         key, other = bearer(key_for(broker, "admin")), bearer(key_for(broker, "admin"))
+        access = broker.broker.access  # for which time stands still
+        now_ms = access._now_ms()
+        monkeypatch.setattr(access, "_now_ms", lambda: now_ms)
         found = [http.get(f"{API}/namespaces", headers=key).status_code for _ in range(4)]
         assert found == [200, 200, 200, 429]
         assert http.get(f"{API}/namespaces", headers=other).status_code == 200
@@ -174,6 +177,7 @@ def test_one_address_and_one_key_ask_no_faster_than_their_limits() -> None:
         assert answers[-1].status_code == 429
         assert answers[-1].json()["code"] == "THROTTLED"
         assert int(answers[-1].headers["retry-after"]) >= 1
+        monkeypatch.undo()
         broker.clock.advance("2s")
         assert http.get(f"{API}/namespaces", headers=key).status_code == 200
 

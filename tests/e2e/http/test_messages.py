@@ -183,6 +183,8 @@ def test_delays_and_expiry_follow_the_clock_of_the_broker(broker: BrokerForTests
     waiting = http.get(f"/messages/{due['id']}").json()
     assert (waiting["deliver_at_ms"], waiting["timestamp_ms"]) == (at_ms, 1_700_000_000_000)
     broker.clock.advance("2m")
+    while len(browse(http, "timed")) < 2:
+        time.sleep(0.01)  # they are on their way to the disk
     assert [message["value"] for message in browse(http, "timed")] == ["sooner", "later"]
     assert http.get(f"/messages/{delayed['id']}").json()["value"] == "later"
 

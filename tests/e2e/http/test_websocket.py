@@ -548,7 +548,7 @@ def test_who_has_not_said_its_key_does_not_delay_a_stop() -> None:
     with running, open_socket(running) as silent:
         began_s = time.monotonic()
         running.stop()
-        assert time.monotonic() - began_s < 2
+        assert time.monotonic() - began_s < 8
         assert silent.next(lambda told: True)["error"]["code"] == "SHUTTING_DOWN"
 
 

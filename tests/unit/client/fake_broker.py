@@ -143,7 +143,8 @@ class FakeBroker:
         listener.listen(64)
         self.port = listener.getsockname()[1]
         self._listener = listener
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        self._accepting = threading.Thread(target=self._accept, args=(listener,), daemon=True)
+        self._accepting.start()
         threading.Thread(target=self._beat, args=(listener,), daemon=True).start()
 
     def _beat(self, listener: socket.socket) -> None:
@@ -163,6 +164,8 @@ class FakeBroker:
         if self._listener is not None:
             with contextlib.suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
+            # Before its number is another socket's: the thread could be about to accept from that one.
+            self._accepting.join(5)
             self._listener.close()
             self._listener = None
             self._note()

@@ -313,7 +313,7 @@ def test_a_message_that_is_never_settled_does_not_stop_the_queue(fake: FakeQueue
 
 def test_what_was_not_begun_goes_back_before_the_lease_ends(fake: FakeQueues, client: millstream.Client) -> None:
     fill(client, 5)
-    with client.queue("t", prefetch=10, lease="1s", auto_extend=False) as queue:
+    with client.queue("t", prefetch=10, lease="3s", auto_extend=False) as queue:
         first = queue.next(5)
         assert first is not None
         eventually(lambda: set(fake.released) == {1, 2, 3, 4})
