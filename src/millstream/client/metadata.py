@@ -13,7 +13,22 @@ from millstream.entries import AnyEntry, is_delayed, routing_key
 from millstream.errors import InvalidArgument, PartitionNotFound, PayloadTooLarge
 from millstream.ids import SCHEDULES
 from millstream.partitioning import key_partition
-from millstream.wire import access_calls, calls, letter_calls, message_calls, queue_calls, schedule_calls
+from millstream.wire import (
+    access_calls,
+    admin_calls,
+    calls,
+    letter_calls,
+    message_calls,
+    mqtt_calls,
+    pipeline_calls,
+    queue_calls,
+    schedule_calls,
+    stage_calls,
+    stats_calls,
+    subscription_calls,
+    trace_calls,
+    webhook_calls,
+)
 
 __all__ = ["FETCH_WAIT_MS", "Place", "Topic", "commit_call", "is_repeatable", "offsets_call", "reset_call"]
 
@@ -65,6 +80,25 @@ _REPEATABLE: Final = (
     access_calls.SetQuota,
     access_calls.ShowQuota,
     access_calls.ListAudit,
+    admin_calls.CheckHealth,
+    admin_calls.ListConnections,
+    admin_calls.ShowConfig,
+    mqtt_calls.DescribeMqtt,
+    mqtt_calls.ListRetained,
+    mqtt_calls.ListSessions,
+    mqtt_calls.ShowRetained,
+    mqtt_calls.ShowSession,
+    pipeline_calls.ListPipelines,
+    pipeline_calls.ShowPipeline,
+    stage_calls.ListStages,
+    stats_calls.DescribeOverview,
+    stats_calls.Metrics,
+    stats_calls.ReadHistory,
+    subscription_calls.DescribeFlow,
+    trace_calls.FindTraces,
+    trace_calls.ShowPassport,
+    webhook_calls.DescribeWebhook,
+    webhook_calls.ListWebhooks,
 )
 
 
