@@ -270,7 +270,7 @@ def test_requests_keep_to_their_rate(client: Client, receiver: Receiver) -> None
     eventually(lambda: client.webhooks.show(made.webhook.id).delivered >= 2)
     assert client.queues.describe("orders").ready > 0  # what waits for its turn waits in the queue
     eventually(lambda: client.webhooks.show(made.webhook.id).delivered == 31)
-    assert max(receiver.times) - min(receiver.times) >= 1  # thirty intervals of 50 ms, a third of them as slack
+    assert max(receiver.times) - min(receiver.times) >= 1.2  # thirty intervals of 50 ms, a fifth of them as slack
 
 
 def test_a_raw_payload_and_a_pattern(client: Client, receiver: Receiver) -> None:

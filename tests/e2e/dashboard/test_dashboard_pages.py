@@ -46,10 +46,13 @@ def test_a_thousand_topics_are_shown_and_searched_at_once(screen: Screen) -> Non
         for n in range(1000)
     ]
     screen.page.route("**/topics?*", lambda route: route.fulfill(json=rows, headers={"x-total-count": "1000"}))
-    began = time.monotonic()
-    screen.open("topics")
-    screen.see("1,000 topics")
-    assert time.monotonic() - began < 6
+    took_s: list[float] = []
+    while len(took_s) < 3 and min(took_s, default=2) >= 2:  # others may be using this machine
+        began_s = time.monotonic()
+        screen.open("topics")
+        screen.see("1,000 topics")
+        took_s.append(time.monotonic() - began_s)
+    assert min(took_s) < 2, took_s
     assert screen.page.locator("tbody tr").count() == 100
     screen.press("Dead letters")
     assert "topic-0700" in screen.page.locator("tbody tr").first.inner_text()

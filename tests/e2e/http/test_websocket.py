@@ -544,12 +544,16 @@ def test_who_says_nothing_is_not_waited_for(strict: BrokerForTests) -> None:
 
 
 def test_who_has_not_said_its_key_does_not_delay_a_stop() -> None:
-    running = guarded(http=True)
-    with running, open_socket(running) as silent:
-        began_s = time.monotonic()
-        running.stop()
-        assert time.monotonic() - began_s < 8
-        assert silent.next(lambda told: True)["error"]["code"] == "SHUTTING_DOWN"
+    """In real time.  One try must succeed: others may be using this machine."""
+    took_s: list[float] = []
+    while len(took_s) < 3 and min(took_s, default=2) >= 2:
+        running = guarded(http=True)
+        with running, open_socket(running) as silent:
+            began_s = time.monotonic()
+            running.stop()
+            took_s.append(time.monotonic() - began_s)
+            assert silent.next(lambda told: True)["error"]["code"] == "SHUTTING_DOWN"
+    assert min(took_s) < 2, took_s
 
 
 def test_a_key_allows_what_its_role_allows(strict: BrokerForTests) -> None:
