@@ -73,6 +73,9 @@ def test_files_are_validated_without_spark_and_without_a_broker(run: CommandLine
     good.write_text(GOOD)
     bad.write_text(GOOD.replace("topic: copies", "topik: copies").replace("{a:", "{'a b':"))
     assert run("validate", str(good)).strip() == f"{good}: copy reads orders and writes copies (topics)"
+    report = tmp_path / "report.yaml"
+    report.write_text("name: why\nready: dlq-report\noptions: {report: why.html}\n")
+    assert run("validate", str(report)).strip().endswith(f" and writes {tmp_path / 'why.html'}")
     shown = run("validate", str(good), str(bad), code=2)
     assert f"{bad} line 3, sink 1, topik: there is no key 'topik' here; did you mean 'topic'?" in shown
     (first, second) = json.loads(run("validate", str(good), str(bad), "--json", code=2))

@@ -40,6 +40,19 @@ def test_without_a_terminal_there_is_a_line_for_each_batch_and_each_state(capsys
     assert shown.err.count("clean: running: the broker was away") == 1
 
 
+def test_every_restart_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    screen, shown = Screen(as_json=False), Standing("clean", "run-1", state="running")
+    with screen:
+        for state in ("restarting", "running", "restarting"):
+            shown.state, shown.error = state, "topic 'payments' does not exist"
+            screen.changed(shown)
+    assert capsys.readouterr().err.splitlines() == [
+        "clean: restarting: topic 'payments' does not exist",
+        "clean: running",
+        "clean: restarting: topic 'payments' does not exist",
+    ]
+
+
 def test_a_file_is_validated_without_loading_spark() -> None:
     look = "import sys, millstream.spark.pipelines.loading; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", look], check=False).returncode == 0
