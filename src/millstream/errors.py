@@ -455,7 +455,7 @@ class StartFailed(MillstreamError):
     """The broker cannot start with this configuration on this machine."""
 
     code, number = "START_FAILED", 63
-    remedy = "Change what the message names: port, address, permissions, limits or packages."
+    remedy = "Change what the message names: data directory, port, address, permissions, limits or packages."
 
 
 def catalogue() -> dict[int, type[MillstreamError]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -402,6 +403,14 @@ def test_a_flipped_bit_is_found(alone: Run, stopped_data: Path) -> None:
     segment.write_bytes(content)
     assert "are damaged" in alone("log", "verify", str(stopped_data), code=4).out
     assert segment.read_bytes() == content, "verify only reads"
+
+
+def test_messages_whose_state_is_gone_can_still_be_read(alone: Run, stopped_data: Path) -> None:
+    shutil.rmtree(stopped_data / "state")
+    dumped = alone("log", "dump", str(stopped_data), "--topic", "orders", "--max", "1")
+    assert [line.split("\t")[-1] for line in dumped.lines] == ["first"]
+    refused = alone("serve", "--data", str(stopped_data), "--port", "0", code=1).err
+    assert "lacks state/topics" in refused
 
 
 def test_what_is_not_a_data_directory_is_left_alone(alone: Run, tmp_path: Path) -> None:

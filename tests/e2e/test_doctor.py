@@ -97,7 +97,14 @@ def test_what_a_start_would_refuse_is_told_before(doctor: Doctor, tmp_path: Path
     assert "server.nonsense" in doctor("--set", "server.nonsense=1", code=1)["settings"]["found"]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "restoring").touch()
-    assert "restore" in doctor(code=1)["data directory"]["next"]
+    assert "cut short" in doctor(code=1)["data directory"]["found"]
+    (tmp_path / "data" / "restoring").unlink()
+    (tmp_path / "data" / "topics" / "default" / "orders" / "0").mkdir(parents=True)
+    assert doctor()["data directory"]["verdict"] == "ok"
+    (tmp_path / "data" / "topics" / "default" / "orders" / "0" / "0.log").touch()
+    found = doctor(code=1)["data directory"]
+    assert "lacks state/topics" in found["found"]
+    assert "restore" in found["next"]
 
 
 def test_disks_that_are_slow_full_or_made_of_memory(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ from millstream.broker.messages.summaries import Summaries
 from millstream.broker.metrics import Metrics
 from millstream.broker.mqtt.mqtt import Mqtt
 from millstream.broker.mqtt.views import MqttViews
-from millstream.broker.node import leave_clean_marker, load_node_id, take_clean_marker
+from millstream.broker.node import TOPICS_STATE, check_data, leave_clean_marker, load_node_id, take_clean_marker
 from millstream.broker.partition import Partition, PublishReply
 from millstream.broker.pipelines import Pipelines
 from millstream.broker.queues.claims import Claims
@@ -67,10 +67,9 @@ from millstream.broker.webhooks.sender import Sender
 from millstream.broker.webhooks.webhooks import Webhooks
 from millstream.clock import Clock, SystemClock
 from millstream.config import Settings
-from millstream.errors import BatchDamaged, MillstreamError, ShuttingDown, StartFailed
+from millstream.errors import BatchDamaged, MillstreamError, ShuttingDown
 from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
-from millstream.log.holding import RESTORING
 from millstream.log.storage import Storage
 from millstream.names import AUDIT_TOPIC, STAGE_PREFIX, check_namespace
 from millstream.records import HEADER_BYTES
@@ -136,8 +135,7 @@ class Broker:
 
     async def start(self) -> None:
         """Recover what is stored, then take requests."""
-        if self._storage.exists(RESTORING):
-            raise StartFailed("the data directory holds a restore that was cut short: empty it and restore again")
+        check_data(self._storage)
         loop = asyncio.get_running_loop()
         self._open_storage(loop)
         clean = take_clean_marker(self._storage)
@@ -176,7 +174,7 @@ class Broker:
 
     def _open_topics(self, loop: asyncio.AbstractEventLoop) -> None:
         """Topics, and those who only read them: subscriptions and stream groups."""
-        log = self._open_state("state/topics")
+        log = self._open_state(TOPICS_STATE)
         registry = Registry(topics_max=self.settings.topics.max_topics)
         registry.replay(log.replay())
         self.topics = Topics(

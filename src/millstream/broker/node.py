@@ -1,4 +1,7 @@
-"""What a broker notes about itself in its data directory: who it is, and whether it has stopped in an orderly way."""
+"""What a broker notes about itself in its data directory: who it is, and whether it has stopped in an orderly way.
+
+And, before it writes the first byte there, whether what others have left can be started with at all.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,51 @@ from typing import Final
 
 import structlog
 
+from millstream.errors import StartFailed
+from millstream.log.holding import RESTORING
 from millstream.log.storage import Storage
 
-__all__ = ["leave_clean_marker", "load_node_id", "take_clean_marker"]
+__all__ = ["TOPICS_STATE", "check_data", "leave_clean_marker", "load_node_id", "take_clean_marker"]
 
 _log = structlog.get_logger("millstream.broker")
 
+#: The state log that says which topics there are.
+TOPICS_STATE: Final = "state/topics"
 _CLEAN_MARKER: Final = "clean"
+
+
+def check_data(storage: Storage) -> None:
+    """Raises StartFailed when a broker would take the directory for something that it is not; changes nothing."""
+    if storage.exists(RESTORING):
+        raise StartFailed("the data directory holds a restore that was cut short: empty it and restore again")
+    if not storage.names(TOPICS_STATE) and (orphan := _first_stored(storage)) is not None:
+        raise StartFailed(
+            f"the data directory has messages ({orphan}) but lacks {TOPICS_STATE}, which says what they belong to: "
+            "put that directory back or restore a backup into an empty one; to begin without these messages, move "
+            "topics/ elsewhere"
+        )
+
+
+def _first_stored(storage: Storage) -> str | None:
+    """A partition that has files.
+
+    One that has none does not count: its directory is made while its topic is recorded, and a crash may leave only
+    the directory.  Files come when the record is on disk.
+    """
+    for namespace in _names(storage, "topics"):
+        for topic in _names(storage, f"topics/{namespace}"):
+            for partition in _names(storage, f"topics/{namespace}/{topic}"):
+                directory = f"topics/{namespace}/{topic}/{partition}"
+                if _names(storage, directory):
+                    return directory
+    return None
+
+
+def _names(storage: Storage, directory: str) -> list[str]:
+    try:
+        return storage.names(directory)
+    except NotADirectoryError:  # what somebody else has put there is none of the broker's
+        return []
 
 
 def load_node_id(storage: Storage, draw: Callable[[], int]) -> str:

@@ -145,15 +145,22 @@ def check_data(settings: Settings) -> Iterator[Check]:
             f"Let {_user()} write there, or set --data elsewhere.",
         )
         return
-    elif (data / "restoring").exists():
-        yield Check(
-            "data directory", "fail", f"{data} holds a restore that was cut short", "Empty it, and restore again."
-        )
     else:
-        yield Check("data directory", "ok", f"{data.absolute()}, {_holder(data)}")
+        yield _check_contents(data)
     yield _check_room(settings, there)
     yield _check_file_system(there)
     yield _check_sync(there)
+
+
+def _check_contents(data: Path) -> Check:
+    from millstream.broker.node import check_data as check_start
+    from millstream.log.storage import DiskStorage
+
+    try:
+        check_start(DiskStorage(data))
+    except StartFailed as error:
+        return Check("data directory", "fail", f"{data}: {error}", 'See "Backup and restore" in docs/guide/operate.md.')
+    return Check("data directory", "ok", f"{data.absolute()}, {_holder(data)}")
 
 
 def _user() -> str:

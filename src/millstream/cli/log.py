@@ -141,7 +141,8 @@ def _stopped(data: Path) -> Iterator[None]:
     from millstream.log.lock import DirectoryLock
 
     # Checked before the lock is taken, which would leave a file in whatever directory was named by mistake.
-    if not (data / "state").is_dir():
+    # Messages without state are what somebody may have to save.
+    if not (data / "state").is_dir() and not (data / "topics").is_dir():
         reason = "no broker has used it" if data.is_dir() else "there is no such directory"
         raise UsageProblem(f"{data} is not a data directory: {reason}")
     lock = DirectoryLock(data)
