@@ -81,14 +81,31 @@ def test_repetitions_that_arrive_together_are_recognised(broker: BrokerForTests)
         assert native.call("topic.describe", name="orders")["partitions"][0]["next_offset"] == 1
 
 
-def test_without_a_window_nothing_is_looked_for(broker: BrokerForTests) -> None:
+def test_without_a_window_an_id_is_refused_and_the_publisher_goes_on(broker: BrokerForTests) -> None:
+    """Whoever gives an id relies on it; ignored without a word, it would be missed when it is needed."""
     with millstream.connect(broker.address) as client:
         client.create_topic("orders")
-        client.publish("orders", "a", dedup_id="order-1")
-        assert not client.publish("orders", "a", dedup_id="order-1").duplicate
-        assert values(client, "orders") == ["a", "a"]
+        with pytest.raises(InvalidArgument, match=r"no dedup window.*topic alter TOPIC -c dedup_window_ms="):
+            client.publish("orders", "a", dedup_id="order-1")
+        with pytest.raises(InvalidArgument, match="no dedup window"):
+            client.publish("orders", "a", dedup_id="order-1", delay="1h")
+        client.publish("orders", "plain", max_retries=3)
+        client.publish_many("orders", [millstream.Outgoing(value=b"more", max_retries=3)] * 2)
         client.alter_topic("orders", config=HOUR)
-        assert client.publish("orders", "a", dedup_id="order-1").duplicate, "what came before the change counts, too"
+        client.publish("orders", "a", dedup_id="order-1")
+        assert client.publish("orders", "a", dedup_id="order-1").duplicate
+        assert values(client, "orders") == ["a", "more", "more", "plain"]
+
+
+def test_a_window_that_is_taken_away_and_given_back_knows_what_came_before(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.create_topic("orders", config=HOUR)
+        client.publish("orders", "a", dedup_id="order-1")
+        client.alter_topic("orders", config={"dedup_window_ms": 0})
+        with pytest.raises(InvalidArgument, match="no dedup window"):
+            client.publish("orders", "a", dedup_id="order-1")
+        client.alter_topic("orders", config=HOUR)
+        assert client.publish("orders", "a", dedup_id="order-1").duplicate
 
 
 def test_a_message_with_an_id_travels_alone(broker: BrokerForTests) -> None:

@@ -183,13 +183,13 @@ class Partition:
         fsync: str,
         max_message_bytes: int,
         reply: PublishReply | None,
-        dedup_window_ms: int = 0,
+        dedup_window_ms: int | None = None,
         admitted: bool = False,
     ) -> None:
         """Take a batch as it came from a producer; the buffer is borrowed until `flush`.
 
-        `admitted`: whether it may be scheduled was asked before.  Raises MillstreamError when the batch can never be
-        stored; then `reply` is not called.
+        `dedup_window_ms`: None for what the broker appends itself.  `admitted`: whether it may be scheduled was asked
+        before.  Raises MillstreamError when the batch can never be stored; then `reply` is not called.
         """
         header, due_us = self.check(batch, max_message_bytes)
         if header.priorities != _NORMAL_LANE:
@@ -206,7 +206,7 @@ class Partition:
             if duplicate is not None:
                 self._repeat(header, duplicate.base_offset, duplicate.append_time_us, reply)
                 return
-        if dedup_window_ms and header.flags & _OPTIONS and self._came_before(batch, header, dedup_window_ms, reply):
+        if header.flags & _OPTIONS and self._known(batch, header, dedup_window_ms, reply):
             return
         if due_us is not None and self.admit is not None and not admitted:
             self._admit(due_us)
@@ -236,10 +236,9 @@ class Partition:
             self._pending_marks = {mark: it for mark, it in self._pending_marks.items() if it[0] < waiting}
             raise
 
-    def _came_before(self, batch: memoryview, header: BatchHeader, window_ms: int, reply: PublishReply | None) -> bool:
+    def _known(self, batch: memoryview, header: BatchHeader, window_ms: int | None, reply: PublishReply | None) -> bool:
         """Whether a message with the same dedup id is stored, which then is the answer."""
-        mark = mark_of(batch)
-        if mark is None:
+        if window_ms is None or (mark := mark_of(batch, header, window_ms)) is None:
             return False
         now_us, window_us = self._clock.now_us(), window_ms * 1000
         if self._duplicates is None:

@@ -14,7 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from millstream.broker.broker import Broker, Session
-from millstream.entries import AnyEntry, encode_entries, is_delayed, routing_key, split_entries
+from millstream.broker.registry import Topic
+from millstream.broker.traffic.duplicates import no_window
+from millstream.entries import AnyEntry, Entry, encode_entries, is_delayed, routing_key, split_entries
 from millstream.errors import MillstreamError, PartitionNotFound, PayloadTooLarge
 from millstream.ids import SCHEDULES, message_id, schedule_uid
 from millstream.partitioning import key_partition
@@ -68,6 +70,7 @@ async def publish(
         metadata = found[0]
     assert metadata is not None
     _check_sizes(entries, metadata)
+    _check_ids(entries, broker.topics.registry.find(session.namespace, topic))
     results: list[Receipt | MillstreamError | None] = [None] * len(entries)
     loop = broker.queues.loop
     done: asyncio.Future[None] = loop.create_future()
@@ -185,3 +188,11 @@ def _check_sizes(entries: Sequence[AnyEntry], topic: calls.TopicMetadata) -> Non
             raise PayloadTooLarge(
                 f"message {place} has {size} bytes, topic {topic.name!r} allows {topic.max_message_bytes}"
             )
+
+
+def _check_ids(entries: Sequence[AnyEntry], topic: Topic | None) -> None:
+    """The broker refuses ids as well, but then others of the same request would be stored."""
+    if topic is None or topic.config.dedup_window_ms:
+        return
+    if any(isinstance(entry, Entry) and entry.dedup_id for entry in entries):
+        raise no_window()

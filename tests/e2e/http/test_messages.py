@@ -189,6 +189,17 @@ def test_delays_and_expiry_follow_the_clock_of_the_broker(broker: BrokerForTests
     assert http.get(f"/messages/{delayed['id']}").json()["value"] == "later"
 
 
+def test_a_dedup_id_on_a_topic_without_a_window_refuses_the_request_before_anything_is_stored(
+    http: httpx.Client, client: Client
+) -> None:
+    client.create_topic("windowless", partitions=2)
+    for messages in ({"value": "a", "dedup_id": "1"}, [{"value": "plain"}, {"value": "a", "dedup_id": "1"}]):
+        answer = http.post("/topics/windowless/messages", json=messages)
+        assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+        assert "no dedup window" in answer.json()["message"]
+    assert sum(client.offsets("windowless").values()) == 0
+
+
 def test_a_repetition_is_recognised_by_its_dedup_id(http: httpx.Client, client: Client) -> None:
     client.create_topic("dedup", config={"dedup_window_ms": 60_000}, partitions=4)
     batch = [{"value": "a", "dedup_id": "1"}, {"value": "b", "dedup_id": "2"}, {"value": "c"}]

@@ -19,6 +19,7 @@ from millstream.entries import AnyEntry, Entry
 from millstream.server.http.following import Follower
 from millstream.server.publishing import publish
 from millstream.testing.broker import BrokerForTests
+from millstream.wire import calls
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +185,7 @@ def test_a_request_of_many_batches_lets_others_have_their_turn(broker: BrokerFor
     async def publish_all() -> int:
         inside = broker.broker
         session = inside.own_session("default", "test")
+        await inside.call(session, calls.CreateTopic(name="batches", config={"dedup_window_ms": 60_000}))
         asked = most = 0
         original = inside.publish
 

@@ -106,6 +106,16 @@ def test_a_message_id_of_the_publisher_is_shown_and_a_repetition_is_not_stored_a
     assert settle(worker, queue, "ack", message_id="order-7").reason == Reason.SUCCESS
 
 
+def test_on_a_topic_that_recognises_no_ids_a_message_id_is_a_name(mqtt: Wires, server: Millstream, queue: str) -> None:
+    server.broker.connect().create_topic(queue.replace("/", "."))
+    producer, worker = mqtt.connect(), mqtt.connect()
+    for qos in (1, 2):
+        said = producer.publish(f"$queue/{queue}", b"twice", qos, properties=user(message_id="order-7"))
+        assert said == Reason.SUCCESS
+    join(worker, queue)
+    assert [told(worker.message())["message-id"] for _ in range(2)] == ["order-7"] * 2
+
+
 def test_a_delay_lets_a_message_wait(mqtt: Wires, queue: str) -> None:
     producer, worker = mqtt.connect(), mqtt.connect()
     join(worker, queue)

@@ -130,10 +130,8 @@ class Publishing:
 
     def put(self, name: str, entry: Entry, owed: Owed) -> None:
         """Publish to a topic of the broker, as it is."""
-        topic = self._world.topic(name)
-        # What has an id is recognised by the partition itself, if the topic wants that; a move would pass it by.
-        recognised = bool(entry.dedup_id) and (topic is None or topic.config.dedup_window_ms > 0)
-        once = owed.qos == 2 and self._lasts and not recognised
+        # What has an id is recognised by the partition itself; a move would pass it by.
+        once = owed.qos == 2 and self._lasts and not entry.dedup_id
         self._pile_up(name, _Stored(entry, [entry.value or b""], owed), once=once)
 
     def _pile_up(self, name: str, stretch: _Stored, *, once: bool) -> None:

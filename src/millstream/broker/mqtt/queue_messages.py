@@ -68,8 +68,11 @@ class Leased(NamedTuple):
     message: Message
 
 
-def entry_for_queue(message: Message, now_us: int) -> Entry:
-    """A message on its way into a queue.  Raises InvalidArgument."""
+def entry_for_queue(message: Message, now_us: int, *, recognised: bool) -> Entry:
+    """A message on its way into a queue.  Raises InvalidArgument.
+
+    `recognised`: an id of the publisher's tells repetitions; otherwise it is a name and no more.
+    """
     told = message.properties.user
     asked = {name: value for name, value in reversed(told) if name in _ASKED or name == MESSAGE_ID}
     key = asked.get(_PARTITION_KEY)
@@ -81,7 +84,7 @@ def entry_for_queue(message: Message, now_us: int) -> Entry:
     if due_us > now_us:
         entry = entry._replace(deliver_at_us=due_us)
     own_id = asked.get(MESSAGE_ID)
-    if own_id:
+    if own_id and recognised:
         headers = entry.headers + encode_headers([(DEDUP_ID, own_id)])
         entry = entry._replace(headers=headers, options=True, dedup_id=own_id.encode())
     return entry

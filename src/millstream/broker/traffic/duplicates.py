@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from millstream.errors import InvalidArgument, MillstreamError, Throttled
+from millstream.errors import BatchDamaged, InvalidArgument, MillstreamError, Throttled
 from millstream.options import DEDUP_ID
 from millstream.records import Batch, BatchHeader, Columns, decode_headers
 from millstream.traffic.dedup import DedupWindow, Seen, fingerprint
@@ -19,7 +19,7 @@ from millstream.traffic.dedup import DedupWindow, Seen, fingerprint
 if TYPE_CHECKING:
     from millstream.broker.partition import Partition
 
-__all__ = ["Duplicates", "mark_of"]
+__all__ = ["Duplicates", "mark_of", "no_window"]
 
 _log = structlog.get_logger("millstream.duplicates")
 
@@ -27,13 +27,35 @@ _OPTIONS: Final = int(Columns.OPTIONS)
 _READ_BYTES: Final = 1024 * 1024
 
 
-def mark_of(batch: memoryview) -> bytes | None:
-    """The fingerprint of the message's dedup id, if it has one.  Raises InvalidArgument when it is not alone."""
+def mark_of(batch: memoryview, header: BatchHeader, window_ms: int) -> bytes | None:
+    """The fingerprint of the message's dedup id, if it has one.
+
+    Raises InvalidArgument when it is not alone, or when there is no window in which it would be looked for.
+    """
+    if not window_ms:
+        if header.count == 1 and _has_id(batch):  # ids travel alone: nobody looks into many messages for one
+            raise no_window()
+        return None
     marks = _marks(Batch.parse(batch, verify=False))
     if len(marks) > 1 and any(marks):
         # The answer to a publish has room for one message that was there before.
         raise InvalidArgument("a message with a dedup id must be the only one of its batch")
     return marks[0]
+
+
+def _has_id(batch: memoryview) -> bool:
+    try:
+        return _marks(Batch.parse(batch, verify=False))[0] is not None
+    except BatchDamaged:  # headers that nobody can read are for those who read them
+        return False
+
+
+def no_window() -> InvalidArgument:
+    """What is said of a dedup id that nobody would look at: who gives one relies on it."""
+    return InvalidArgument(
+        "the topic has no dedup window, so a dedup id would be ignored: set one with "
+        "`millstream topic alter TOPIC -c dedup_window_ms=10m`, or leave the id out"
+    )
 
 
 def _marks(batch: Batch) -> list[bytes | None]:
