@@ -225,7 +225,7 @@ class ReplayInfo(msgspec.Struct, kw_only=True):
 
     id: str
     status: Literal["running", "paused", "completed", "failed", "aborted"]
-    #: Why it is paused or has failed.
+    #: Why it is paused, has failed or had nothing to send.
     reason: str = ""
     target: str = ""
     rate: float = 0

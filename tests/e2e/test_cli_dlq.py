@@ -120,6 +120,30 @@ def test_a_replay_is_planned_carried_out_and_reported(run: Run, letters: list[st
     assert "REPLAY_NOT_FOUND" in run("replays", "r-0", code=1)[1]
 
 
+def test_a_replay_of_what_is_no_longer_there_says_so(run: Run, letters: list[str], client: Client) -> None:
+    run("replay", letters[0])
+    out, err = run("replay", letters[0])
+    assert "completed" in out
+    assert "there is nothing to replay: these dead letters are not there any more" in " ".join(out.split())
+    assert "note" not in err, "once is enough"
+    assert "nothing to replay" in " ".join(run("replay", letters[0], "--dry-run")[0].split())
+    report = json.loads(run("replay", letters[0], "--no-wait", "--json")[0])
+    assert (report["status"], report["total"], report["failures"]) == ("completed", 0, [])
+    assert "replayed, purged or acked" in report["reason"]
+    assert "no dead letter matches" in " ".join(run("replay", "--error", "never seen")[0].split())
+    assert "nothing to replay" in " ".join(run("replays", report["id"])[0].split())
+    run("purge", "--all", "--yes")
+    assert "there are no dead letters" in " ".join(run("replay", "--all")[0].split())
+
+
+def test_letters_that_have_nowhere_to_go_are_why_a_replay_sends_nothing(
+    run: Run, letters: list[str], client: Client
+) -> None:
+    client.delete_topic("bills", force=True)
+    out = " ".join(run("replay", "--topic", "bills")[0].split())
+    assert "topic 'bills' does not exist: 1 of its messages stay" in out
+
+
 def test_a_letter_is_repaired_from_a_file(run: Run, letters: list[str], client: Client, tmp_path: Path) -> None:
     (tmp_path / "value").write_bytes(b"\xffbetter")
     edits = ("--set-header", "shop=paris", "--set-header", "fixed=yes", "--value-file", str(tmp_path / "value"))

@@ -258,7 +258,8 @@ def replay(
                 stderr.print("nothing was sent (--dry-run)")
             return
         started = client.dead_letters.replay(ids or [], everything=everything, **options)
-        if not as_json and started.plan is not None:
+        # A replay of nothing says itself why it is one.
+        if not as_json and started.plan is not None and started.plan.total:
             for warning in started.plan.warnings:
                 stderr.print(Text(f"note: {warning}", style="yellow"))
         info = _follow(started, shown=not as_json) if wait else started.info

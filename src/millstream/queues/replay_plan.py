@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from millstream.dead_letters import DeadLetter, LetterEdit, ReplayPlan
 from millstream.durations import format_ms
@@ -24,6 +24,14 @@ _FIRST_SHOWN: Final = 10
 _DAY_MS: Final = 86_400_000
 #: More than this without a rate limit is worth a word.
 _BURST: Final = 1_000
+#: Why no letter is left of those that were asked for, by how they were asked for.
+_NOTHING: Final = {
+    "ids": "these dead letters are not there any more; they were replayed, purged or acked, or retention removed them",
+    "filter": "no dead letter matches; those that were replayed, purged or acked do not count",
+    "everything": "there are no dead letters; those that were replayed, purged or acked do not count",
+}
+
+Asked: TypeAlias = Literal["ids", "filter", "everything"]
 
 # Sorted as bytes: append time and uid and offset of the original, number of the source, offset of the letter.
 _ENTRY: Final = Struct(">16sIQ")
@@ -44,8 +52,17 @@ def target_of(letter: DeadLetter, target: str) -> str:
 class ReplayPlanner:
     """Takes letters in any order and says what becomes of them."""
 
-    def __init__(self, *, target: str, edit: LetterEdit, rate: float, topic_exists: Callable[[str], bool]) -> None:
+    def __init__(
+        self,
+        *,
+        target: str,
+        edit: LetterEdit,
+        rate: float,
+        topic_exists: Callable[[str], bool],
+        asked: Asked = "filter",
+    ) -> None:
         self._target = target
+        self._asked: Asked = asked
         self._edit = edit
         self._rate = rate
         self._topic_exists = topic_exists
@@ -115,6 +132,8 @@ class ReplayPlanner:
         if self.more:
             yield f"a replay takes {CANDIDATES_MAX} messages at most; replay the rest afterwards"
         if not self._entries:
+            if not self._missing:
+                yield f"there is nothing to replay: {_NOTHING[self._asked]}"
             return
         age_ms = now_ms - self._oldest_us // 1000
         if age_ms > _DAY_MS:

@@ -92,6 +92,9 @@ def test_a_replay_is_planned_run_edited_and_reported(http: httpx.Client, client:
     body = {"filter": {"topic": "retry"}, "edit": {"value": {"fixed": True}, "set_headers": {"by": "me"}}}
     planned = http.post("/dead-letters/replays", json=body | {"dry_run": True}).json()
     assert (planned["plan"]["total"], planned["plan"]["targets"], planned["replay"]) == (2, {"retry": 2}, None)
+    nothing = http.post("/dead-letters/replays", json={"filter": {"topic": "never.was"}}).json()["replay"]
+    assert (nothing["status"], nothing["total"]) == ("completed", 0)
+    assert nothing["reason"].startswith("there is nothing to replay: no dead letter matches")
     replay = http.post("/dead-letters/replays", json=body).json()["replay"]
     eventually(lambda: http.get(f"/dead-letters/replays/{replay['id']}").json()["status"] == "completed")
     report = http.get(f"/dead-letters/replays/{replay['id']}").json()

@@ -142,7 +142,9 @@ class Replays:
             {_ORDER + info.id: msgspec.to_builtins(order), _PROGRESS + info.id: msgspec.to_builtins(info)}
         )
         job = self._jobs[info.id] = ReplayJob(self._host, order, info)
-        self._start(job, planner)
+        task = self._start(job, planner)
+        if not plan.total:
+            await task  # over at once, and the answer can say so
         await self._forget_old()
         _log.info("replay began", replay=info.id, messages=plan.total, target=call.target or "original topics")
         return ReplayStarted(plan=plan, replay=info)
@@ -154,6 +156,7 @@ class Replays:
             edit=call.edit,
             rate=call.rate,
             topic_exists=lambda topic: registry.find(namespace, topic) is not None,
+            asked="ids" if call.ids else "everything" if call.everything else "filter",
         )
         if call.ids:
             async for letter in self._host.letters.with_ids(namespace, call.ids):
@@ -206,8 +209,9 @@ class Replays:
 
     # --- the work ------------------------------------------------------------------------------------------------
 
-    def _start(self, job: ReplayJob, planner: ReplayPlanner | None) -> None:
+    def _start(self, job: ReplayJob, planner: ReplayPlanner | None) -> asyncio.Task[None]:
         job.task = asyncio.get_running_loop().create_task(self._run(job, planner))
+        return job.task
 
     async def _run(self, job: ReplayJob, planner: ReplayPlanner | None) -> None:
         info = job.info
@@ -218,7 +222,8 @@ class Replays:
                 info.replayed, info.failed, info.failures = max(0, info.total - planner.total), 0, []
             await job.send_all(planner.candidates())
             if not job.ending.is_set():
-                job.end("completed")
+                # Nothing sent is not what anybody has asked for; the plan knows why.
+                job.end("completed", "" if info.total else "; ".join(planner.plan(now_ms=self._now_ms()).warnings))
         except MillstreamError as error:
             job.end("failed", str(error))
         except Exception as error:
