@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 from typing import Final
 
 from millstream.errors import InvalidName
@@ -18,6 +20,7 @@ __all__ = [
     "check_pattern",
     "check_topic",
     "compile_pattern",
+    "did_you_mean",
     "is_pattern",
     "is_system",
 ]
@@ -105,3 +108,9 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
 def _shown(name: str) -> str:
     return repr(name) if len(name) <= 80 else f"{name[:80]!r}... ({len(name)} characters)"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a name that nothing has: the one that was probably meant, or nothing."""
+    close = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import msgspec
 
 from millstream.durations import parse_ms
 from millstream.errors import ConfigInvalid, InvalidArgument
+from millstream.names import did_you_mean
 
 __all__ = ["merge_settings"]
 
@@ -30,8 +30,7 @@ def merge_settings(kind: type[S], values: Mapping[str, Any], base: S | None, *, 
     for key, given in values.items():
         value = given
         if key not in fields:
-            close = difflib.get_close_matches(key, fields, 1)
-            hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(sorted(fields))}"
+            hint = did_you_mean(key, fields) or f"; known keys: {', '.join(sorted(fields))}"
             raise ConfigInvalid(f"unknown {what} setting {key!r}{hint}")
         try:
             if key.endswith("_ms") and isinstance(value, str) and not value.isdecimal():

@@ -17,6 +17,8 @@ NOBODY = "http://127.0.0.1:1/hook?token=hidden"
 def broker() -> Iterator[BrokerForTests]:
     with BrokerForTests() as running:
         keep_logs_out()
+        for topic in ("orders", "billing"):
+            running.connect().create_topic(topic)
         yield running
 
 
@@ -62,6 +64,7 @@ def test_the_secret_is_shown_once_with_a_warning(run: CommandLine) -> None:
     [
         (("create", "orders", "ftp://x"), 1, "http:// or https://"),
         (("create", "orders", "http://x", "--retry", "soon"), 1, "not a length of time"),
+        (("create", "order", NOBODY), 1, "did you mean 'orders'?"),
         (("show", "wh-0"), 1, "there is no webhook 'wh-0'"),
         (("update", "wh-0"), 2, "say what to change"),
     ],

@@ -22,7 +22,7 @@ import pytest
 import millstream
 from millstream import Client
 from millstream.config import Settings
-from millstream.errors import InvalidArgument, QuotaExceeded, WebhookNotFound
+from millstream.errors import InvalidArgument, QuotaExceeded, TopicNotFound, WebhookNotFound
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from tests.e2e.access_world import guarded as guarded_by_keys
 from tests.e2e.access_world import key_for
@@ -111,7 +111,9 @@ def receiver() -> Iterator[Receiver]:
 
 @pytest.fixture
 def client(broker: BrokerForTests) -> Client:
-    return broker.connect()
+    connected = broker.connect()
+    connected.create_topic("orders")
+    return connected
 
 
 def depth(client: Client, topic: str = "orders", group: str = "default") -> int:
@@ -334,6 +336,8 @@ def test_a_pause_gives_back_what_is_in_hand(client: Client, receiver: Receiver) 
 def test_a_restart_goes_on_where_it_was(tmp_path: Path, receiver: Receiver) -> None:
     with BrokerForTests(tmp_path) as broker:
         client = broker.connect()
+        client.create_topic("orders")
+        client.create_topic("other")
         made = client.webhooks.create("orders", receiver.url, headers={"X": "y"}, rate=0.5)
         paused = client.webhooks.create("other", receiver.url)
         client.webhooks.pause(paused.webhook.id)
@@ -354,6 +358,7 @@ def test_a_webhook_survives_kill_nine_and_its_message_comes_again(tmp_path: Path
     receiver.answers = [500]
     with BrokerProcess(tmp_path) as process:
         with millstream.connect(process.address) as client:
+            client.create_topic("orders")
             made = client.webhooks.create("orders", receiver.url, retry_delays=["1h"])
             client.publish("orders", "x")
             eventually(lambda: client.webhooks.show(made.webhook.id).failed == 1)
@@ -370,6 +375,7 @@ def test_a_stop_does_not_wait_for_a_receiver_that_hangs(
     receiver.open.clear()
     with BrokerForTests(tmp_path) as broker:
         client = broker.connect()
+        client.create_topic("orders")
         client.webhooks.create("orders", receiver.url, timeout="2m", concurrency=4)
         client.publish_many("orders", [b"x"] * 4)
         eventually(lambda: receiver.busy == 4)
@@ -386,9 +392,41 @@ def test_a_webhook_whose_topic_is_deleted_pauses_and_says_why(client: Client, re
     assert client.webhooks.show(made.webhook.id).paused_reason == "topic 'orders' was deleted"
 
 
+def test_a_webhook_on_a_topic_that_does_not_exist_makes_none(client: Client, receiver: Receiver) -> None:
+    """A mistyped topic would be made and stay empty, and its webhook would wait for ever."""
+    with pytest.raises(TopicNotFound, match=r"topic 'ordres' does not exist.*; did you mean 'orders'\?"):
+        client.webhooks.create("ordres", receiver.url)
+    with pytest.raises(TopicNotFound, match=r"does not exist in namespace 'default'$"):
+        client.webhooks.create("something.else", receiver.url)
+    assert [topic.name for topic in client.topics()] == ["orders"]
+    assert client.webhooks.list() == []
+    client.webhooks.create("later.*", receiver.url)
+
+
+def test_names_that_a_key_may_not_see_are_not_guessed(receiver: Receiver) -> None:
+    with guarded_by_keys() as broker:
+        admin = broker.connect(key=key_for(broker, "admin"))
+        for name in ("sales.orders", "secret.orders"):
+            admin.create_topic(name)
+        seller = broker.connect(key=key_for(broker, "admin", scopes=["default:sales.#", "default:secret.ordres"]))
+        with pytest.raises(TopicNotFound) as refused:
+            seller.webhooks.create("secret.ordres", receiver.url)
+        assert "secret.orders" not in str(refused.value)
+
+
+def test_a_webhook_does_not_bring_back_a_topic_that_was_deleted(client: Client, receiver: Receiver) -> None:
+    made = client.webhooks.create("orders", receiver.url)
+    client.delete_topic("orders", force=True)
+    eventually(lambda: client.webhooks.show(made.webhook.id).state == "paused")
+    with pytest.raises(TopicNotFound):
+        client.webhooks.resume(made.webhook.id)
+    assert client.topics() == []
+
+
 def test_webhooks_belong_to_their_namespace(broker: BrokerForTests, client: Client, receiver: Receiver) -> None:
     client.create_namespace("shop")
     shop = broker.connect(namespace="shop")
+    shop.create_topic("orders")
     made = shop.webhooks.create("orders", receiver.url)
     assert client.webhooks.list() == []
     for ask in (client.webhooks.show, client.webhooks.pause, client.webhooks.delete, client.webhooks.rotate):
@@ -477,11 +515,13 @@ def test_a_certificate_must_be_known_and_be_of_the_host(
     url = receiver.url.replace("http:", "https:").replace("127.0.0.1", "localhost")
     with BrokerForTests() as broker:
         client = broker.connect()
+        client.create_topic("orders")
         unknown = client.webhooks.create("orders", url)
         assert "certificate of localhost is not accepted" in client.webhooks.test(unknown.webhook.id).error
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "c.pem"))
     with BrokerForTests() as broker:
         client = broker.connect()
+        client.create_topic("orders")
         known = client.webhooks.create("orders", url)
         assert client.webhooks.test(known.webhook.id).delivered
         client.webhooks.update(known.webhook.id, url=url.replace("localhost", "127.0.0.1"))
@@ -511,7 +551,6 @@ def test_bad_settings_are_refused_and_leave_nothing(
 
 
 def test_a_group_that_lets_go_too_early_is_refused(client: Client, receiver: Receiver) -> None:
-    client.create_topic("orders")
     with client.queue("orders", group="quick"):
         pass
     client.queues.configure("orders", "quick", processing_ms=30_000)
@@ -555,6 +594,7 @@ def test_a_name_that_turns_private_later_is_not_connected_to(
     addresses = ["93.184.216.34"]
     monkeypatch.setattr("millstream.broker.webhooks.sender._resolve", lambda _host, _port: list(addresses))
     client = guarded.connect()
+    client.create_topic("orders")
     made = client.webhooks.create("orders", receiver.url.replace("127.0.0.1", "hook.example"))
     addresses[:] = ["93.184.216.34", "127.0.0.1"]  # one of them is enough
     client.publish("orders", "x")
@@ -591,6 +631,7 @@ def test_the_connection_goes_to_the_address_that_was_checked_with_the_name_in_th
 def test_the_asynchronous_client_says_the_same_words(broker: BrokerForTests, receiver: Receiver) -> None:
     async def work() -> None:
         async with await millstream.aio.connect(broker.address) as client:
+            await client.create_topic("orders")
             made = await client.webhooks.create("orders", receiver.url, timeout="3s")
             webhook_id = made.webhook.id
             assert (await client.webhooks.test(webhook_id)).delivered
@@ -608,6 +649,7 @@ def test_the_asynchronous_client_says_the_same_words(broker: BrokerForTests, rec
 def test_a_webhook_delivers_where_everybody_else_needs_a_key(receiver: Receiver) -> None:
     with guarded_by_keys() as broker:
         client = broker.connect(key=key_for(broker, "admin"))
+        client.create_topic("orders")
         made = client.webhooks.create("orders", receiver.url)
         client.publish("orders", "x")
         eventually(lambda: client.webhooks.show(made.webhook.id).delivered == 1)

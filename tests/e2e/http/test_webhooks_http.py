@@ -37,6 +37,9 @@ def url() -> Iterator[str]:
 
 
 def test_a_webhook_from_its_making_to_its_end(http: httpx.Client, url: str) -> None:
+    missing = http.post("/webhooks", json={"topic": "orders", "url": url})
+    assert (missing.status_code, missing.json()["code"]) == (404, "TOPIC_NOT_FOUND")
+    http.post("/topics", json={"name": "orders"}).raise_for_status()
     made = http.post("/webhooks", json={"topic": "orders", "url": url, "group": "crm", "concurrency": 2})
     assert made.status_code == 201
     webhook, secret = made.json()["webhook"], made.json()["secret"]

@@ -24,7 +24,7 @@ from millstream.webhooks.content import compose
 from millstream.webhooks.registration import Webhook, held_ms_max
 from millstream.webhooks.targets import parse_target
 from millstream.webhooks.verdicts import Answer, Verdict, judge
-from millstream.wire import calls, queue_calls
+from millstream.wire import queue_calls
 from millstream.wire.queue_calls import LeasedMessage, SettleItem
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ class Runner:
     # --- life ----------------------------------------------------------------------------------------------------
 
     async def open(self, start: str = "") -> None:
-        """Become a consumer of the group; it is made if there is none."""
+        """Become a consumer of the group; it is made if there is none.  The topic is not.  Raises TopicNotFound."""
         webhook = self.webhook
         if not is_pattern(webhook.topic):
-            await self._broker.call(self._session, calls.Metadata(topics=[webhook.topic], create=True))
+            self._broker.topics.registry.get(webhook.namespace, webhook.topic)
             self.check(webhook)
         call = queue_calls.OpenQueue(
             topic=webhook.topic,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -13,7 +14,15 @@ from millstream.broker.state import StateLog
 from millstream.broker.webhooks.runner import Runner, Tally
 from millstream.broker.webhooks.sender import Sender, TargetForbidden
 from millstream.clock import Clock
-from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, RequestError, WebhookNotFound
+from millstream.errors import (
+    InvalidArgument,
+    MillstreamError,
+    QuotaExceeded,
+    RequestError,
+    TopicNotFound,
+    WebhookNotFound,
+)
+from millstream.names import did_you_mean, is_pattern
 from millstream.webhooks.content import compose_test
 from millstream.webhooks.registration import Secret, Webhook, check_secret, check_webhook, rotated, valid_secrets
 from millstream.webhooks.targets import parse_target
@@ -29,6 +38,8 @@ _log = structlog.get_logger("millstream.webhooks")
 
 _WEBHOOKS_MAX: Final = 1_000
 _RETRY_S: Final = 1.0
+#: Names among which one is looked for that was perhaps meant; each takes some microseconds.
+_GUESSED_MAX: Final = 1_000
 #: Somebody waits for the answer to a test.
 _TEST_TIMEOUT_S: Final = 10.0
 
@@ -214,6 +225,7 @@ class Webhooks:
             **_given(call.options),
         )
         await self._check(webhook)
+        self._check_topic(session, call.topic)
         entry = _Entry(webhook)
         async with entry.changing:
             await self._run(entry, call.start)
@@ -308,6 +320,18 @@ class Webhooks:
         if entry is None or entry.webhook.namespace != session.namespace:
             raise WebhookNotFound(f"there is no webhook {webhook_id[:80]!r}")
         return entry
+
+    def _check_topic(self, session: Session, name: str) -> None:
+        """Raises TopicNotFound, with a name that was perhaps meant, of those that this client may know of."""
+        registry, namespace = self._broker.topics.registry, session.namespace
+        if is_pattern(name) or registry.find(namespace, name) is not None:
+            return
+        try:
+            registry.get(namespace, name)
+        except TopicNotFound as error:
+            names = (topic.name for topic in registry.matching(namespace, None))
+            known = (other for other in names if session.access.sees(namespace, other))
+            raise TopicNotFound(f"{error}{did_you_mean(name, islice(known, _GUESSED_MAX))}") from None
 
     async def _check(self, webhook: Webhook) -> None:
         check_webhook(webhook)
