@@ -11,6 +11,7 @@ import msgspec
 from millstream.durations import parse_ms
 from millstream.errors import ConfigInvalid, InvalidArgument
 from millstream.names import did_you_mean
+from millstream.wording import in_words
 
 __all__ = ["merge_settings"]
 
@@ -38,6 +39,6 @@ def merge_settings(kind: type[S], values: Mapping[str, Any], base: S | None, *, 
             # Not strict: settings also come from command lines, where every value is text.
             merged[key] = msgspec.convert(value, fields[key].type, strict=False)
         except (msgspec.ValidationError, InvalidArgument) as problem:
-            reason = "true or false is expected" if fields[key].type is bool else problem
+            reason = problem if isinstance(problem, InvalidArgument) else in_words(problem, kind=fields[key].type)
             raise ConfigInvalid(f"{what} setting {key}={given!r} is not allowed: {reason}") from None
     return kind(**merged)

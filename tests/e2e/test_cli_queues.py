@@ -234,7 +234,7 @@ def test_settings_are_changed_by_name(run: Run, topic: str) -> None:
         ("leas_ms=2m", "did you mean 'lease_ms'?"),
         ("lease_ms", "is not of the form key=value"),
         ("lease_ms=soon", "is not a length of time"),
-        ("poison=maybe", "true or false is expected"),
+        ("poison=maybe", "it must be true or false"),
         ("retry=durabel", "did you mean 'durable'?"),
         ("ordering=random", "ordering='random' is not allowed"),
     ],

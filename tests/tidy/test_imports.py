@@ -13,7 +13,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "millstream"
 
 FOUNDATION = {"errors", "names", "clock", "records", "ids", "config", "topics", "compression", "headers", "version"}
 FOUNDATION |= {"durations", "retries", "options", "receipts", "policies", "settings", "slicing"}
-FOUNDATION |= {"dead_letters", "partitioning", "entries", "sections", "single", "traceparent", "values"}
+FOUNDATION |= {"dead_letters", "partitioning", "entries", "sections", "single", "traceparent", "values", "wording"}
 #: Rooms of decisions only: time, randomness and storage are given to them.
 PURE = {"access", "wire", "groups", "mqtt", "queues", "schedules", "traces", "traffic", "webhooks"}
 #: room -> rooms it may import (itself is always allowed).

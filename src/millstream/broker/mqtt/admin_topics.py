@@ -19,6 +19,7 @@ from millstream.mqtt.reasons import MqttViolation, Reason
 from millstream.mqtt.topics import QueueAddress, from_topic, to_topic
 from millstream.queues.letters import dead_letter_topic
 from millstream.wire import calls, queue_calls
+from millstream.wording import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,5 +142,5 @@ def _object(payload: bytes) -> dict[str, Any]:
     try:
         asked: dict[str, Any] = msgspec.json.decode(payload or b"{}", type=dict[str, Any])
     except msgspec.DecodeError as problem:
-        raise MqttViolation(Reason.PAYLOAD_FORMAT_INVALID, f"a JSON object is expected: {problem}") from None
+        raise MqttViolation(Reason.PAYLOAD_FORMAT_INVALID, f"a JSON object is expected: {in_words(problem)}") from None
     return asked

@@ -24,6 +24,7 @@ import msgspec
 from millstream.broker.broker import Broker, Session
 from millstream.errors import InvalidArgument, PayloadTooLarge, RequestTimeout, ShuttingDown
 from millstream.server.http.visitors import RequestHeaders
+from millstream.wording import in_words
 
 __all__ = [
     "Endpoint",
@@ -188,7 +189,6 @@ class Family:
 
 #: Entries of a list in one answer.
 _PAGE_MAX: Final = 1000
-_WRONG: Final = "the request is not as this endpoint expects it"
 
 
 def decode_query(kind: type[Q], text: bytes) -> Q:
@@ -211,23 +211,19 @@ def decode_query(kind: type[Q], text: bytes) -> Q:
     try:
         return msgspec.convert(given, kind, strict=False)
     except (msgspec.ValidationError, OverflowError, ValueError) as problem:
-        raise InvalidArgument(f"query parameters: {_in_words(problem)}") from None
+        raise InvalidArgument(f"query parameters: {in_words(problem, kind=kind, given=given)}") from None
 
 
 def decode_body(kind: Any, data: bytes) -> Any:
-    return decode_with(lambda body: msgspec.json.decode(body, type=kind), data)
+    return decode_with(lambda body: msgspec.json.decode(body, type=kind), data, kind=kind)
 
 
-def decode_with(decode: Callable[[bytes], T], data: bytes, *, what: str = "request body") -> T:
-    """What a decoder makes of a body, or one sentence about why it cannot."""
+def decode_with(decode: Callable[[bytes], T], data: bytes, *, what: str = "request body", kind: Any = None) -> T:
+    """What a decoder makes of a body, or one sentence about why it cannot; `kind` is what it expects."""
     try:
         return decode(data)
     except (msgspec.DecodeError, OverflowError, ValueError, RecursionError) as problem:
-        raise InvalidArgument(f"{what}: {_in_words(problem)}") from None
-
-
-def _in_words(problem: Exception) -> str:
-    return str(problem).replace(" - at `$", " - at `") or _WRONG
+        raise InvalidArgument(f"{what}: {in_words(problem, kind=kind)}") from None
 
 
 async def disconnected(receive: Any) -> None:

@@ -93,12 +93,13 @@ async def publish_messages(exchange: Exchange[PublishQuery, bytes]) -> Any:
         entries, partitions = raw_message(exchange.body, query, now_us=now_us, extra=[*attributes, *extra])
     elif kind == "application/json":
         query.check_alone()
-        one_or_many = decode_with(_one_or_many.decode, exchange.body)
+        one_or_many = decode_with(_one_or_many.decode, exchange.body, kind=_one_or_many.type)
         messages = one_or_many if isinstance(one_or_many, list) else [one_or_many]
         entries, partitions = entries_of(messages, now_us=now_us, extra=extra)
     elif kind in _NDJSON:
         query.check_alone()
-        entries, partitions = entries_of(decode_with(_lines.decode_lines, exchange.body), now_us=now_us, extra=extra)
+        messages = decode_with(_lines.decode_lines, exchange.body, kind=list[NewMessage])
+        entries, partitions = entries_of(messages, now_us=now_us, extra=extra)
     elif kind == _FORM:
         # Most often it is JSON, sent by somebody who would not notice that it was stored as a text.
         raise UnsupportedMediaType(
@@ -128,7 +129,7 @@ async def publish_to_topics(exchange: Exchange[FsyncQuery, bytes]) -> Any:
     now_us = exchange.broker.now_us()
     headers = exchange.headers.raw
     decode = _addressed_lines.decode_lines if media_type(headers) in _NDJSON else _addressed.decode
-    messages = decode_with(decode, exchange.body)
+    messages = decode_with(decode, exchange.body, kind=list[AddressedMessage])
     entries, partitions = entries_of(messages, now_us=now_us, extra=trace_headers(headers))
     places: dict[str, list[int]] = {}
     for place, message in enumerate(messages):

@@ -185,7 +185,7 @@ class Unreadable(msgspec.Struct):
 def decode(data: str | bytes) -> ClientFrame | Unreadable:
     """What a client said."""
     try:
-        frame: ClientFrame = decode_with(_decoder.decode, data, what="frame")  # type: ignore[arg-type]
+        frame: ClientFrame = decode_with(_decoder.decode, data, what="frame", kind=ClientFrame)  # type: ignore[arg-type]
         return frame
     except InvalidArgument as error:
         return Unreadable(_id_in(data), error)
