@@ -42,6 +42,25 @@ def test_subscribe_ends_when_nothing_comes(run: CommandLine) -> None:
     assert run("subscribe", "orders.*", "--timeout", "100ms", "--json") == ""
 
 
+def test_topic_flow_says_when_nothing_is_measured(run: CommandLine, broker: BrokerForTests) -> None:
+    """A topic is measured while somebody publishes to it; before, "normal" would be a guess."""
+    with millstream.connect(broker.address) as client:
+        client.create_topic("still")
+        client.queue("still").close()
+        client.publish("still", "x")
+        shown = " ".join(run("topic", "flow", "still").split())
+        assert "level not measured: the topic has no limit" in shown
+        assert "trend -" in shown
+        client.alter_topic("still", config={"throttle_depth": 10})
+        shown = " ".join(run("topic", "flow", "still").split())
+        assert "level not measured: nobody has published for a while; measuring begins with the next publish" in shown
+        assert "1 message" in shown
+        assert json.loads(run("topic", "flow", "still", "--json"))["measured"] is False
+        client.publish("still", "y")
+    assert json.loads(run("topic", "flow", "still", "--json"))["measured"] is True
+    assert "level normal" in " ".join(run("topic", "flow", "still").split())
+
+
 def test_topic_flow_and_mode(run: CommandLine, broker: BrokerForTests) -> None:
     with millstream.connect(broker.address) as client:
         client.create_topic("jobs", config={"throttle_lag_ms": 5000})

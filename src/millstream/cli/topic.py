@@ -193,12 +193,14 @@ def flow(
     limits = [f"lag {duration_text(info.throttle_lag_ms)}"] if info.throttle_lag_ms else []
     limits += [f"depth {info.throttle_depth:,}"] if info.throttle_depth else []
     catch_up = "-" if info.catch_up_ms is None else duration_text(info.catch_up_ms)
+    unmeasured = "nobody has published for a while; measuring begins with the next publish" if limits else ""
+    unmeasured = unmeasured or "the topic has no limit (throttle_lag_ms, throttle_depth)"
     print_facts(
         [
             ("topic", Text(info.topic, style="bold")),
-            ("level", info.level),
+            ("level", info.level if info.measured else f"not measured: {unmeasured}"),
             ("waiting", f"{plural(info.depth, 'message')}, the oldest for {duration_text(info.lag_ms)}"),
-            ("trend", info.trend),
+            ("trend", info.trend if info.measured else "-"),
             ("caught up in", catch_up),
             ("confirmations delayed by", duration_text(info.delay_ms)),
             ("slow down", info.advice),

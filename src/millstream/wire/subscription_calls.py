@@ -82,6 +82,9 @@ class FlowInfo(AnswerForm):
     advice: Literal["none", "light", "moderate", "heavy"]
     throttle_lag_ms: int
     throttle_depth: int
+    #: Whether level, trend, delay and the rest come from measurements: a topic with limits is measured while somebody
+    #: publishes to it.  What waits, and for how long, is always looked up.
+    measured: bool = True
 
 
 class SetMode(CallForm, tag="broker.mode"):

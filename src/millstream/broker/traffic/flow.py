@@ -247,6 +247,7 @@ class Flow:
             advice=controller.advice,
             throttle_lag_ms=topic.config.throttle_lag_ms,
             throttle_depth=topic.config.throttle_depth,
+            measured=throttle is not None,
         )
 
     def _controller(self, topic: Topic) -> FlowController:
