@@ -356,7 +356,9 @@ class Forbidden(RequestError):
     """The key is valid, but its roles and scopes do not allow this."""
 
     code, number = "FORBIDDEN", 48
-    remedy = "Use a key whose role and scope cover it; `millstream key create` makes one."
+    remedy = (
+        "Use a key whose role and scope cover it (see `millstream key create`), unless the message says that none does."
+    )
 
 
 class KeyNotFound(RequestError):

@@ -67,3 +67,11 @@ def test_from_the_first_key_to_the_last(tmp_path: Path, run: Run) -> None:
         assert "one of admin, consume, produce, read, not 'king'" in run(
             "key", "create", "--role", "king", *at, key=admin, code=1
         )
+
+
+def test_the_audit_log_is_nobodys_to_write_and_no_key_is_asked_for(run: Run) -> None:
+    with BrokerForTests() as broker:
+        refused = " ".join(run("publish", "_audit", "x", "--broker", broker.address, code=1).split())
+    assert "topic '_audit' is the audit log, written by the broker alone" in refused
+    assert "no key allows it; use another topic" in refused
+    assert "unless the message says that none does" in refused

@@ -162,7 +162,10 @@ class Access:
 
     def _missing(self, permission: str, namespace: str, topic: str) -> str:
         if (namespace, topic) == (DEFAULT_NAMESPACE, AUDIT_TOPIC):
-            return f"topic {topic!r} is written by the broker alone, and read by administrators"
+            if permission in ("produce", "admin"):
+                alone = "is the audit log, written by the broker alone: no key allows it; use another topic"
+                return f"topic {topic!r} {alone}"
+            return f"topic {topic!r} is the audit log, read only with the role 'admin'"
         if namespace == EVERY_NAMESPACE:
             where = "the whole broker"
         elif topic == ANYWHERE:

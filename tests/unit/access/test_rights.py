@@ -98,8 +98,11 @@ def test_the_brokers_own_topics_are_for_administrators_and_the_audit_log_is_writ
     assert admin.may("read", "default", "_audit")
     for permission in ("produce", "admin"):
         assert not admin.may(permission, "default", "_audit")
-    with pytest.raises(Forbidden, match="written by the broker alone"):
-        admin.require("produce", "default", "_audit")
+    for whoever in (admin, everybody, EVERYTHING):
+        with pytest.raises(Forbidden, match=r"written by the broker alone: no key allows it"):
+            whoever.require("produce", "default", "_audit")
+    with pytest.raises(Forbidden, match="read only with the role 'admin'"):
+        everybody.require("read", "default", "_audit")
     assert not compile_pattern("#").fullmatch("_audit")
     assert not compile_pattern("*.x").fullmatch("_audit.x")
 
