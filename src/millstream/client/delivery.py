@@ -31,7 +31,7 @@ from millstream.client.backoff import backoff_ms
 from millstream.errors import MillstreamError, OutOfSequence, RequestTimeout, StorageFailed
 from millstream.wire.messages import PublishResult
 
-__all__ = ["WINDOW_MAX", "Delivery", "Line", "SealedBatch", "Settled", "renumbered"]
+__all__ = ["WINDOW_MAX", "Delivery", "Line", "SealedBatch", "Settled", "after_refusal", "renumbered"]
 
 #: The broker recognises a repetition of a producer's last 16 batches per partition.
 WINDOW_MAX: Final = 16
@@ -53,6 +53,15 @@ def renumbered(head: bytes, tail: bytes, *, producer: int, first_sequence: int) 
     return bytes(front), bytes(body)
 
 
+def after_refusal(error: MillstreamError, refusal: MillstreamError | None) -> MillstreamError:
+    """How the last try has ended, with what the broker had said to an earlier one: that is why it took so long."""
+    if refusal is None:
+        return error
+    told = type(error)(f"{error}; before that it was refused: {refusal}")
+    told.__cause__ = refusal
+    return told
+
+
 class SealedBatch:
     """Messages that travel together."""
 
@@ -64,6 +73,7 @@ class SealedBatch:
         "first_sequence",
         "head",
         "line",
+        "refusal",
         "sent_ms",
         "settled",
         "size",
@@ -86,6 +96,8 @@ class SealedBatch:
         self.doubtful = False
         #: The refusal after which it waits to be sent again.
         self.error: MillstreamError | None = None
+        #: The last one of an earlier try, which is why there were later ones.
+        self.refusal: MillstreamError | None = None
         #: Whatever the owner wants back with the outcome.
         self.ticket = ticket
         self.settled = False
@@ -244,6 +256,8 @@ class Delivery:
             if isinstance(result, OutOfSequence) and batch is line.flying[0] and line.gap_at is None:
                 line.lost = True
             batch.error = result
+            if result.retriable:
+                batch.refusal = result
             batch.doubtful |= isinstance(result, StorageFailed)
             line.stalled = True
         else:
@@ -322,7 +336,8 @@ class Delivery:
             reason = f": {batch.error or why}" if batch.error or why else ""
             state = "may or may not be stored" if batch.doubtful else "were not stored"
             error = RequestTimeout(f"{batch.count} messages were not confirmed in time and {state}{reason}")
-            yield self._settle(batch, None, error)
+            # What was refused and waits has the refusal for a reason; a later try may have ended without one.
+            yield self._settle(batch, None, error if batch.error else after_refusal(error, batch.refusal))
         if gap_at is not None and line.producer:
             line.renumber(gap_at)
 

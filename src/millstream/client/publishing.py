@@ -16,7 +16,7 @@ from millstream.client.metadata import Topic
 from millstream.client.spans import traced
 from millstream.client.values import Value, make_entry
 from millstream.entries import AnyEntry, routing_key, split_entries
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, MillstreamError
 from millstream.wire.messages import ACKS, FSYNC_POLICIES
 
 __all__ = ["SEQUENCE_MASK", "Attempt", "Identity", "acks_number", "as_entry", "fsync_number", "plan_batches"]
@@ -41,7 +41,7 @@ class Identity:
 class Attempt:
     """A batch that was not stored at the first try."""
 
-    __slots__ = ("doubtful", "fsync", "head", "identity", "partition", "sequence", "tail", "topic")
+    __slots__ = ("doubtful", "fsync", "head", "identity", "partition", "refusal", "sequence", "tail", "topic")
 
     def __init__(
         self, topic: Topic, partition: int, fsync: int, head: bytes, tail: bytes, identity: Identity, sequence: int
@@ -55,6 +55,8 @@ class Attempt:
         self.sequence = sequence
         #: It may be stored although no answer said so.
         self.doubtful = False
+        #: Why it was tried again, if the broker has said so.
+        self.refusal: MillstreamError | None = None
 
     def renew(self, identity: Identity) -> None:
         """The broker does not remember what it confirmed: start counting again under another identity."""

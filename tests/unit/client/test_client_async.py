@@ -507,3 +507,16 @@ def test_a_partition_is_committed_before_it_is_given_up_while_others_go_on(fake:
         assert revoked == [([TopicPartition("t", first.partition)], False)]
 
     run(fake, scenario)
+
+
+def test_a_refusal_before_the_last_try_is_named_when_that_one_is_not_answered(fake: FakeBroker) -> None:
+    async def run() -> None:
+        async with aio.connect(fake.address, timeout_s=0.6) as client:
+            await client.publish("t", b"warm")
+            fake.faults.append(Fault(store=False, error=Throttled("topic 't' is overloaded")))
+            fake.faults.extend([Fault(store=False, silent=True)] * 5)
+            with pytest.raises(RequestTimeout, match=r"may or may not be stored.*refused: topic 't' is overloaded$"):
+                await client.publish("t", b"a")
+            fake.faults.clear()
+
+    asyncio.run(run())

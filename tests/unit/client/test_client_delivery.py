@@ -181,6 +181,22 @@ def test_what_was_never_sent_times_out_as_not_stored_and_leaves_no_gap() -> None
     assert numbers(take_all(delivery, 1000)) == [(b"b", 0)]
 
 
+def test_what_was_refused_before_its_last_try_was_lost_times_out_with_the_refusal() -> None:
+    delivery = make(timeout_ms=1000)
+    line = delivery.open_line(0, 1 << 16)
+    put(delivery, line, b"a")
+    ((first, _),) = take_all(delivery).items()
+    delivery.answered(first, Throttled("slow down"), 10)
+    take_all(delivery, 500)
+    delivery.disconnected()
+    (settled,) = delivery.expire(1000, "nobody listens")
+    assert settled.in_doubt
+    assert str(settled.error).endswith(
+        "may or may not be stored: nobody listens; before that it was refused: slow down"
+    )
+    assert isinstance(settled.error.__cause__, Throttled)
+
+
 def test_the_batch_behind_a_doubtful_one_finds_out_whether_that_was_stored() -> None:
     delivery = make(timeout_ms=1000)
     line = proven_line(delivery)

@@ -367,3 +367,18 @@ def test_publish_many_splits_what_is_too_much_for_one_batch(fake: FakeBroker, cl
     assert [receipt.offset for receipt in receipts] == list(range(10))
     assert fake.values("t") == values
     assert len(fake.publishes) == 4
+
+
+@pytest.mark.parametrize("end", ["silence", "a lost connection"])
+def test_a_refusal_before_the_last_try_is_named_when_that_one_is_not_answered(fake: FakeBroker, end: str) -> None:
+    """What was said last is why it took so long; that nothing was said in the end is only how it ended."""
+    with millstream.connect(fake.address, timeout_s=0.4) as client:
+        client.publish("t", b"warm")
+        fake.faults.append(Fault(store=False, error=Throttled("topic 't' is overloaded")))
+        fake.faults.extend([Fault(store=False, silent=end == "silence", drop=end != "silence")] * 100_000)
+        with pytest.raises((RequestTimeout, ConnectionLost)) as caught:
+            client.publish("t", b"a")
+        fake.faults.clear()
+    assert end != "silence" or isinstance(caught.value, RequestTimeout)
+    assert str(caught.value).endswith("before that it was refused: topic 't' is overloaded")
+    assert isinstance(caught.value.__cause__, Throttled)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.link import Link
+from millstream.client.delivery import after_refusal
 from millstream.client.flow import FlowNotices
 from millstream.client.metadata import Topic
 from millstream.client.publishing import SEQUENCE_MASK, Attempt, Identity
@@ -111,13 +112,14 @@ class Publisher:
         if isinstance(error, OutOfSequence):
             attempt.renew(Identity(self.new_identity()))
         elif isinstance(error, RequestTimeout):
-            raise error
+            raise after_refusal(error, attempt.refusal)
         elif isinstance(error, ConnectionLost | ShuttingDown):
             attempt.doubtful |= isinstance(error, ConnectionLost)
             if connection is not None and connection.usable:
                 connection.retire()
             if time.monotonic() >= deadline_s or self._link.closed:
-                raise ConnectionLost(f"{error}; the message may or may not be stored") from None
+                lost = ConnectionLost(f"{error}; the message may or may not be stored")
+                raise after_refusal(lost, attempt.refusal)
         else:
             attempt.doubtful |= isinstance(error, StorageFailed)
             wait_s = backoff.next_s()
@@ -127,4 +129,5 @@ class Publisher:
                 if isinstance(error, TopicNotFound | PartitionNotFound):
                     self._topics.pop(attempt.topic.name, None)
                 raise error
+            attempt.refusal = error
             time.sleep(wait_s)
