@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -18,7 +19,9 @@ import structlog
 
 from millstream.cli import checks
 from millstream.cli.main import _run
+from millstream.config import Settings
 from millstream.log.lock import DirectoryLock
+from millstream.server import lifecycle
 from millstream.testing.broker import BrokerForTests
 
 Doctor = Callable[..., dict[str, Any]]
@@ -105,6 +108,33 @@ def test_what_a_start_would_refuse_is_told_before(doctor: Doctor, tmp_path: Path
     found = doctor(code=1)["data directory"]
     assert "lacks state/topics" in found["found"]
     assert "restore" in found["next"]
+
+
+@pytest.mark.parametrize(
+    "chosen", [{}, {"http.enabled": False, "mqtt.enabled": False}, {"server.max_connections": 70_000}]
+)
+def test_the_doctor_wants_as_many_open_files_as_a_start_takes(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, resource.RLIM_INFINITY))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: taken.append(limits[0]))
+    lifecycle._raise_descriptor_limit(Settings.model_validate(nested(chosen)))
+    (wanted,) = taken
+    options = [word for name, value in chosen.items() for word in ("--set", f"{name}={json.dumps(value)}")]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, wanted))
+    assert doctor(*options)["open files"]["verdict"] == "ok"
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10, wanted - 1))
+    found = doctor(*options)["open files"]
+    assert (found["verdict"], f"{wanted:,} wanted" in found["found"]) == ("warn", True)
+
+
+def nested(chosen: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in chosen.items():
+        section, _, key = name.partition(".")
+        sections.setdefault(section, {})[key] = value
+    return sections
 
 
 def test_disks_that_are_slow_full_or_made_of_memory(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,9 +34,6 @@ T = TypeVar("T")
 #: Gets the address of the native port, and the URLs of HTTP and MQTT, empty where they are switched off.
 Announce = Callable[[str, str, str], None]
 
-#: Descriptors beside log files and connections: the lock, the loop, standard streams, clients that are turned away, a
-#: few spare.
-
 
 async def run(
     settings: Settings,
