@@ -219,7 +219,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             else:
                 self._send()
             if self._unconfirmed and nbytes <= _SMALL_BYTES:
-                self._listener.vigil.step(self)  # one that waits for the disk
+                self._listener.vigil.step(self, awaits_disk=True)
 
     def _handle(self, request: Request) -> None:
         correlation, body = request

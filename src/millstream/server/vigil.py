@@ -19,6 +19,8 @@ __all__ = ["Vigil"]
 
 #: So many steps at that pace (a request is one, an answer another) make it likely that the next one follows.
 _STEPS_MIN: Final = 32
+#: A good disk takes longer to sync than a client to ask again; how much longer it may take.
+_DISK_TIMES: Final = 2
 _yield: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)
 
 
@@ -26,19 +28,20 @@ class Vigil:
     """Kept by a door for whichever client it is."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stay_us: int, now_ns: Callable[[], int] = monotonic_ns) -> None:
-        """`stay_us` is the longest that is waited for the next step; 0 for never."""
+        """`stay_us` is the longest that is waited for a client, and half of what is waited for a disk; 0 for never."""
         self._loop = loop
         self._stay_ns = stay_us * 1000
         self._now_ns = now_ns
         self._client: object = None
         self._last_ns = 0
+        self._limit_ns = 0  # how long the next step may take
         self._steps = 0
         self.awake = False
 
-    def step(self, client: object) -> None:
-        """Something small has come from this client, or was sent to it."""
+    def step(self, client: object, *, awaits_disk: bool = False) -> None:
+        """Something small has come from this client, and perhaps waits for the disk now; or was sent to it."""
         now_ns = self._now_ns()
-        if client is not self._client or now_ns - self._last_ns > self._stay_ns:
+        if client is not self._client or now_ns - self._last_ns > self._limit_ns:
             self._client = client
             self._steps = 0
         else:
@@ -47,10 +50,11 @@ class Vigil:
                 self.awake = True
                 self._loop.call_soon(self._look_out)
         self._last_ns = now_ns
+        self._limit_ns = self._stay_ns * _DISK_TIMES if awaits_disk else self._stay_ns
 
     def _look_out(self) -> None:
         """With something to be called soon the loop does not sleep, but looks at its sockets and comes back."""
-        if self._steps and self._now_ns() - self._last_ns <= self._stay_ns:
+        if self._steps and self._now_ns() - self._last_ns <= self._limit_ns:
             _yield()
             self._loop.call_soon(self._look_out)
         else:

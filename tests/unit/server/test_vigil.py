@@ -36,6 +36,16 @@ class _World:
             self.vigil.step(client)
             self.loop.turn()
 
+    def publish(self, client: str, *, disk_us: int, times: int = 1) -> None:
+        """A request, which the disk delays, and its answer."""
+        for _ in range(times):
+            self.now_us += 100
+            self.vigil.step(client, awaits_disk=True)
+            self.loop.turn()
+            self.now_us += disk_us
+            self.vigil.step(client)
+            self.loop.turn()
+
 
 def test_a_client_that_asks_at_once_again_and_again_keeps_the_loop_awake() -> None:
     world = _World()
@@ -62,6 +72,21 @@ def test_it_falls_asleep_when_the_next_request_does_not_come() -> None:
 def test_a_client_that_takes_its_time_is_not_waited_for(every_us: int) -> None:
     world = _World()
     world.go_on("one", times=100, every_us=every_us)
+    assert not world.loop.soon
+
+
+def test_the_disk_may_take_twice_as_long_as_a_client() -> None:
+    world = _World()
+    world.publish("one", disk_us=400, times=20)
+    assert world.loop.soon
+    world.now_us += 201
+    world.loop.turn()
+    assert not world.loop.soon, "now it is the client who is late"
+
+
+def test_a_slow_disk_is_not_waited_for() -> None:
+    world = _World()
+    world.publish("one", disk_us=401, times=100)
     assert not world.loop.soon
 
 

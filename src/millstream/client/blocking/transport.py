@@ -25,8 +25,8 @@ __all__ = ["Transport"]
 #: timeout of Python's own would cost one more system call per operation.
 _SLICE_S: Final = 0.25
 _SEND_S: Final = 30
-#: The longest that an answer is awaited awake, once so many in a row took no longer.
-_STAY_AWAKE_S: Final = 0.0003
+#: The longest that an answer is awaited awake, once so many in a row took no longer.  Time for a sync by a good disk.
+_STAY_AWAKE_S: Final = 0.0006
 _PROMPT_MIN: Final = 16
 _yield: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
