@@ -186,17 +186,15 @@ class Accumulator:
         if size > self.message_bytes_max:
             raise PayloadTooLarge(f"the message has {size} bytes, topic {self.topic!r} allows {self.message_bytes_max}")
 
-    def add_quickly(self, entry: AnyEntry, partition: int | None, ticket: Any) -> bool:
+    def add_quickly(self, value: bytes, ticket: Any) -> bool:
         """Put a plain value on its pile, if there is nothing to look at more closely: then `add` is for it."""
-        if type(entry) is not bytes or partition is not None:
-            return False
-        size = len(entry)
+        size = len(value)
         pile = self._open_piles[self._next]
         left = pile.left - size - self._surcharge
         if left <= 0 or size > self.message_bytes_max:
             return False
         pile.left = left
-        pile.entries.append(entry)
+        pile.entries.append(value)
         pile.tickets.append(ticket)
         return True
 

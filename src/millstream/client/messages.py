@@ -7,7 +7,7 @@ time (ids, headers as text, datetimes) is worked out when asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
@@ -227,14 +227,23 @@ class Receipt(msgspec.Struct, gc=False, frozen=True):
         return moment(self.append_time_us)
 
 
-def receipt(place: TopicPartition, uid: int, result: PublishResult, index: int = 0) -> Receipt:
-    """The receipt for message `index` of a batch, which may have gone to the log of schedules beside a partition."""
+def receipt(place: TopicPartition, uid: int, result: PublishResult) -> Receipt:
+    """The receipt for the first message of a batch, which may have gone to the log of schedules beside a partition."""
     topic, partition = place
     scheduled = partition >= SCHEDULES
     if scheduled:
         partition, uid = partition ^ SCHEDULES, schedule_uid(uid)
-    offset = result.base_offset + index
-    return Receipt(topic, partition, offset, result.label, result.append_time_us, uid, scheduled, result.duplicate)
+    stored_us, again = result.append_time_us, result.duplicate
+    return Receipt(topic, partition, result.base_offset, result.label, stored_us, uid, scheduled, again)
+
+
+def receipts(place: TopicPartition, uid: int, result: PublishResult, count: int) -> Iterator[Receipt]:
+    """The receipts for all messages of a batch."""
+    first = receipt(place, uid, result)
+    if count == 1:
+        return iter((first,))
+    topic, partition, offset, *rest = (getattr(first, name) for name in Receipt.__struct_fields__)
+    return map(Receipt, repeat(topic), repeat(partition), range(offset, offset + count), *map(repeat, rest))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

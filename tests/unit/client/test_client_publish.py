@@ -11,6 +11,7 @@ from fake_broker import FakeBroker, Fault
 
 import millstream
 from millstream.client import Outgoing
+from millstream.client.messages import TopicPartition, receipt, receipts
 from millstream.errors import (
     ConnectionLost,
     InvalidArgument,
@@ -23,11 +24,11 @@ from millstream.errors import (
     ShuttingDown,
     Throttled,
 )
-from millstream.ids import parse_message_id, schedule_uid
+from millstream.ids import SCHEDULES, parse_message_id, schedule_uid
 from millstream.partitioning import key_partition
 from millstream.records import Batch, Columns
 from millstream.wire.frames import FrameType, encode_frame
-from millstream.wire.messages import encode_publish_result
+from millstream.wire.messages import PublishResult, encode_publish_result
 
 
 def test_a_receipt_says_where_the_message_is(fake: FakeBroker, client: millstream.Client) -> None:
@@ -382,3 +383,14 @@ def test_a_refusal_before_the_last_try_is_named_when_that_one_is_not_answered(fa
     assert end != "silence" or isinstance(caught.value, RequestTimeout)
     assert str(caught.value).endswith("before that it was refused: topic 't' is overloaded")
     assert isinstance(caught.value.__cause__, Throttled)
+
+
+@pytest.mark.parametrize("partition", [3, 3 | SCHEDULES])
+def test_every_message_of_a_batch_has_a_receipt_of_its_own(partition: int) -> None:
+    place = TopicPartition("orders", partition)
+    one, two, three = receipts(place, 9, PublishResult("disk", 7, 1_000, False), 3)
+    assert one == receipt(place, 9, PublishResult("disk", 7, 1_000, False))
+    assert (one.offset, two.offset, three.offset) == (7, 8, 9)
+    assert two == receipt(place, 9, PublishResult("disk", 8, 1_000, False))
+    assert one.scheduled is (partition >= SCHEDULES)
+    assert one.id < two.id < three.id

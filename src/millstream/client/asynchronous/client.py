@@ -167,10 +167,18 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         What many tasks publish at the same time travels together, and none suffers from another.  A message is never
         stored twice; after RequestTimeout or ConnectionLost it may or may not be stored.
         """
+        headers = traced(headers)
+        plain = key is json is headers is None and priority is delay is deliver_at is ttl is timestamp is None
+        plain = plain and partition is None and dedup_id is None and max_retries is None and lease is None
+        if plain and type(value) is bytes:
+            publisher = self._publishers.get((topic, fsync))
+            future = None if publisher is None else publisher.submit_plain(value, alone=True)
+            if future is not None:
+                return await future
         entry = make_entry(
             value,
             key,
-            traced(headers),
+            headers,
             json=json,
             priority=priority,
             delay=delay,

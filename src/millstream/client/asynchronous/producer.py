@@ -15,7 +15,7 @@ from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
 from millstream.client.backoff import Backoff
 from millstream.client.delivery import Settled
 from millstream.client.flow import FlowNotices
-from millstream.client.messages import BatchFailure, ProducerStats, Receipt, TopicPartition, receipt
+from millstream.client.messages import BatchFailure, ProducerStats, Receipt, TopicPartition, receipts
 from millstream.client.metadata import Topic
 from millstream.client.outbox import Outbox, settled_all
 from millstream.client.settings import ProducerSettings
@@ -107,17 +107,29 @@ class AsyncProducer:
         # A loop of sends never gives way by itself; once per batch the answers get their turn.
         await asyncio.sleep(0)
 
+    def submit_plain(self, value: bytes, *, alone: bool) -> asyncio.Future[Receipt] | None:
+        """As `submit`, for a value and nothing else; None if something is in its way, which is for `submit` to see to.
+
+        Not a coroutine: to start and to end one costs more than all that is done here.
+        """
+        if self._closing or self._outbox.full:
+            return None
+        future: asyncio.Future[Receipt] = self._loop.create_future()
+        if not self._accumulator.add_quickly(value, (future, value if alone else None)):
+            return None
+        if self._soon is None:
+            self._soon = self._loop.call_soon(self._seal_soon)
+        return future
+
     async def submit(self, entry: AnyEntry, partition: int | None, *, alone: bool) -> asyncio.Future[Receipt]:
         """Put a message on its way with whatever else is published in this turn of the loop; the receipt follows.
 
         `alone`: when the batch is refused this message is sent again by itself, as others may be the reason.
         """
+        if type(entry) is bytes and partition is None and (quick := self.submit_plain(entry, alone=alone)) is not None:
+            return quick
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        ticket = (future, entry if alone else None)
-        if self._closing or self._outbox.full or not self._accumulator.add_quickly(entry, partition, ticket):
-            await self.add(entry, partition, ticket)
-        elif self._soon is None:
-            self._soon = self._loop.call_soon(self._seal_soon)
+        await self.add(entry, partition, (future, entry if alone else None))
         return future
 
     async def add(self, entry: AnyEntry, partition: int | None, ticket: _Ticket | None = None) -> None:
@@ -267,18 +279,21 @@ class AsyncProducer:
         topic = self._outbox.topic
         place = TopicPartition(topic.name, batch.line.partition)
         uid = topic.uid(place.partition)
-        refused = isinstance(error, RequestError) and not settled.in_doubt and batch.count > 1
         tickets: list[_Ticket] = batch.ticket
-        for index, (future, entry) in enumerate(tickets):
+        if result is not None:
+            for (future, _), confirmed in zip(tickets, receipts(place, uid, result, len(tickets)), strict=True):
+                if not future.done():  # else it was cancelled
+                    future.set_result(confirmed)
+            return
+        assert error is not None
+        refused = isinstance(error, RequestError) and not settled.in_doubt and batch.count > 1
+        for future, entry in tickets:
             if future.done():
-                continue  # cancelled
-            if result is not None:
-                future.set_result(receipt(place, uid, result, index))
-            elif refused and entry is not None:
+                continue
+            if refused and entry is not None:
                 self._outbox.add(entry, place.partition & ~SCHEDULES, (future, entry))
                 self._outbox.seal_all()
             else:
-                assert error is not None
                 future.set_exception(type(error)(str(error)))
 
     # --- the background task -------------------------------------------------------------------------------------

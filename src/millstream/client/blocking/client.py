@@ -28,6 +28,7 @@ from millstream.client.messages import (
     Receipt,
     TopicPartition,
     receipt,
+    receipts,
 )
 from millstream.client.metadata import METADATA_AGE_S, Topic
 from millstream.client.publishing import fsync_number, plan_batches
@@ -214,12 +215,12 @@ class Client(Admin, PubSub, Work):
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
         """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given."""
         known = self._topic(topic)
-        receipts: dict[int, Receipt] = {}
+        confirmed: dict[int, Receipt] = {}
         for partition, indexes, entries in plan_batches(known, messages):
             result = self._publisher.publish(known, partition, entries, 0)
-            place, uid = known.place(partition), known.uid(partition)
-            receipts |= {at: receipt(place, uid, result, number) for number, at in enumerate(indexes)}
-        return [receipts[at] for at in range(len(receipts))]
+            made = receipts(known.place(partition), known.uid(partition), result, len(indexes))
+            confirmed.update(zip(indexes, made, strict=True))
+        return [confirmed[at] for at in range(len(confirmed))]
 
     # --- producers and streams -----------------------------------------------------------------------------------
 
