@@ -155,7 +155,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def close(self) -> None:
         if not self._closing:
-            self._send()
+            self.send()
             self._closing = True
             self._transport.close()
 
@@ -212,12 +212,12 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._close_with(InternalError("the broker failed to handle a request; its log has the details"))
         else:
             self._broker.flush()
-            if self._listener.sends_planned:
+            if self._listener.planned:
                 # Whoever waits for messages gets them before their publisher is told that they are stored.
                 self._send_is_due = False
                 self._plan_to_send()
             else:
-                self._send()
+                self.send()
             if self._unconfirmed and nbytes <= _SMALL_BYTES:
                 self._listener.vigil.step(self, awaits_disk=True)
 
@@ -269,13 +269,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         def confirmed(
             error: MillstreamError | None, label: int, base_offset: int, append_time_us: int, duplicate: bool
         ) -> None:
-            self._confirmed()
             if error is None:
                 answer = encode_publish_result(correlation, label, base_offset, append_time_us, duplicate=duplicate)
             else:
                 answer = encode_error(error, correlation)
-            self._write(answer)
-            self._listener.connections.progressed()
+            self._confirm(answer)
 
         wants_answer = request.acks != 0
         self._unconfirmed += wants_answer
@@ -289,13 +287,19 @@ class NativeConnection(asyncio.BufferedProtocol):
         except MillstreamError as error:
             self._broker.metrics.requests_failed += 1
             if wants_answer:
-                self._confirmed()
-                self._write(encode_error(error, correlation))
+                self._confirm(encode_error(error, correlation))
 
-    def _confirmed(self) -> None:
+    def _confirm(self, answer: bytes) -> None:
+        """Answer what waited for the disk."""
         self._unconfirmed -= 1
         if not self._reads:
             self._resume_reading()
+        if not self._closing:
+            self._outgoing.append(answer)
+            self._outgoing_bytes += len(answer)
+            self._plan_to_send()
+        if self._listener.connections.draining:
+            self._listener.connections.progressed()
 
     def _read(self, correlation: int, request: FetchRequest | LeaseRequest) -> None:
         assert self._session is not None
@@ -347,13 +351,11 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _settle(self, correlation: int, request: SettleRequest) -> None:
         def answer(result: Sequence[int] | MillstreamError) -> None:
-            self._confirmed()
             if isinstance(result, MillstreamError):
                 self._broker.metrics.requests_failed += 1
-                self._write(encode_error(result, correlation))
+                self._confirm(encode_error(result, correlation))
             else:
-                self._write(encode_settle_result(correlation, result))
-            self._listener.connections.progressed()
+                self._confirm(encode_settle_result(correlation, result))
 
         assert self._session is not None
         self._unconfirmed += 1
@@ -433,14 +435,9 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _plan_to_send(self) -> None:
         if not self._send_is_due:
             self._send_is_due = True
-            self._listener.sends_planned += 1
-            self._listener.loop.call_soon(self._send_as_planned)
+            self._listener.plan(self)
 
-    def _send_as_planned(self) -> None:
-        self._listener.sends_planned -= 1
-        self._send()
-
-    def _send(self) -> None:
+    def send(self) -> None:
         self._send_is_due = False
         outgoing = self._outgoing
         if outgoing:
@@ -463,7 +460,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _close_with(self, error: MillstreamError) -> None:
         """Say what was wrong, then close: one sentence, no harm to others."""
         self._write(encode_error(error, None))
-        self._send()
+        self.send()
         self.close()
 
 
@@ -487,13 +484,28 @@ class NativeListener:
         self.address = ""
         self.loop = asyncio.get_running_loop()
         self.vigil = Vigil(self.loop, stay_awake_us)
-        #: Connections that send something in this turn of the loop.
-        self.sends_planned = 0
+        #: Connections that send something at the end of this turn of the loop.
+        self.planned: list[NativeConnection] = []
         self.connections: Connections[NativeConnection] = Connections(broker, settings.server, "native")
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         #: Calls under way.  A call goes on when its client is gone: what it has recorded must also take effect.
         self._calls: set[asyncio.Task[None]] = set()
+
+    def plan(self, connection: NativeConnection) -> None:
+        """Have a connection send what it has when everything that is ready now has been handled."""
+        if not self.planned:
+            self.loop.call_soon(self._send_planned)
+        self.planned.append(connection)
+
+    def _send_planned(self) -> None:
+        planned, self.planned = self.planned, []
+        for connection in planned:
+            try:
+                connection.send()
+            except Exception:  # the others have nothing to do with it
+                _log.exception("sending failed", address=connection.address)
+                connection.abort()
 
     def own(self, call: asyncio.Task[None]) -> None:
         self._calls.add(call)

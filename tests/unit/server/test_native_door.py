@@ -97,14 +97,14 @@ def test_who_waits_for_a_message_gets_it_before_its_publisher_is_answered(
     waiting = client.send_fetch("orders", 0, wait_ms=10_000)
     client.call("topic.list")  # so the fetch is there
     sent: list[int] = []
-    send = NativeConnection._send
+    send = NativeConnection.send
 
     def noted(connection: NativeConnection) -> None:
         sent.extend(map(len, connection._outgoing))
         send(connection)
 
     with NativeClient(broker.address) as other:
-        monkeypatch.setattr(NativeConnection, "_send", noted)
+        monkeypatch.setattr(NativeConnection, "send", noted)
         other.publish("orders", [bytes(1000)])
     assert values_of(decode_fetch_result(client.answer(waiting)).batches) == [bytes(1000)]
     assert max(sent) > 1000
@@ -356,14 +356,14 @@ def test_a_batch_that_could_not_be_fetched_again_is_refused(client: NativeClient
 
 def test_many_fetches_at_once_do_not_pile_up_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     peak = 0
-    original = NativeConnection._send
+    original = NativeConnection.send
 
     def send(connection: NativeConnection) -> None:
         nonlocal peak
         peak = max(peak, sum(map(len, connection._outgoing)))
         original(connection)
 
-    monkeypatch.setattr(NativeConnection, "_send", send)
+    monkeypatch.setattr(NativeConnection, "send", send)
     with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
         client.call("topic.create", name="t")
         for _ in range(8):
