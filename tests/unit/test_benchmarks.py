@@ -24,6 +24,8 @@ LIMITS = Limits(
     syncs=4_000,
     sync_p99_us=900,
     syncs_appending=3_000,
+    paced_sync_p50_us=150,
+    paced_sync_p99_us=400,
     copy_bytes=8e9,
 )
 
