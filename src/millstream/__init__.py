@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from millstream.version import VERSION
+
 if TYPE_CHECKING:
     import millstream.aio as aio
     import millstream.errors as errors
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from millstream.client import trace_headers as trace_headers
     from millstream.errors import MillstreamError as MillstreamError
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 _HOME = {
     "BatchFailure": "millstream.client",

@@ -1,11 +1,12 @@
-"""Where time comes from.  UTC, in integer microseconds; components take a Clock or a number as an argument."""
+"""Where time comes from, and how a moment is said.  UTC, in whole microseconds; components take a Clock or a number."""
 
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
+__all__ = ["Clock", "SystemClock", "clock_text"]
 
 
 class Clock(Protocol):
@@ -24,3 +25,11 @@ class SystemClock:
 
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
+
+
+def clock_text(time_ms: int) -> str:
+    """A moment in a sentence.  What people may write reaches further than the calendar of Python."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return f"{time_ms} ms"

@@ -63,6 +63,14 @@ def far_from_an_occurrence(broker: BrokerForTests, minutes: int = 1) -> None:
 # --- time --------------------------------------------------------------------------------------------------------
 
 
+def test_a_message_may_be_moved_beyond_the_calendar(client: Client) -> None:
+    receipt = client.publish("orders", "patience", delay="1h")
+    far_s = 400_000_000_000.0  # in the year 14645
+    assert client.schedules.move(receipt, deliver_at=far_s).due_ms == far_s * 1000
+    assert "is scheduled for 400000000000000 ms" in client.why(receipt.id).sentence
+    client.schedules.cancel(receipt)
+
+
 def test_a_message_comes_at_its_time_and_not_before(broker: BrokerForTests, client: Client) -> None:
     receipt = client.publish("orders", "later", key="c-17", headers={"a": "b"}, priority=1, delay="10s")
     assert receipt.scheduled

@@ -88,3 +88,5 @@ def test_the_version_is_said_once() -> None:
     from millstream.version import VERSION
 
     assert f'\nversion = "{VERSION}"\n' in (ROOT / "pyproject.toml").read_text()
+    said = [path.name for path in (ROOT / "src").rglob("*.py") if f'{VERSION}"' in path.read_text()]
+    assert said == ["version.py"]

@@ -13,7 +13,17 @@ SOURCE = Path(__file__).parents[2] / "src" / "millstream"
 
 FOUNDATION = {"errors", "names", "clock", "records", "ids", "config", "topics", "compression", "headers", "version"}
 FOUNDATION |= {"durations", "retries", "options", "receipts", "policies", "settings", "slicing"}
-FOUNDATION |= {"dead_letters", "partitioning", "entries", "sections", "single", "traceparent", "values", "wording"}
+FOUNDATION |= {
+    "dead_letters",
+    "partitioning",
+    "entries",
+    "sections",
+    "single",
+    "traceparent",
+    "values",
+    "wording",
+    "addresses",
+}
 #: Rooms of decisions only: time, randomness and storage are given to them.
 PURE = {"access", "wire", "groups", "mqtt", "queues", "schedules", "traces", "traffic", "webhooks"}
 #: room -> rooms it may import (itself is always allowed).
@@ -43,8 +53,8 @@ EXCEPTIONS = {
     "__main__.py": {"cli"},  # `python -m millstream`
     "cli/serve.py": {"server"},  # starts the broker
     "cli/key.py": {"server"},  # makes the first key in the data of a stopped broker
-    "cli/reference_api.py": {"server"},  # the same
     "cli/reference.py": {"broker"},  # writes pages from the code, and the code is there
+    "cli/reference_api.py": {"server"},  # the same
     "cli/log.py": {"log"},  # works on a stopped broker's files
     "cli/checks.py": {"broker", "log", "server"},  # asks what a start would ask
     "cli/pipeline.py": {"spark"},  # the data source, when it is asked for

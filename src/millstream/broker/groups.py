@@ -347,7 +347,7 @@ class Groups:
         if call.to == "shift":
             return Shift(call.value)
         at_us = call.value * 1000
-        return ToTimestamp(call.value, {p: self._host.offset_at_time(namespace, p, at_us) for p in partitions})
+        return ToTimestamp({p: self._host.offset_at_time(namespace, p, at_us) for p in partitions})
 
     async def _record_offsets(self, group: _Group, moved: Mapping[TopicPartition, Committed | None]) -> None:
         if not moved:

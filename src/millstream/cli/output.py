@@ -141,7 +141,10 @@ def duration_text(duration_ms: int) -> str:
 
 def time_text(time_ms: int) -> str:
     """A point in time in UTC, to the second, in the form that every command accepts as well."""
-    moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    try:
+        moment = datetime.datetime.fromtimestamp(time_ms / 1000, datetime.UTC)
+    except (ValueError, OverflowError, OSError):  # beyond the year 9999
+        return f"{time_ms} ms"
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import socket
@@ -12,44 +11,19 @@ from typing import Final
 
 import msgspec
 
+from millstream.addresses import TLS_SCHEME, parse_address
 from millstream.client.tls import client_context
 from millstream.errors import ConnectionLost, InvalidArgument
 from millstream.names import DEFAULT_NAMESPACE, check_namespace
+from millstream.version import VERSION
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
 from millstream.wire.messages import Hello
 
-__all__ = ["DEFAULT_ADDRESS", "Target", "parse_address"]
+__all__ = ["Target"]
 
-DEFAULT_ADDRESS: Final = "localhost:9092"
-DEFAULT_PORT: Final = 9092
-#: In front of an address: the connection is encrypted, and the broker has a certificate.
-TLS_SCHEME: Final = "tls://"
 #: Where a key comes from that is given nowhere else.
 KEY_VARIABLE: Final = "MILLSTREAM_KEY"
-SOFTWARE: Final = "millstream-python/0.1.0"
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """`host`, `host:port` or `[v6]:port`, with `tls://` in front or not."""
-    given, address = address, address.removeprefix(TLS_SCHEME)
-    host, port = address, str(DEFAULT_PORT)
-    if address.startswith("["):
-        host, _, rest = address[1:].partition("]")
-        port = rest[1:] if rest.startswith(":") else port
-    elif address.count(":") == 1:
-        host, port = address.split(":")
-    # Several colons without brackets can only be an IPv6 address without a port.
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536 or (":" in host and not _is_ipv6(host)):
-        raise InvalidArgument(f"{given!r} is not an address: write host:port, for example {DEFAULT_ADDRESS!r}")
-    return host, int(port)
-
-
-def _is_ipv6(host: str) -> bool:
-    try:
-        ipaddress.IPv6Address(host)
-    except ValueError:
-        return False
-    return True
+SOFTWARE: Final = f"millstream-python/{VERSION}"
 
 
 @dataclass(frozen=True, slots=True)

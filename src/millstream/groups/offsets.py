@@ -32,7 +32,6 @@ __all__ = [
     "committed_to_document",
     "decide_commit",
     "decide_reset",
-    "offset_key",
 ]
 
 #: Metadata rides in every commit; a checkpoint reference fits, a checkpoint does not belong here.
@@ -96,7 +95,6 @@ class ToTimestamp:
     `offsets` says it, per partition; None or absent means there is none, which is the end of the partition.
     """
 
-    timestamp_ms: int
     offsets: Mapping[TopicPartition, int | None]
 
 
@@ -199,14 +197,9 @@ def _wanted(group: str, to: ResetTo, partition: TopicPartition, before: int | No
             if before is None:
                 raise InvalidArgument(f"group {group} has no offset in {partition} to shift by {by}")
             return before + by
-        case ToTimestamp(_, offsets):
+        case ToTimestamp(offsets):
             found = offsets.get(partition)
             return bound.end if found is None else found
-
-
-def offset_key(group: str, partition: TopicPartition) -> tuple[str, str, int]:
-    """The key of a position in the state log; the last document per key counts."""
-    return (group, partition.topic, partition.partition)
 
 
 def committed_to_document(committed: Committed) -> dict[str, Any]:

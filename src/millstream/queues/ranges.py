@@ -49,11 +49,6 @@ class RangeSet:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def copy(self) -> RangeSet:
-        twin = RangeSet(self.floor)
-        twin.above, twin._top, twin._chunks = self.above, self._top, dict(self._chunks)
-        return twin
-
     # --- change
 
     def add(self, start: int, end: int) -> None:

@@ -272,10 +272,6 @@ class BrokerConnection:
         link.receive_until(lambda: any(each.payload is not None for each in answers), time.monotonic() + wait_s)
         return any(each.payload is not None for each in answers)
 
-    def keep_alive(self) -> None:
-        """Say that we are still here; for who asks for nothing for a long time."""
-        self.link().send([encode_frame(FrameType.HEARTBEAT, b"")])
-
     # --- the connection itself ---------------------------------------------------------------------------------------
 
     def link(self) -> _Link:

@@ -5,25 +5,22 @@ from __future__ import annotations
 import socket
 import ssl
 import time
-from typing import Final
 
+from millstream.addresses import TLS_SCHEME, parse_address
 from millstream.errors import ConnectionLost, InvalidArgument
 from millstream.spark.options import Target
 
 __all__ = ["open_socket"]
 
-_DEFAULT_PORT: Final = 9092
-_TLS_SCHEME: Final = "tls://"
-
 
 def open_socket(target: Target, address: str, deadline_s: float) -> socket.socket:
     """Raises ConnectionLost where nobody answers, and InvalidArgument where that cannot change."""
-    host, port = _parse(address)
+    host, port = parse_address(address)
     try:
         sock = socket.create_connection((host, port), max(0.001, deadline_s - time.monotonic()))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        context = _context(target.ca) if target.ca or address.startswith(_TLS_SCHEME) else None
+        context = _context(target.ca) if target.ca or address.startswith(TLS_SCHEME) else None
         if context is None:
             return sock
         try:
@@ -51,15 +48,3 @@ def _context(ca: str | None) -> ssl.SSLContext:
         raise InvalidArgument(f"the authorities in option tls.ca={ca!r} cannot be used: {reason}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
-
-
-def _parse(address: str) -> tuple[str, int]:
-    """`host`, `host:port` or `[v6]:port`, with `tls://` in front or not."""
-    text = address.removeprefix(_TLS_SCHEME)
-    host, colon, port = text.rpartition(":")
-    if not colon or text.endswith("]"):
-        host, port = text, str(_DEFAULT_PORT)
-    host = host.removeprefix("[").removesuffix("]")
-    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise InvalidArgument(f"{address!r} is not an address: write host:port, for example localhost:{_DEFAULT_PORT}")
-    return host, int(port)

@@ -25,7 +25,6 @@ from millstream.groups.offsets import (
     committed_to_document,
     decide_commit,
     decide_reset,
-    offset_key,
 )
 from millstream.groups.records import TopicPartition
 
@@ -78,9 +77,9 @@ def test_a_position_beyond_the_end_has_no_lag(table: OffsetTable) -> None:
         (Shift(-15), 25),
         (Shift(-1_000), 10),
         (Shift(1_000), 90),
-        (ToTimestamp(0, {P0: 33}), 33),
-        (ToTimestamp(0, {P0: None}), 90),
-        (ToTimestamp(0, {}), 90),
+        (ToTimestamp({P0: 33}), 33),
+        (ToTimestamp({P0: None}), 90),
+        (ToTimestamp({}), 90),
     ],
 )
 def test_a_reset_lands_inside_the_partition(table: OffsetTable, to: ResetTo, after: int) -> None:
@@ -111,4 +110,3 @@ def test_a_position_survives_being_written_down(table: OffsetTable) -> None:
     document = json.loads(json.dumps(committed_to_document(committed)))
     assert committed_from_document({**document, "colour": "blue"}) == committed
     assert committed_from_document({"offset": 3}) == Committed(3)
-    assert offset_key("workers", P0) == ("workers", "orders", 0)

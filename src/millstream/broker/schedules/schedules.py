@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
-from datetime import UTC, datetime
 from typing import Any, Final, Protocol
 
 import structlog
@@ -24,7 +23,7 @@ from millstream.broker.topics import Topics
 from millstream.broker.traces.recorder import Recorder
 from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.transfer import Target
-from millstream.clock import Clock
+from millstream.clock import Clock, clock_text
 from millstream.config import Settings
 from millstream.durations import format_ms
 from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, ScheduleNotFound, StorageFailed
@@ -341,7 +340,7 @@ class Schedules:
         message = await log.message(offset)
         log.check_pending(offset)
         await log.move(offset, call.deliver_at_ms)
-        self._host.recorder.scheduled("moved", log.partition, [offset], f"to {_clock_text(call.deliver_at_ms)}")
+        self._host.recorder.scheduled("moved", log.partition, [offset], f"to {clock_text(call.deliver_at_ms)}")
         if message is None:
             raise ScheduleNotFound("the message is damaged")
         return _summary(log, call.deliver_at_ms, message)
@@ -378,7 +377,7 @@ class Schedules:
         except ScheduleNotFound:
             return None
         now_ms = self._clock.now_us() // 1000
-        due = _clock_text(info.due_ms)
+        due = clock_text(info.due_ms)
         sentences = {
             "pending": f"The message is scheduled for {due}, in {format_ms(max(0, info.due_ms - now_ms))}.",
             "firing": f"The message was due at {due} and is being delivered this moment.",
@@ -422,7 +421,3 @@ def _summary(log: ScheduleLog, due_ms: int, message: Scheduled) -> calls.Schedul
         key=message.key,
         size_bytes=message.size_bytes,
     )
-
-
-def _clock_text(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.broker.letters.letters import Letters
@@ -19,7 +18,7 @@ from millstream.broker.schedules.schedules import Schedules
 from millstream.broker.topics import Topics
 from millstream.broker.traces.find import Finder
 from millstream.broker.traces.recorder import Recorder
-from millstream.clock import Clock
+from millstream.clock import Clock, clock_text
 from millstream.dead_letters import DEAD_LETTER_GROUP, DeadLetter
 from millstream.errors import InvalidArgument, MessageNotFound, ScheduleNotFound
 from millstream.ids import MessagePlace, parse_message_id, schedule_uid
@@ -176,7 +175,7 @@ class Traces:
             yield Event("replayed", stored_ms, note="out of this dead letter", link=headers[REPLAYED_FROM])
         note = ""
         if message.timestamp_ms > stored_ms:
-            note = f"by its producer's clock at {_clock_text(message.timestamp_ms)}"
+            note = f"by its producer's clock at {clock_text(message.timestamp_ms)}"
         yield Event("published", min(message.timestamp_ms, stored_ms), note=note)
         yield Event("stored", stored_ms, note=f"{message.topic}/{message.partition} at offset {message.offset}")
 
@@ -205,10 +204,10 @@ class Traces:
         attempts = where.history.attempts
         if where.lease is not None:
             lease = where.lease
-            note = f"until {_clock_text(lease.deadline_us // 1000)}"
+            note = f"until {clock_text(lease.deadline_us // 1000)}"
             yield Event("leased", lease.granted_us // 1000, group=group, consumer=lease.consumer, note=note)
         elif where.state == "waiting" and attempts:
-            note = f"it is tried again at {_clock_text(where.due_us // 1000)}"
+            note = f"it is tried again at {clock_text(where.due_us // 1000)}"
             yield Event("waiting", attempts[-1].ended_us // 1000, group=group, note=note)
         # That it was purged is not to be had from here: a ledger says so of everything below, acked before or not.
         elif where.ending in ("acked", "expired", "evicted") and not passport.has(
@@ -267,10 +266,10 @@ class Traces:
         if context is not None:
             info.trace_id = context.trace_id
         events = [Event("published", min(schedule.timestamp_ms or published_ms, published_ms))]
-        due = f"for {_clock_text(schedule.moved_from_ms or schedule.due_ms)}" if schedule.due_ms else ""
+        due = f"for {clock_text(schedule.moved_from_ms or schedule.due_ms)}" if schedule.due_ms else ""
         events.append(Event("scheduled", published_ms, note=due))
         if schedule.moved_from_ms and not passport.has("moved"):
-            events.append(Event("moved", published_ms, note=f"to {_clock_text(schedule.due_ms)}"))
+            events.append(Event("moved", published_ms, note=f"to {clock_text(schedule.due_ms)}"))
         if schedule.state in ("cancelled", "expired") and not passport.has(schedule.state):
             events.append(Event(schedule.state, max(passport.last_ms, published_ms)))
         if schedule.state == "fired":
@@ -292,10 +291,3 @@ def _time_of(text: str, otherwise_ms: int) -> int:
         return parse_message_id(text).append_time_ms
     except InvalidArgument:  # headers are anybody's to write
         return otherwise_ms
-
-
-def _clock_text(time_ms: int) -> str:
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    except (ValueError, OverflowError, OSError):
-        return f"{time_ms} ms"

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from millstream.client.address import DEFAULT_ADDRESS, Target
+from millstream.addresses import DEFAULT_ADDRESS
+from millstream.client.address import Target
 from millstream.client.asynchronous.admin import AsyncAdmin
 from millstream.client.asynchronous.connection import AsyncLink
 from millstream.client.asynchronous.opening import Opening, OpeningStream
@@ -192,7 +193,10 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         return await (await self._submit(topic, entry, partition, fsync, alone=True))
 
     async def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
-        """Publish values (or `Outgoing`, for keys and the rest) together; receipts in the order given."""
+        """Publish values (or `Outgoing`, for keys and the rest) together; receipts in the order given.
+
+        What the broker refuses raises its error; other batches may be stored.
+        """
         futures = []
         for item in messages:
             entry, partition = as_entry(item)

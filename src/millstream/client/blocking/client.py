@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal
 
-from millstream.client.address import DEFAULT_ADDRESS, Target
+from millstream.addresses import DEFAULT_ADDRESS
+from millstream.client.address import Target
 from millstream.client.blocking.admin import Admin
 from millstream.client.blocking.link import Link
 from millstream.client.blocking.producer import Producer
@@ -213,7 +214,10 @@ class Client(Admin, PubSub, Work):
         return receipt(known.place(chosen), known.uid(chosen), result)
 
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
-        """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given."""
+        """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given.
+
+        What the broker refuses raises its error; batches before it are stored.
+        """
         known = self._topic(topic)
         confirmed: dict[int, Receipt] = {}
         for partition, indexes, entries in plan_batches(known, messages):

@@ -15,7 +15,7 @@ from typing import Final
 from millstream.client.address import Target
 from millstream.client.silence import Silence
 from millstream.client.tls import PlainSocket, TlsSocket
-from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout
+from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation
 from millstream.wire.frames import Frame, FrameReader, FrameType, encode_frame
 from millstream.wire.messages import Welcome, decode_error, decode_json, response_body
 
@@ -254,11 +254,3 @@ def _secured(sock: socket.socket, target: Target, deadline_s: float) -> PlainSoc
 
 def _timeval(seconds: float) -> bytes:
     return struct.pack("ll", int(seconds), int(seconds % 1 * 1_000_000))
-
-
-def remaining(deadline_s: float, what: str) -> float:
-    """Seconds until a deadline; raises RequestTimeout after it."""
-    left = deadline_s - time.monotonic()
-    if left <= 0:
-        raise RequestTimeout(f"{what} took longer than it may")
-    return left

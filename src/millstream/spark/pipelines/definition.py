@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from millstream.durations import parse_ms
+from millstream.errors import InvalidArgument
 
 __all__ = [
     "AVAILABLE_NOW",
@@ -66,7 +67,7 @@ def _milliseconds(value: Any) -> Any:
         raise ValueError("use a length of time such as 500ms, 30s or 5m")
     try:
         return parse_ms(value)
-    except Exception:
+    except InvalidArgument:
         raise ValueError(f"{value!r} is not a length of time: use one such as 500ms, 30s or 5m") from None
 
 
