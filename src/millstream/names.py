@@ -65,8 +65,8 @@ def check_group(name: str, kind: str = "group") -> str:
     """The rule for groups, and for whatever else (`kind`) is called by a word."""
     if len(name) > NAME_BYTES_MAX or not _GROUP.fullmatch(name):
         raise InvalidName(
-            f"{kind} {_shown(name)} is not valid: use letters, digits and '_ . : @ -', starting with a letter or "
-            f"digit, {NAME_BYTES_MAX} bytes at most"
+            f"{kind} {_shown(name)} is not valid: use letters, digits and '_ . : @ -', starting with a letter, a "
+            f"digit or '_', {NAME_BYTES_MAX} bytes at most"
         )
     return name
 
@@ -112,5 +112,7 @@ def _shown(name: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about a name that nothing has: the one that was probably meant, or nothing."""
+    if len(name) > NAME_BYTES_MAX:  # nobody means anything by it, and to compare it takes long
+        return ""
     close = difflib.get_close_matches(name, known, 1)
     return f"; did you mean {close[0]!r}?" if close else ""

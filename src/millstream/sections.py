@@ -125,8 +125,8 @@ class ServerSettings(Section):
         default=300,
         ge=0,
         le=100_000,
-        description="How long (µs) the broker waits awake for the next request of a client that sends one after the"
-        " other, and half of what it waits awake for the disk meanwhile; 0 sleeps at once.",
+        description="How long (µs) the broker stays awake for the next request of a client that sends one after the"
+        " other; while that client waits for the disk, twice as long. 0 never stays awake.",
     )
 
 
@@ -409,7 +409,7 @@ class LimitSettings(Section):
         default=0,
         ge=0,
         le=10_000_000,
-        description="Connections a second from one address, of the native protocol and of MQTT.",
+        description="Connections a second from one address: native, MQTT and WebSocket.",
     )
     wrong_keys_per_minute: int = Field(
         default=30, ge=0, le=10_000_000, description="Wrong keys from one address before it is told to wait."

@@ -28,7 +28,7 @@ _KINDS: Final = {
     "array": "a list",
     "object": "an object",
 }
-_PLACE: Final = re.compile(r"(?P<said>.*?)(?: - at `\$(?P<path>.*)`)?", re.S)
+_PLACE: Final = " - at `$"  # what stands between a problem and its place, which a backtick ends
 _KIND: Final = re.compile(r"Expected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`")
 _LIMIT: Final = re.compile(r"Expected `\w+`(?P<length> of length)? (?P<sign>[<>]=) (?P<limit>\S+)")
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`", re.S)
@@ -53,9 +53,10 @@ def in_words(problem: Exception, *, kind: Any = None, given: Mapping[str, object
         return "it is nested too deeply"
     if isinstance(problem, UnicodeDecodeError):
         return "it is not text in UTF-8"
-    match = _PLACE.fullmatch(str(problem))
-    assert match is not None  # it takes anything
-    said, path = match["said"], match["path"] or ""
+    said, found_place, path = str(problem).rpartition(_PLACE)
+    if not found_place:
+        said, path = path, ""
+    path = path.removesuffix("`")
     if said in _SAID:
         return _SAID[said].format(name=_name(path))
     if found := _KIND.fullmatch(said):

@@ -97,6 +97,17 @@ def test_without_a_window_an_id_is_refused_and_the_publisher_goes_on(broker: Bro
         assert values(client, "orders") == ["a", "more", "more", "plain"]
 
 
+def test_nothing_gives_way_to_a_message_that_is_refused_for_its_id(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.create_topic("orders", config={"max_depth": 2, "overflow": "evict"})
+        with client.queue("orders", group="workers", start="earliest"):
+            client.publish_many("orders", ["a", "b"])
+            with pytest.raises(InvalidArgument, match="no dedup window"):
+                client.publish("orders", "c", dedup_id="order-1")
+        waiting = client.queue("orders", group="workers", timeout_s=1)
+        assert sorted(message.text for message in waiting) == ["a", "b"]
+
+
 def test_a_window_that_is_taken_away_and_given_back_knows_what_came_before(broker: BrokerForTests) -> None:
     with millstream.connect(broker.address) as client:
         client.create_topic("orders", config=HOUR)

@@ -77,6 +77,11 @@ def test_what_was_given_is_shown_where_everything_is_text() -> None:
     assert in_words(caught.value, kind=Outer, given=asked) == "'limit' must be a whole number, not 'many'"
 
 
+def test_a_field_of_megabytes_is_not_compared_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("difflib.get_close_matches", lambda *_: pytest.fail("that takes seconds, and all others wait"))
+    assert told('{"' + "x" * 5_000_000 + '": 1}').endswith("…' is not known here")
+
+
 @given(st.text(), st.text())
 def test_whatever_the_parser_says_becomes_a_sentence(said: str, path: str) -> None:
     for problem in (msgspec.ValidationError(said), msgspec.ValidationError(f"{said} - at `$.{path}`")):

@@ -31,7 +31,7 @@ def check_data(storage: Storage) -> None:
         raise StartFailed(
             f"the data directory has messages ({orphan}) but lacks {TOPICS_STATE}, which says what they belong to: "
             "put that directory back or restore a backup into an empty one; to begin without these messages, move "
-            "topics/ elsewhere"
+            "topics/ and state/ elsewhere"
         )
 
 
@@ -53,7 +53,7 @@ def _first_stored(storage: Storage) -> str | None:
 def _names(storage: Storage, directory: str) -> list[str]:
     try:
         return storage.names(directory)
-    except NotADirectoryError:  # what somebody else has put there is none of the broker's
+    except (NotADirectoryError, PermissionError):  # what somebody else has put there is none of the broker's
         return []
 
 

@@ -177,7 +177,9 @@ def alter(
 app.command(help=prose(peek.__doc__), epilog=PEEK_EPILOG)(peek)
 
 
-@app.command(epilog=examples("millstream topic flow orders", "millstream topic flow orders --json | jq .level"))
+@app.command(
+    epilog=examples("millstream topic flow orders", "millstream topic flow orders --json | jq '{measured, level}'")
+)
 def flow(
     name: NameArgument,
     as_json: JsonOption = False,

@@ -14,7 +14,6 @@ from typing import Any, Final
 import msgspec
 
 from millstream.broker.broker import Broker, Session
-from millstream.broker.registry import Topic
 from millstream.broker.traffic.duplicates import no_window
 from millstream.entries import AnyEntry, Entry, encode_entries, is_delayed, routing_key, split_entries
 from millstream.errors import MillstreamError, PartitionNotFound, PayloadTooLarge
@@ -66,11 +65,15 @@ async def publish(
     """
     metadata = _known(broker, session, topic)
     if metadata is None:
+        if broker.settings.topics.auto_create and broker.topics.registry.find(session.namespace, topic) is None:
+            _check_ids(entries, 0)  # before a topic is made, which would have no window
         found: Any = await broker.call(session, calls.Metadata(topics=[topic], create=True))
         metadata = found[0]
     assert metadata is not None
     _check_sizes(entries, metadata)
-    _check_ids(entries, broker.topics.registry.find(session.namespace, topic))
+    stored_in = broker.topics.registry.find(session.namespace, topic)
+    if stored_in is not None:
+        _check_ids(entries, stored_in.config.dedup_window_ms)
     results: list[Receipt | MillstreamError | None] = [None] * len(entries)
     loop = broker.queues.loop
     done: asyncio.Future[None] = loop.create_future()
@@ -190,9 +193,7 @@ def _check_sizes(entries: Sequence[AnyEntry], topic: calls.TopicMetadata) -> Non
             )
 
 
-def _check_ids(entries: Sequence[AnyEntry], topic: Topic | None) -> None:
+def _check_ids(entries: Sequence[AnyEntry], window_ms: int) -> None:
     """The broker refuses ids as well, but then others of the same request would be stored."""
-    if topic is None or topic.config.dedup_window_ms:
-        return
-    if any(isinstance(entry, Entry) and entry.dedup_id for entry in entries):
+    if not window_ms and any(isinstance(entry, Entry) and entry.dedup_id for entry in entries):
         raise no_window()

@@ -200,6 +200,12 @@ def test_a_dedup_id_on_a_topic_without_a_window_refuses_the_request_before_anyth
     assert sum(client.offsets("windowless").values()) == 0
 
 
+def test_a_refused_dedup_id_leaves_no_topic_behind(http: httpx.Client, client: Client) -> None:
+    answer = http.post("/topics/mistyped/messages", json={"value": "a", "dedup_id": "1"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+    assert "mistyped" not in {topic.name for topic in client.topics()}
+
+
 def test_a_repetition_is_recognised_by_its_dedup_id(http: httpx.Client, client: Client) -> None:
     client.create_topic("dedup", config={"dedup_window_ms": 60_000}, partitions=4)
     batch = [{"value": "a", "dedup_id": "1"}, {"value": "b", "dedup_id": "2"}, {"value": "c"}]

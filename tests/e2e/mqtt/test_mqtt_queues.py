@@ -116,6 +116,20 @@ def test_on_a_topic_that_recognises_no_ids_a_message_id_is_a_name(mqtt: Wires, s
     assert [told(worker.message())["message-id"] for _ in range(2)] == ["order-7"] * 2
 
 
+def test_message_ids_spread_over_partitions_also_where_they_are_only_names(
+    mqtt: Wires, server: Millstream, queue: str
+) -> None:
+    client = server.broker.connect()
+    client.create_topic(queue.replace("/", "."), partitions=4)
+    producer = mqtt.connect()
+    for number in range(20):
+        said = producer.publish(f"$queue/{queue}", b"x", 1, properties=user(message_id=f"order-{number}"))
+        assert said == Reason.SUCCESS
+    ends = client.offsets(queue.replace("/", "."))
+    assert sum(ends.values()) == 20
+    assert len([end for end in ends.values() if end]) > 1
+
+
 def test_a_delay_lets_a_message_wait(mqtt: Wires, queue: str) -> None:
     producer, worker = mqtt.connect(), mqtt.connect()
     join(worker, queue)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import millstream
-from millstream.broker.node import TOPICS_STATE
+from millstream.broker.node import TOPICS_STATE, check_data
 from millstream.errors import StartFailed
 from millstream.testing.broker import BrokerForTests
 
@@ -34,7 +34,7 @@ def test_messages_without_the_state_that_describes_them_are_left_alone(data: Pat
     assert "topics/default/orders/" in said
     assert TOPICS_STATE in said
     assert "restore a backup" in said
-    assert "move topics/ elsewhere" in said
+    assert "move topics/ and state/ elsewhere" in said
     assert files_of(data) == before
 
 
@@ -49,11 +49,27 @@ def test_state_that_is_put_back_is_taken_up(data: Path) -> None:
 
 
 def test_with_the_messages_out_of_the_way_a_broker_begins_anew(data: Path) -> None:
-    shutil.rmtree(data / "state")
+    shutil.rmtree(data / TOPICS_STATE)
+    (data / "state").rename(data / "old-state")  # positions of groups in topics that would be new
     (data / "topics").rename(data / "old-topics")
     with BrokerForTests(data) as broker, millstream.connect(broker.address) as client:
         assert not client.topics()
     assert list((data / "old-topics").rglob("*.log"))
+
+
+def test_a_directory_that_the_broker_may_not_look_into_is_not_its_own() -> None:
+    """As `lost+found` is, where a volume is mounted for the messages."""
+
+    class Volume:
+        def exists(self, _: str) -> bool:
+            return False
+
+        def names(self, directory: str) -> list[str]:
+            if directory == "topics/lost+found":
+                raise PermissionError
+            return ["lost+found"] if directory == "topics" else []
+
+    check_data(Volume())  # type: ignore[arg-type]
 
 
 def test_a_first_topic_that_a_crash_has_cut_short_is_no_loss(tmp_path: Path) -> None:

@@ -515,8 +515,11 @@ def test_a_refusal_before_the_last_try_is_named_when_that_one_is_not_answered(fa
             await client.publish("t", b"warm")
             fake.faults.append(Fault(store=False, error=Throttled("topic 't' is overloaded")))
             fake.faults.extend([Fault(store=False, silent=True)] * 5)
-            with pytest.raises(RequestTimeout, match=r"may or may not be stored.*refused: topic 't' is overloaded$"):
+            with pytest.raises(
+                RequestTimeout, match=r"may or may not be stored.*refused: topic 't' is overloaded$"
+            ) as caught:
                 await client.publish("t", b"a")
+            assert isinstance(caught.value.__cause__, Throttled)
             fake.faults.clear()
 
     asyncio.run(run())

@@ -130,8 +130,8 @@ class Publishing:
 
     def put(self, name: str, entry: Entry, owed: Owed) -> None:
         """Publish to a topic of the broker, as it is."""
-        # What has an id is recognised by the partition itself; a move would pass it by.
-        once = owed.qos == 2 and self._lasts and not entry.dedup_id
+        # What tells the broker its id is recognised by the partition itself; a move would pass it by.
+        once = owed.qos == 2 and self._lasts and not entry.options
         self._pile_up(name, _Stored(entry, [entry.value or b""], owed), once=once)
 
     def _pile_up(self, name: str, stretch: _Stored, *, once: bool) -> None:

@@ -84,9 +84,10 @@ def entry_for_queue(message: Message, now_us: int, *, recognised: bool) -> Entry
     if due_us > now_us:
         entry = entry._replace(deliver_at_us=due_us)
     own_id = asked.get(MESSAGE_ID)
+    if own_id:
+        entry = entry._replace(dedup_id=own_id.encode())  # which also chooses its partition
     if own_id and recognised:
-        headers = entry.headers + encode_headers([(DEDUP_ID, own_id)])
-        entry = entry._replace(headers=headers, options=True, dedup_id=own_id.encode())
+        entry = entry._replace(headers=entry.headers + encode_headers([(DEDUP_ID, own_id)]), options=True)
     return entry
 
 

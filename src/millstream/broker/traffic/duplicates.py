@@ -13,13 +13,13 @@ import structlog
 
 from millstream.errors import BatchDamaged, InvalidArgument, MillstreamError, Throttled
 from millstream.options import DEDUP_ID
-from millstream.records import Batch, BatchHeader, Columns, decode_headers
+from millstream.records import Batch, BatchHeader, Columns, check_batch, decode_headers
 from millstream.traffic.dedup import DedupWindow, Seen, fingerprint
 
 if TYPE_CHECKING:
     from millstream.broker.partition import Partition
 
-__all__ = ["Duplicates", "mark_of", "no_window"]
+__all__ = ["Duplicates", "mark_of", "no_window", "refuse_id"]
 
 _log = structlog.get_logger("millstream.duplicates")
 
@@ -41,6 +41,12 @@ def mark_of(batch: memoryview, header: BatchHeader, window_ms: int) -> bytes | N
         # The answer to a publish has room for one message that was there before.
         raise InvalidArgument("a message with a dedup id must be the only one of its batch")
     return marks[0]
+
+
+def refuse_id(batch: memoryview) -> None:
+    """For a topic without a window: as `mark_of`, for whoever does something for a message before it is stored."""
+    if BatchHeader(batch).flags & _OPTIONS:
+        mark_of(batch, check_batch(batch, 0, len(batch)), 0)
 
 
 def _has_id(batch: memoryview) -> bool:

@@ -17,6 +17,7 @@ import structlog
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import PublishReply
 from millstream.broker.registry import Registry, Topic
+from millstream.broker.traffic.duplicates import refuse_id
 from millstream.clock import Clock
 from millstream.errors import GroupNotFound, MillstreamError, QueueFull, Throttled, TopicNotFound
 from millstream.records import BatchHeader
@@ -105,6 +106,8 @@ class Flow:
     ) -> PublishReply | None:
         """Whom to answer when a batch for a topic with limits is stored.  Raises QueueFull or Throttled."""
         config = topic.config
+        if not config.dedup_window_ms:
+            refuse_id(batch)  # or another message would have to go for one that is refused
         if config.max_depth:
             self.check_depth(topic, number, BatchHeader(batch).count)
         if not config.throttle_lag_ms and not config.throttle_depth:

@@ -294,7 +294,9 @@ class AsyncProducer:
                 self._outbox.add(entry, place.partition & ~SCHEDULES, (future, entry))
                 self._outbox.seal_all()
             else:
-                future.set_exception(type(error)(str(error)))
+                told = type(error)(str(error))  # each its own: who raises it adds where
+                told.__cause__ = error.__cause__
+                future.set_exception(told)
 
     # --- the background task -------------------------------------------------------------------------------------
 

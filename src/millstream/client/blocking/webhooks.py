@@ -33,7 +33,8 @@ class Webhooks:
     ) -> calls.WebhookCreated:
         """Deliver the messages of a queue group to a URL.  The answer has the secret, which is not shown again.
 
-        `start` says where a new group begins.  Raises InvalidArgument when the URL or a setting is not allowed.
+        `start` says where a new group begins.  Raises InvalidArgument when the URL or a setting is not
+        allowed, TopicNotFound when there is no such topic and it is no pattern.
         """
         call = create_call(topic, url, group, secret, start, settings)
         answer: calls.WebhookCreated = self._call(call, calls.WebhookCreated)

@@ -26,7 +26,7 @@ export async function show(place, [name], query, again) {
     const slowed = flow.level !== "normal";
     replace(cards,
       card("Messages kept", short(sum((one) => one.high_watermark - one.start_offset)), `${bytes(sum((one) => one.size_bytes))} on disk`),
-      card("Unsettled", short(flow.depth), flow.depth ? [flow.trend, flow.lag_ms ? `oldest ${duration(flow.lag_ms)}` : ""].filter(Boolean).join(", ") : ""),
+      card("Unsettled", short(flow.depth), flow.depth ? [flow.measured ? flow.trend : "", flow.lag_ms ? `oldest ${duration(flow.lag_ms)}` : ""].filter(Boolean).join(", ") : ""),
       card("Publishers", slowed ? `slowed by ${duration(flow.delay_ms)}` : "not slowed", slowed ? `level ${flow.level}` : flow.catch_up_ms ? `caught up in ${duration(flow.catch_up_ms)}` : "", slowed ? "warn" : ""),
       card("Scheduled", short(waiting[0]?.pending || 0), waiting[0]?.pending ? h("a", { href: `#/schedules?topic=${part(name)}` }, "Timeline") : ""),
       card("Partitions", number(topic.partition_count), h("span", {}, "since ", when(topic.created_ms))));

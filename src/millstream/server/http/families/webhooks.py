@@ -61,7 +61,7 @@ async def list_webhooks(exchange: Exchange[WebhookQuery, None]) -> list[WebhookI
 async def create_webhook(exchange: Exchange[NoQuery, NewWebhook]) -> Any:
     """Deliver the messages of a queue group to a URL.
 
-    The queue group is made if there is none.  The answer has the secret; it is not shown again.
+    The queue group is made if there is none, the topic is not.  The answer has the secret; it is not shown again.
     """
     body = exchange.body
     call = calls.CreateWebhook(
