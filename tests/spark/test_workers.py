@@ -61,7 +61,7 @@ def said_by_a_worker(directory: Path, *, loads: str = SOURCE, ends: str = GOODBY
             spark.connect(address)
             (worker,) = struct.unpack(">i", _exactly(spark, 4))
             assert _exactly(spark, 6) == b"answer"
-        waiting = os.pidfd_open(worker)
+            waiting = os.pidfd_open(worker)  # before it is hung up on: it may be gone right after
         try:
             assert select.select([waiting], [], [], 60)[0], "the worker goes on"
         finally:

@@ -10,7 +10,7 @@ import structlog
 
 from millstream.errors import MillstreamError
 
-__all__ = ["every"]
+__all__ = ["comes_within", "every"]
 
 _log = structlog.get_logger("millstream.broker")
 
@@ -27,3 +27,17 @@ async def every(seconds: float, work: Callable[[], Awaitable[None]], stopping: a
             _log.error("background work failed", work=work.__name__, code=error.code, reason=str(error))
         except Exception:
             _log.exception("background work failed", work=work.__name__)
+
+
+async def comes_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait for something, for so long at most; whether it came.
+
+    Not `asyncio.wait_for`: in Python 3.11 that forgets to be cancelled when the event comes in the same moment, and
+    whoever was to be ended goes on for ever.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True

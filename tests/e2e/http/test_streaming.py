@@ -116,6 +116,30 @@ def test_a_reader_that_goes_away_leaves_nothing_behind(broker: BrokerForTests, c
     eventually(lambda: waiters(broker, "left") == 0)
 
 
+def test_a_reader_that_goes_away_as_a_message_comes_leaves_nothing_behind_either(
+    broker: BrokerForTests, client: Client
+) -> None:
+    client.create_topic("crossed")
+
+    async def go_away() -> bool:
+        inside = broker.broker
+        uids = inside.topics.registry.get("default", "crossed").partition_uids
+        session = inside.own_session("default", "test")
+        follower = Follower(inside, session, "crossed", uids, {0: 0}, encoding="auto")
+        pieces = follower.lines(limit=0, heartbeat_ms=60_000)
+        reading = asyncio.ensure_future(anext(pieces))  # type: ignore[arg-type]
+        for _ in range(20):  # until it waits for news
+            await asyncio.sleep(0)
+        assert follower._waiting
+        follower._news.set()
+        reading.cancel()
+        ended, _ = await asyncio.wait((reading,), timeout=1)
+        reading.cancel()
+        return bool(ended)
+
+    assert broker.run(go_away())
+
+
 def test_a_slow_reader_does_not_fill_the_memory(broker: BrokerForTests, client: Client) -> None:
     """It is sent what the sockets hold; the rest stays in the log."""
     client.create_topic("slow")

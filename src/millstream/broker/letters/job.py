@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
+from millstream.broker.background import comes_within
 from millstream.broker.letters.box import LetterBox
 from millstream.broker.letters.letters import Letters
 from millstream.broker.metrics import Metrics
@@ -124,8 +124,7 @@ class ReplayJob:
         self._next_s = max(self._next_s, now_s) + messages / self.info.rate
 
     async def _pause(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.ending.wait(), seconds)
+        await comes_within(self.ending, seconds)
 
     async def _send(self, letters: Iterable[DeadLetter]) -> None:
         """Send letters, in their order for each partition they go to; different partitions at the same time."""

@@ -7,10 +7,10 @@ door that has something of its own to watch, a stream that its client can close,
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from millstream.broker.background import comes_within
 from millstream.broker.queues.consumers import Consumer
 from millstream.broker.queues.contents import contents
 from millstream.broker.registry import Topic
@@ -114,8 +114,7 @@ class TextLeases:
             settled = asyncio.Event()
             consumer.on_settled = settled.set
             try:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(settled.wait(), min(left_s, _RECOUNT_S))
+                await comes_within(settled, min(left_s, _RECOUNT_S))
             finally:
                 consumer.on_settled = None
         return room

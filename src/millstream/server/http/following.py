@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from millstream.broker.background import comes_within
 from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, Session
 from millstream.errors import MillstreamError, OffsetOutOfRange
 from millstream.records import Batch
@@ -74,9 +75,7 @@ class Follower:
                 self._news.clear()
                 if self._ready:
                     continue
-                try:
-                    await asyncio.wait_for(self._news.wait(), heartbeat_ms / 1000)
-                except TimeoutError:
+                if not await comes_within(self._news, heartbeat_ms / 1000):
                     yield _encode.encode_lines([self._heartbeat()])
         finally:
             for handle in self._waiting.values():

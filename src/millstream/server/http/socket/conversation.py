@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
+from millstream.broker.background import comes_within
 from millstream.broker.broker import Broker, Session
 from millstream.errors import (
     InternalError,
@@ -314,8 +315,7 @@ class Conversation:
                 consumer.room.clear()
                 room = consumer.credit - held.held()
                 if room <= 0:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(consumer.room.wait(), _RECOUNT_S if consumer.credit else None)
+                    await comes_within(consumer.room, _RECOUNT_S if consumer.credit else None)
                     continue
                 call = queue_calls.LeaseMessages(
                     consumer=consumer.number,
