@@ -20,8 +20,8 @@ def parse_address(address: str) -> tuple[str, int]:
     given, address = address, address.removeprefix(TLS_SCHEME)
     host, port = address, str(_DEFAULT_PORT)
     if address.startswith("["):
-        host, _, rest = address[1:].partition("]")
-        port = rest[1:] if rest.startswith(":") else port
+        host, closed, rest = address[1:].partition("]")
+        port = rest[1:] if rest.startswith(":") else port if closed and not rest else ""
     elif address.count(":") == 1:
         host, port = address.split(":")
     # Several colons without brackets can only be an IPv6 address without a port.

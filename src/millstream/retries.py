@@ -6,7 +6,6 @@ A policy is written as text wherever it can be set: a profile's name, or a profi
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
@@ -15,6 +14,7 @@ import msgspec
 
 from millstream.durations import format_ms, parse_ms
 from millstream.errors import ConfigInvalid, InvalidArgument
+from millstream.names import did_you_mean
 
 __all__ = ["PROFILES", "RetryPolicy", "parse_retry"]
 
@@ -107,9 +107,8 @@ def parse_retry(text: str) -> RetryPolicy:
         name, changes = "standard", [name, *changes]
     profile = PROFILES.get(name)
     if profile is None:
-        close = difflib.get_close_matches(name, PROFILES, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"profiles: {', '.join(PROFILES)}"
-        raise ConfigInvalid(f"retry profile {name!r} is unknown; {hint}")
+        hint = did_you_mean(name, PROFILES) or f"; profiles: {', '.join(PROFILES)}"
+        raise ConfigInvalid(f"retry profile {name[:80]!r} is unknown{hint}")
     fields: dict[str, object] = {}
     for change in changes:
         option, _, value = change.partition("=")

@@ -28,7 +28,7 @@ class Vigil:
     """Kept by a door for whichever client it is."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, stay_us: int, now_ns: Callable[[], int] = monotonic_ns) -> None:
-        """`stay_us` is the longest that is waited for a client, and half of what is waited for a disk; 0 for never."""
+        """`stay_us` is the longest that is waited for a client; a disk may take twice as long.  0 for never."""
         self._loop = loop
         self._stay_ns = stay_us * 1000
         self._now_ns = now_ns
