@@ -25,6 +25,7 @@ from millstream.server.logs import set_log_level
 from millstream.server.mqtt.listener import MqttListener
 from millstream.server.tcp import NativeListener
 from millstream.server.tls import ServerTls
+from millstream.server.turns import take_short_turns
 
 __all__ = ["offline", "run", "serve"]
 
@@ -92,6 +93,7 @@ async def run(
 
 def serve(settings: Settings, announce: Announce, sources: Mapping[str, str] | None = None) -> int:
     """Run the broker on uvloop where there is one."""
+    take_short_turns()
     serving = run(settings, announce, sources=sources)
     try:
         import uvloop
