@@ -112,12 +112,16 @@ def entry_bytes(entry: AnyEntry) -> int:
     return size if len(entry) == 2 else size + len(entry[2]) + 40  # type: ignore[arg-type]
 
 
+def has_dedup_id(entry: AnyEntry) -> bool:
+    return isinstance(entry, Entry) and bool(entry.dedup_id)
+
+
 def alone_runs(entries: Sequence[AnyEntry]) -> list[tuple[int, int]]:
     """Where to cut so that messages that must be alone are: the beginning and end of each batch."""
     runs: list[tuple[int, int]] = []
     start = 0
     for at, entry in enumerate(entries):
-        if isinstance(entry, Entry) and entry.dedup_id:
+        if has_dedup_id(entry):
             if at > start:
                 runs.append((start, at))
             runs.append((at, at + 1))

@@ -11,7 +11,6 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
 from typing import Final, TypeAlias
 
 import structlog
@@ -241,11 +240,9 @@ class Partition:
         if window_ms is None or (mark := mark_of(batch, header, window_ms)) is None:
             return False
         now_us, window_us = self._clock.now_us(), window_ms * 1000
-        if self._duplicates is None:
-            self._duplicates = Duplicates(self, self._loop, now_us=now_us, window_us=window_us)
         if mark in self._pending_marks:
             self.flush()  # then it has an offset
-        seen = self._duplicates.find(mark, now_us=now_us, window_us=window_us)
+        seen = self.duplicates(window_ms).find(mark, now_us=now_us, window_us=window_us)
         if seen is None:
             self._pending_marks[mark] = (len(self._pending), window_us)
             return False
@@ -257,12 +254,11 @@ class Partition:
         self._repeat(header, seen.offset, seen.append_time_us, reply)
         return True
 
-    def _remember(self, marks: dict[bytes, tuple[int, int]], pending: Sequence[_Pending], first: int) -> None:
-        """Note the dedup ids of what was just appended."""
-        assert self._duplicates is not None
-        offsets = list(accumulate((header.count for _, header, _, _ in pending), initial=first))
-        for mark, (index, window_us) in marks.items():
-            self._duplicates.add(mark, offsets[index], self.log.last_append_us, window_us=window_us)
+    def duplicates(self, window_ms: int) -> Duplicates:
+        """The dedup ids seen here; reading them begins with the first one who asks."""
+        if self._duplicates is None:
+            self._duplicates = Duplicates(self, self._loop, now_us=self._clock.now_us(), window_us=window_ms * 1000)
+        return self._duplicates
 
     def flush(self) -> None:
         """Append everything that was published since the last flush, in one write."""
@@ -304,8 +300,8 @@ class Partition:
             self._refuse(pending, StorageFailed(str(self.log.failure)))
             raise
         append_time_us = log.last_append_us
-        if marks:
-            self._remember(marks, pending, first)
+        if marks and self._duplicates is not None:
+            self._duplicates.remember(marks, [p[1].count for p in pending], first, append_time_us)
         if append_time_us >= self.ages.due_us:
             self.ages.note(first, append_time_us)
         sync_asked = False

@@ -14,8 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from millstream.broker.broker import Broker, Session
+from millstream.broker.registry import Topic
 from millstream.broker.traffic.duplicates import no_window
-from millstream.entries import AnyEntry, Entry, encode_entries, is_delayed, routing_key, split_entries
+from millstream.entries import AnyEntry, encode_entries, has_dedup_id, is_delayed, routing_key, split_entries
 from millstream.errors import MillstreamError, PartitionNotFound, PayloadTooLarge
 from millstream.ids import SCHEDULES, message_id, schedule_uid
 from millstream.partitioning import key_partition
@@ -28,6 +29,8 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 #: As many as a request may hold; then keys decide about batches and nothing else.
 _BATCH_MESSAGES: Final = 10_000
 _LEADER: Final = 1
+#: How long a request waits for the broker to read the dedup ids it has seen; then the client is told to try again.
+_IDS_S_MAX: Final = 10.0
 #: Batches that are made before others have their turn; with more messages than this others go first, too.
 _AT_A_TIME: Final = 256
 
@@ -112,6 +115,8 @@ async def publish(
             reply(error, 0, 0, 0, False)
 
     piles = _piles(metadata, entries, partitions)
+    if stored_in is not None and stored_in.config.dedup_window_ms:
+        await _know_ids(broker, stored_in, piles, entries)
     if len(entries) > _AT_A_TIME:
         await asyncio.sleep(0)
     for count, (number, batch, places) in enumerate(_batches(piles, entries, now_us), 1):
@@ -193,7 +198,17 @@ def _check_sizes(entries: Sequence[AnyEntry], topic: calls.TopicMetadata) -> Non
             )
 
 
+async def _know_ids(
+    broker: Broker, topic: Topic, piles: Mapping[int, Sequence[int]], entries: Sequence[AnyEntry]
+) -> None:
+    """Wait while the broker reads which dedup ids it has seen, as it does for the first one after a start."""
+    for number, places in piles.items():
+        if any(has_dedup_id(entries[place]) for place in places):
+            partition = broker.topics.partition_of(topic, number)
+            await partition.duplicates(topic.config.dedup_window_ms).known(_IDS_S_MAX)
+
+
 def _check_ids(entries: Sequence[AnyEntry], window_ms: int) -> None:
     """The broker refuses ids as well, but then others of the same request would be stored."""
-    if not window_ms and any(isinstance(entry, Entry) and entry.dedup_id for entry in entries):
+    if not window_ms and any(map(has_dedup_id, entries)):
         raise no_window()

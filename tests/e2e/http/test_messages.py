@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -213,6 +214,16 @@ def test_a_repetition_is_recognised_by_its_dedup_id(http: httpx.Client, client: 
     again = publish(http, "dedup", batch[:2])
     assert [receipt["duplicate"] for receipt in first + again] == [False, False, False, True, True]
     assert [receipt["id"] for receipt in again] == [receipt["id"] for receipt in first[:2]]
+
+
+def test_a_repetition_is_recognised_by_the_first_request_after_a_restart(tmp_path: Path) -> None:
+    message = {"value": "a", "dedup_id": "1", "key": "k"}
+    with BrokerForTests(tmp_path, http=True) as broker, httpx.Client(base_url=f"{broker.url}/api/v1") as http:
+        broker.connect().create_topic("dedup", config={"dedup_window_ms": 600_000}, partitions=2)
+        [first] = publish(http, "dedup", message)
+    with BrokerForTests(tmp_path, http=True) as broker, httpx.Client(base_url=f"{broker.url}/api/v1") as http:
+        [again] = publish(http, "dedup", message)
+    assert (again["duplicate"], again["id"]) == (True, first["id"])
 
 
 def test_options_of_a_message_reach_the_queue(http: httpx.Client, client: Client) -> None:

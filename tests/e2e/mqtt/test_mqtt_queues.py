@@ -106,6 +106,19 @@ def test_a_message_id_of_the_publisher_is_shown_and_a_repetition_is_not_stored_a
     assert settle(worker, queue, "ack", message_id="order-7").reason == Reason.SUCCESS
 
 
+def test_a_repetition_is_recognised_when_it_is_the_first_message_after_a_restart(tmp_path: Path, queue: str) -> None:
+    order = user(message_id="order-7")
+    for _ in range(2):
+        running = Millstream(tmp_path)
+        wires = Wires(running)
+        try:
+            assert wires.connect().publish(f"$queue/{queue}", b"once", 1, properties=order) == Reason.SUCCESS
+            assert sum(running.broker.connect().offsets(queue.replace("/", ".")).values()) == 1
+        finally:
+            wires.close()
+            running.stop()
+
+
 def test_on_a_topic_that_recognises_no_ids_a_message_id_is_a_name(mqtt: Wires, server: Millstream, queue: str) -> None:
     server.broker.connect().create_topic(queue.replace("/", "."))
     producer, worker = mqtt.connect(), mqtt.connect()

@@ -22,6 +22,7 @@ from millstream.entries import (
     encode_alike,
     encode_entries,
     entry_bytes,
+    has_dedup_id,
     is_delayed,
     routing_key,
 )
@@ -39,12 +40,15 @@ if TYPE_CHECKING:
     from millstream.broker.broker import Session as BrokerSession
     from millstream.broker.mqtt.session import Session
     from millstream.broker.mqtt.world import World
+    from millstream.broker.traffic.duplicates import Duplicates
 
 __all__ = ["Owed", "Publishing", "Stretch"]
 
 _LEADER: Final = 1
 _BATCH_BYTES: Final = 1024 * 1024
 _BATCH_MESSAGES: Final = 10_000
+#: How long messages wait for the broker to read the dedup ids it has seen; then they are refused.
+_IDS_S_MAX: Final = 10.0
 
 
 class Owed:
@@ -228,6 +232,9 @@ class Publishing:
         elif not self._world.has_topic(name):
             self._waiting[name, once] = pile
             self._own(self._create(name, once=once))
+        elif not once and (unread := self._unread(name, pile)):
+            self._waiting[name, once] = pile
+            self._own(self._read_ids(name, unread))
         elif once:
             self._move(name, pile)
         else:
@@ -246,6 +253,22 @@ class Publishing:
         else:
             self._store(name, pile)
             self._world.room.broker.flush()
+
+    def _unread(self, name: str, pile: _Pile) -> list[Duplicates]:
+        """Where the broker must read which dedup ids it has seen, before it can judge these messages."""
+        topic = self._world.topic(name)
+        with_ids = [stretch for stretch in pile if has_dedup_id(stretch.entry)]
+        if topic is None or not topic.config.dedup_window_ms or not with_ids:
+            return []
+        topics, window_ms = self._world.room.broker.topics, topic.config.dedup_window_ms
+        parts = [topics.partition_of(topic, number) for number, _ in self._parts(name, with_ids)]
+        return [ids for ids in (partition.duplicates(window_ms) for partition in parts) if ids.is_reading]
+
+    async def _read_ids(self, name: str, unread: Sequence[Duplicates]) -> None:
+        for ids in unread:
+            await ids.known(_IDS_S_MAX)
+        self._store(name, self._waiting.pop((name, False)))
+        self._world.room.broker.flush()
 
     def _store(self, name: str, pile: _Pile) -> None:
         for number, part in self._parts(name, pile):
@@ -372,7 +395,7 @@ def _batches(part: _Pile) -> Iterator[_Pile]:
     for stretch in part:
         more = len(stretch.values)
         more_bytes = entry_bytes(stretch.entry) + sum(map(len, stretch.values[1:]))
-        was_alone, alone = alone, isinstance(stretch.entry, Entry) and bool(stretch.entry.dedup_id)
+        was_alone, alone = alone, has_dedup_id(stretch.entry)
         full = messages + more > _BATCH_MESSAGES or size + more_bytes > _BATCH_BYTES
         if batch and (full or alone or was_alone):
             yield batch

@@ -1,12 +1,15 @@
 """Messages that were published before: the dedup ids of one partition, read from its log when they are first needed.
 
 After a restart, or when a partition is opened again, what its log holds of the window is read in the background.  Until
-that is done a message with an id cannot be judged, and its publisher is asked to try again; others publish on.
+that is done a message with an id cannot be judged: its publisher is asked to try again, which the SDK does by itself,
+and the doors that speak text wait.  Others publish on.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -87,11 +90,24 @@ class Duplicates:
     def is_reading(self) -> bool:
         return self._reading is not None
 
+    async def known(self, seconds_max: float) -> None:
+        """Come back when the ids are known, or after so long; for clients that do not try again by themselves."""
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=seconds_max)
+
     def find(self, mark: bytes, *, now_us: int, window_us: int) -> Seen | None:
         """The message that came before with this id.  Raises Throttled while that is not known yet."""
         if self._reading is not None:
             raise Throttled("the broker is still reading which dedup ids this partition has seen; try again")
         return self._window.find(mark, now_us=now_us, window_us=window_us)
+
+    def remember(
+        self, marks: Mapping[bytes, tuple[int, int]], counts: Sequence[int], first: int, append_time_us: int
+    ) -> None:
+        """Note the ids of batches that were just appended: each with the place of its batch, and its window."""
+        offsets = list(accumulate(counts, initial=first))
+        for mark, (place, window_us) in marks.items():
+            self.add(mark, offsets[place], append_time_us, window_us=window_us)
 
     def add(self, mark: bytes, offset: int, append_time_us: int, *, window_us: int) -> None:
         self._window.add(mark, Seen(offset, append_time_us), window_us=window_us)
