@@ -31,7 +31,7 @@ def forget_lost(journal: Journal, end: int) -> None:
         is_queue, is_burials = entity.startswith(_QUEUES), entity.startswith(_BURIALS)
         if (is_queue and _end_of_all(facts) > end) or (is_burials and any(_owed_until(fact) > end for fact in facts)):
             lost.append((entity, cut_fact(end)))
-        elif entity == _LANES and facts[-1][1] > end:
+        elif entity == _LANES and facts.last[1] > end:
             lost.append((entity, ["seen", end]))
     if lost:
         _log.warning(

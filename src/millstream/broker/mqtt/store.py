@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 
-from millstream.broker.journal import Fact, Journal
+from millstream.broker.journal import Fact, Facts, Journal
 from millstream.broker.transfer import Transfer
 
 __all__ = ["SessionStore"]
@@ -30,7 +30,7 @@ class SessionStore:
                 namespace, _, client_id = entity.removeprefix(_PREFIX).partition("/")
                 yield namespace, client_id
 
-    def claim(self, namespace: str, client_id: str, facts: Callable[[], Iterable[Fact]]) -> list[Fact]:
+    def claim(self, namespace: str, client_id: str, facts: Callable[[], Iterable[Fact]]) -> Facts:
         return self.journal.claim(entity_of(namespace, client_id), facts)
 
     def forget(self, namespace: str, client_id: str) -> None:
