@@ -10,6 +10,7 @@ from millstream.records import encode_batch
 from millstream.wire.messages import PublishRequest
 from millstream.wire.stage_calls import OpenStage, Published, PublishStages, StageOpened, StagePart, stage_address
 from tests.simulated_broker import Client
+from tests.waiting import eventually_async
 
 __all__ = ["open_stage", "publish", "put", "seen", "stage_values"]
 
@@ -55,5 +56,8 @@ async def publish(client: Client, batch: int, *parts: StagePart, query: str = "q
 
 async def seen(client: Client, count: int, topic: str = "orders") -> None:
     """Wait until a topic has so many messages."""
-    while len(await client.read_all(topic)) < count:  # noqa: ASYNC110
-        await asyncio.sleep(0.01)
+
+    async def enough() -> bool:
+        return len(await client.read_all(topic)) >= count
+
+    await eventually_async(enough, f"{count} messages in {topic}")

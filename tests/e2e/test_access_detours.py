@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +19,7 @@ from millstream.wire.queue_calls import CloseQueue, OpenQueue, QueueOpened
 from millstream.wire.subscription_calls import OpenInbox, OpenSubscription
 from tests.e2e.access_world import guarded, key_for
 from tests.native import NativeClient
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_letter_that_names_a_topic_outside_the_scope_is_not_replayed_there(
     assert admin.topic("payments").partitions[0].high_watermark == 0
     allowed = _forged(limited, "orders.new")
     limited.call(allowed, Any)
-    _eventually(lambda: admin.topic("orders.new").partitions[0].high_watermark == 1)
+    eventually(lambda: admin.topic("orders.new").partitions[0].high_watermark == 1)
 
 
 def test_not_even_an_administrator_writes_to_the_audit_log_by_a_replay(admin: millstream.Client) -> None:
@@ -64,13 +64,6 @@ def test_not_even_an_administrator_writes_to_the_audit_log_by_a_replay(admin: mi
         admin.call(_forged(admin, "_audit"), Any)
     newest = admin.call(access_calls.ListAudit(limit=1), access_calls.AuditPage).entries[0]
     assert (newest.call, newest.outcome) == ("dlq.replay", "FORBIDDEN")
-
-
-def _eventually(holds: Any) -> None:
-    deadline_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 # --- the audit log -----------------------------------------------------------------------------------------------
@@ -131,7 +124,7 @@ def test_a_quota_does_not_keep_a_message_from_dying(admin: millstream.Client) ->
     admin.publish("orders", b"bad")
     with admin.queue("orders") as queue:
         queue.reject(queue.lease(1, wait="10s"), "bad")
-    _eventually(lambda: any(topic.name == "orders.dlq" for topic in admin.topics()))
+    eventually(lambda: any(topic.name == "orders.dlq" for topic in admin.topics()))
 
 
 @pytest.mark.parametrize("size", [0, 1, 63])

@@ -22,6 +22,7 @@ from millstream.log import holding
 from millstream.log.holding import HELD, RESTORING, open_held, read_list
 from millstream.log.lock import DirectoryLock
 from millstream.testing.broker import BrokerForTests
+from tests.waiting import eventually
 
 Command = Callable[..., str]
 
@@ -58,10 +59,7 @@ def locked(data: Path) -> Iterator[None]:
 
 def _until_cleared(data: Path) -> None:
     """What was put aside is removed by a thread, after the answer."""
-    deadline_s = time.monotonic() + 10
-    while (data / HELD).exists():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    eventually(lambda: not (data / HELD).exists())
 
 
 def values(client: millstream.Client, topic: str) -> list[str]:

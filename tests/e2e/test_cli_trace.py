@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +12,7 @@ from millstream.cli.main import main
 from millstream.config import LogSettings
 from millstream.server.logs import set_up_logs
 from millstream.testing.broker import BrokerForTests
+from tests.waiting import eventually
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -28,9 +28,7 @@ def message_id() -> Iterator[tuple[str, str]]:
         with client.queue("orders", group="billing", consumer="worker-1") as work:
             (message,) = work.lease(wait=10)
             message.reject("bad \x1b[31m payload")
-        deadline_s = time.monotonic() + 10
-        while len(client.traces(topic="orders")) < 2 and time.monotonic() < deadline_s:
-            time.sleep(0.01)  # the letter is noted when it has arrived
+        eventually(lambda: len(client.traces(topic="orders")) >= 2)  # the letter is noted when it has arrived
         yield broker.address, sent.id
 
 

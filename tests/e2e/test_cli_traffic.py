@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 
 import millstream
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.command_line import CommandLine, keep_logs_out
+from tests.waiting import eventually
 
 MILLSTREAM = [sys.executable, "-m", "millstream"]
 
@@ -28,8 +28,7 @@ def test_subscribe_prints_what_matches_until_it_has_enough(broker: BrokerForTest
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
         millstream.connect(broker.address) as client,
     ):
-        while not broker.broker.metrics.subscriptions:
-            time.sleep(0.01)
+        eventually(lambda: broker.broker.metrics.subscriptions)
         client.publish("orders.eu", "first")
         client.publish("other", "no")
         client.publish("logs.app.web", "second")

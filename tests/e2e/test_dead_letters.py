@@ -8,7 +8,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,7 @@ from millstream.errors import InvalidArgument, MessageNotFound, ReplayNotFound, 
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import letter_calls
 from millstream.wire.subscription_calls import SetMode
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.01)
+from tests.waiting import eventually
 
 
 @pytest.fixture

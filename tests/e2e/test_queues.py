@@ -26,6 +26,7 @@ from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire.frames import FrameType
 from millstream.wire.leases import Scope, Settle, SettleEntry, decode_lease_result
 from tests.native import Delivered, NativeClient, delivered
+from tests.waiting import eventually
 
 DONE, RETRIED, DEAD, INVALID = 0, 1, 2, 40
 SHORT = "standard,max_retries=2,initial=50ms"
@@ -50,9 +51,7 @@ def values(messages: list[Delivered]) -> list[bytes | None]:
 
 def letters(client: NativeClient, topic: str) -> list[tuple[bytes | None, dict[str, str]]]:
     """The dead letters on a topic, once there are some: value and headers."""
-    deadline = time.monotonic() + 5
-    while topic not in {entry["name"] for entry in client.call("topic.list")} and time.monotonic() < deadline:
-        time.sleep(0.01)
+    eventually(lambda: topic in {entry["name"] for entry in client.call("topic.list")})
     data, found, at = bytes(client.fetch(topic, 0, wait_ms=5000).batches), [], 0
     while at < len(data):
         batch = Batch.parse(data, at)
@@ -296,10 +295,7 @@ def test_leases_that_wait_end_with_their_connection(client: NativeClient, broker
     with NativeClient(broker.address) as gone:
         gone.send_lease(gone.open_queue("orders"), wait_ms=60_000)
         gone.call("broker.describe")
-    deadline = time.monotonic() + 5
-    while client.call("queue.describe", topic="orders")["consumers"] and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert client.call("queue.describe", topic="orders")["consumers"] == []
+    eventually(lambda: client.call("queue.describe", topic="orders")["consumers"] == [])
     client.publish("orders", [b"a"])
     assert counts(client) == (1, 0, 0), "nobody took it to a client that is gone"
 

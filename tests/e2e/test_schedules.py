@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from millstream.ids import SCHEDULES
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire.queue_calls import Explain, Explanation
 from tests.native import NativeClient
+from tests.waiting import eventually
 
 
 def delivered(client: Client, topic: str = "orders") -> list[Message]:
@@ -43,14 +44,6 @@ def values(client: Client, topic: str = "orders") -> list[str]:
 def client(broker: BrokerForTests) -> Iterator[Client]:
     with millstream.connect(broker.address) as client:
         yield client
-
-
-def eventually(happens: Callable[[], bool], *, within_s: float = 10.0) -> None:
-    """For what the broker does a moment after its time has come."""
-    deadline_s = time.monotonic() + within_s
-    while not happens():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.01)
 
 
 def far_from_an_occurrence(broker: BrokerForTests, minutes: int = 1) -> None:

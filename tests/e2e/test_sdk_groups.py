@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,7 @@ from millstream import aio
 from millstream.errors import GroupNotEmpty, InvalidArgument
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import calls
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.01)
+from tests.waiting import eventually
 
 
 class Reader:

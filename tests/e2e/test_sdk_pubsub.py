@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from millstream.client import Client
 from millstream.errors import InvalidArgument, InvalidName, QuotaExceeded
 from millstream.testing.broker import BrokerForTests
 from tests.native import NativeClient
+from tests.waiting import eventually
 
 PATIENCE_S = 10.0
 
@@ -23,13 +23,6 @@ PATIENCE_S = 10.0
 def client(broker: BrokerForTests) -> Iterator[Client]:
     with millstream.connect(broker.address) as connected:
         yield connected
-
-
-def until(reached: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline_s, "it did not happen"
-        time.sleep(0.005)
 
 
 def test_everybody_with_a_matching_pattern_gets_a_copy(client: Client) -> None:
@@ -100,10 +93,10 @@ def test_a_closed_subscription_gets_nothing_and_costs_nothing(broker: BrokerForT
     client.publish("news", b"before")
     subscription = client.subscribe("#")
     partition = broker.broker.topics.partition("default", "news", 0)
-    until(lambda: partition.audience is not None)
+    eventually(lambda: partition.audience is not None)
     subscription.close()
     assert list(subscription) == []
-    until(lambda: partition.audience is None)
+    eventually(lambda: partition.audience is None)
     assert broker.broker.metrics.subscriptions == broker.broker.metrics.patterns == 0
 
 
@@ -139,7 +132,7 @@ def test_a_slow_subscriber_misses_messages_is_told_and_slows_down_nobody(broker:
                 got.append(message.offset)
             return len(got) + slow.missed == total
 
-        until(all_is_known)
+        eventually(all_is_known)
         assert slow.missed > total // 2
         assert got == sorted(got)
         publisher.publish("video", b"again")
@@ -159,7 +152,7 @@ def test_a_subscription_comes_back_after_the_broker_does(tmp_path: Path) -> None
     reading = threading.Thread(target=lambda: got.extend(message.value for message in take(subscription, 1)))
     reading.start()
     with BrokerForTests(tmp_path / "data", port=port) as second:
-        until(lambda: second.broker.metrics.subscriptions == 1)
+        eventually(lambda: second.broker.metrics.subscriptions == 1)
         client.publish("news", b"two")
         reading.join(PATIENCE_S)
         assert got == [b"two"]
@@ -224,7 +217,7 @@ def test_an_async_subscription_comes_back_after_the_broker_does(tmp_path: Path) 
             waiting = asyncio.create_task(subscription.next(PATIENCE_S))
             await asyncio.sleep(0)
             with BrokerForTests(tmp_path / "data", port=port) as second:
-                await asyncio.to_thread(until, lambda: second.broker.metrics.subscriptions == 1)
+                await asyncio.to_thread(eventually, lambda: second.broker.metrics.subscriptions == 1)
                 await client.publish("news", b"two")
                 message = await waiting
                 assert message is not None

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
@@ -17,13 +16,7 @@ import millstream
 from millstream import Settled, aio
 from millstream.errors import ConfigInvalid, MessageNotFound, ReceiptInvalid
 from millstream.testing.broker import BrokerForTests, BrokerProcess
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.01)
+from tests.waiting import eventually
 
 
 def fill(client: millstream.Client, count: int, partitions: int = 1) -> None:

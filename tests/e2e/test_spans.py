@@ -6,8 +6,7 @@ import asyncio
 import http.server
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,16 +26,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from tests.waiting import eventually, eventually_async
+
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 SENDER = "00f067aa0ba902b7"
 HEADERS = {"traceparent": f"00-{TRACE}-{SENDER}-01"}
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +150,7 @@ def test_handlers_of_the_asynchronous_client_run_in_spans_too(
 
             chosen = handle if kind == "coroutine" else handle_in_thread
             async with client.worker(f"handled.{kind}", group="billing")(chosen):
-                while not process_spans(mine):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+                await eventually_async(lambda: process_spans(mine))
 
     asyncio.run(body())
     span = process_spans(mine)[0]

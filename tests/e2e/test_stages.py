@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from millstream.wire.stage_calls import stage_address
 from tests.e2e.access_world import guarded, key_for
 from tests.native import NativeClient
 from tests.stage_kills import publish_through_kills, values_of
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -83,8 +83,6 @@ def test_a_claim_over_a_socket_comes_back_with_its_connection(client: NativeClie
     told = client.call("why", topic="orders", group="spark")
     assert (told["state"], "driver" in told["sentence"]) == ("leased", True)
     driver.close()
-    deadline = time.monotonic() + 10
-    while client.call("queue.describe", topic="orders", group="spark")["leased"] and time.monotonic() < deadline:
-        time.sleep(0.005)
+    eventually(lambda: not client.call("queue.describe", topic="orders", group="spark")["leased"])
     again = client.call("queue.claim", topic="orders", group="spark", wanted=[[0, 0, 6]])
     assert (again["ranges"], again["settled"], again["refused"]) == ([[0, 2, 6]], [[0, 0, 2]], [])

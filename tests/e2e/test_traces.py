@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,10 @@ from millstream.testing.broker import BrokerForTests
 from millstream.traces.records import Record
 from millstream.wire.queue_calls import LeasedMessage, LeaseMessages, Purged, PurgeQueue
 from millstream.wire.trace_calls import FindTraces, PassportInfo, TracePage
+from tests.waiting import eventually
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = {"traceparent": f"00-{TRACE}-00f067aa0ba902b7-01", "tracestate": "shop=1"}
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

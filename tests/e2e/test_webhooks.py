@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,15 +26,9 @@ from millstream.errors import InvalidArgument, QuotaExceeded, TopicNotFound, Web
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from tests.e2e.access_world import guarded as guarded_by_keys
 from tests.e2e.access_world import key_for
+from tests.waiting import eventually
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "webhooks.md"
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 20) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 class Receiver:

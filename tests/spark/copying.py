@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from millstream.spark.java import find_java
 from millstream.testing.broker import BrokerProcess
 from tests.spark.processes import PATIENCE_S, PipelineProcess, kill
 from tests.spark.reading import read
+from tests.waiting import eventually
 
 __all__ = ["Copying", "contents", "message", "needs_java", "until"]
 
@@ -64,10 +64,8 @@ def contents(address: str, topic: str) -> Counter[Any]:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"{what} did not happen in time"
-        time.sleep(0.05)
+    """Spark takes its time."""
+    eventually(condition, what, within_s=PATIENCE_S)
 
 
 class Copying:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 from millstream.client import Outgoing
 from tests.spark.reading import read, values
 from tests.spark.world import World
+from tests.waiting import eventually
 
 
 def sink(world: World, topic: str, **more: str) -> dict[str, str]:
@@ -214,19 +214,12 @@ def test_a_query_that_goes_on_acks_what_is_done_and_leaves_when_it_stops(
         return listed[0] if listed else None
 
     try:
-        wait_until(lambda: workers() and not workers().depth)
+        eventually(lambda: workers() and not workers().depth, within_s=60)
         assert workers().consumers == 1
     finally:
         running.stop()
-    wait_until(lambda: not workers().consumers)
+    eventually(lambda: not workers().consumers, within_s=60)
     assert query.arrived == numbers(50)
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.05)
 
 
 # --- tables --------------------------------------------------------------------------------------------------------

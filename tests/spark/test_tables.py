@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +21,7 @@ from millstream.spark.tables import TABLES, FilteringTableReader, TableReader
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.calls import CommitOffsets, OffsetEntry
 from tests.spark.reading import source
+from tests.waiting import eventually
 
 DAY = datetime(2040, 1, 1, tzinfo=UTC)
 
@@ -55,10 +55,7 @@ def fill(client: Client, address: str) -> None:
 
 def wait_for_letters(client: Client, topic: str) -> None:
     """Letters are written after they are decided on."""
-    deadline_s = time.monotonic() + 10
-    while not client.dead_letters.list(topic=topic):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    eventually(lambda: client.dead_letters.list(topic=topic))
 
 
 def reader(broker: BrokerForTests, table: str, *columns: str, **options: str) -> TableReader:

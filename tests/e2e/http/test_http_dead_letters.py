@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
 from millstream.client import Client
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 5
-    while not check():
-        assert time.monotonic() < until_s, "it never came true"
-        time.sleep(0.005)
+from tests.waiting import eventually
 
 
 def bury(client: Client, topic: str, *values: bytes, reason: str = "no such customer") -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -14,13 +13,7 @@ import pytest
 
 from millstream.client import Client
 from millstream.testing.broker import BrokerForTests
-
-
-def eventually(check: Callable[[], bool]) -> None:
-    until_s = time.monotonic() + 5
-    while not check():
-        assert time.monotonic() < until_s, "it never came true"
-        time.sleep(0.005)
+from tests.waiting import eventually
 
 
 def lease(http: httpx.Client, topic: str, **body: Any) -> list[dict[str, Any]]:

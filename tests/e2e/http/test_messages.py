@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from millstream.client import Client
 from millstream.config import Settings
 from millstream.testing.broker import BrokerForTests
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -184,8 +184,7 @@ def test_delays_and_expiry_follow_the_clock_of_the_broker(broker: BrokerForTests
     waiting = http.get(f"/messages/{due['id']}").json()
     assert (waiting["deliver_at_ms"], waiting["timestamp_ms"]) == (at_ms, 1_700_000_000_000)
     broker.clock.advance("2m")
-    while len(browse(http, "timed")) < 2:
-        time.sleep(0.01)  # they are on their way to the disk
+    eventually(lambda: len(browse(http, "timed")) >= 2)  # they are on their way to the disk
     assert [message["value"] for message in browse(http, "timed")] == ["sooner", "later"]
     assert http.get(f"/messages/{delayed['id']}").json()["value"] == "later"
 
@@ -232,8 +231,7 @@ def test_options_of_a_message_reach_the_queue(http: httpx.Client, client: Client
         message = queue.next(5)
         assert message is not None
         message.nack("no")
-    while not client.dead_letters.list(topic="options"):
-        time.sleep(0.01)
+    eventually(lambda: client.dead_letters.list(topic="options"))
     assert [letter.reason for letter in client.dead_letters.list(topic="options")] == ["MAX_RETRIES_EXCEEDED"]
 
 

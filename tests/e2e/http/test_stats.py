@@ -23,6 +23,7 @@ from millstream.client import Client
 from millstream.config import Settings
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.access_world import guarded, key_for
+from tests.waiting import eventually
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 PROMTOOL = shutil.which("promtool")
@@ -260,8 +261,8 @@ def test_the_overview_says_what_is_going_on(tmp_path: Path) -> None:
             client.publish("busier", f"{number}")
         client.publish("later", "x", delay="1h")
         # What is scheduled is counted when its scheduler has taken it up, a moment after it was confirmed.
-        while (now := overview(http))["scheduled"] == 0:
-            time.sleep(0.01)
+        eventually(lambda: overview(http)["scheduled"])
+        now = overview(http)
         assert now["mode"] == "normal"
         assert now["rates"]["published"] > 0
         assert now["totals"]["published"] >= 40

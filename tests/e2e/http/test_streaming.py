@@ -7,7 +7,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlparse
 
@@ -20,6 +20,7 @@ from millstream.server.http.following import Follower
 from millstream.server.publishing import publish
 from millstream.testing.broker import BrokerForTests
 from millstream.wire import calls
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +42,6 @@ def read(broker: BrokerForTests, topic: str, count: int, **options: Any) -> list
         assert answer.headers["content-type"] == "application/x-ndjson"
         lines = answer.iter_lines()
         return [json.loads(next(lines)) for _ in range(count)]
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def waiters(broker: BrokerForTests, topic: str) -> int:

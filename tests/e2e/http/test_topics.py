@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +9,7 @@ import httpx
 import pytest
 
 from millstream.testing.broker import BrokerForTests
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +54,7 @@ def test_the_list_says_what_is_in_each_topic_and_who_reads_it(broker: BrokerForT
         def rows_now() -> dict[str, dict[str, Any]]:
             return {row["name"]: row for row in http.get("/topics", params={"pattern": "rows.*"}).json()}
 
-        while not rows_now()["rows.work"]["dead_letters"]:
-            time.sleep(0.01)
+        eventually(lambda: rows_now()["rows.work"]["dead_letters"])
         rows = rows_now()
         assert list(rows) == ["rows.idle", "rows.work"]
         work = rows["rows.work"]

@@ -23,6 +23,7 @@ from millstream.client import Client
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.access_world import guarded, key_for, new_key
 from tests.examples import examples
+from tests.waiting import eventually
 
 SOON_S = 20
 
@@ -89,13 +90,6 @@ class Socket:
 def open_socket(broker: BrokerForTests, path: str = "/api/v1/ws", **options: Any) -> Iterator[Socket]:
     with connect(broker.url.replace("http", "ws", 1) + path, **options) as connection:
         yield Socket(connection)
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + SOON_S
-    while not holds():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def refused(broker: BrokerForTests, path: str = "/api/v1/ws", **options: Any) -> tuple[int, str]:

@@ -15,7 +15,7 @@ import struct
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -198,13 +198,6 @@ def wait_for_port(host: str, port: int) -> None:
         except OSError:
             assert time.monotonic() < deadline_s, f"nobody listens on port {port}"
             time.sleep(0.01)
-
-
-def eventually(holds: Callable[[], object], seconds: float = PATIENCE_S) -> None:
-    deadline_s = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline_s, "it does not come true"
-        time.sleep(0.01)
 
 
 # --- the client ------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ from millstream.mqtt.packets import (
 from millstream.mqtt.reasons import Reason
 from millstream.partitioning import key_partition
 from millstream.records import PRIORITY_DEFAULT
-from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, both_versions, eventually, unique
+from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, both_versions, unique
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(REFERENCE), reason=f"{REFERENCE} does not store what it is sent")
 

@@ -30,7 +30,8 @@ from millstream.mqtt.packets import (
 from millstream.mqtt.reasons import Reason
 from millstream.topics import TopicConfig
 from tests.e2e.access_world import key_for
-from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, eventually, unique
+from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, unique
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(REFERENCE), reason=f"{REFERENCE} has bugs of its own")
 

@@ -13,7 +13,8 @@ from millstream.mqtt.packets import V4, V5, Connect, Disconnect, Filter, Propert
 from millstream.mqtt.reasons import Reason
 from millstream.wire.mqtt_calls import ListRetained, ListSessions, RetainedPage, SessionPage
 from tests.e2e.access_world import key_for
-from tests.e2e.mqtt.support import REFERENCE, Millstream, Wires, both_versions, eventually, unique
+from tests.e2e.mqtt.support import REFERENCE, Millstream, Wires, both_versions, unique
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(REFERENCE), reason="these are calls of ours")
 

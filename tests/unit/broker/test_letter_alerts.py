@@ -11,6 +11,7 @@ import pytest
 from millstream.broker.letters.alerts import Alert, LetterAlerts
 from millstream.broker.webhooks.sender import TargetForbidden
 from millstream.webhooks.verdicts import Answer
+from tests.waiting import eventually_async
 
 ALERT = Alert("http://localhost/dead?token=x", {"queue": "orders"})
 
@@ -49,16 +50,11 @@ def run(work: Callable[[Web, LetterAlerts, list[bool]], Awaitable[None]], failur
     asyncio.run(asyncio.wait_for(body(), 10))
 
 
-async def until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0)
-
-
 @pytest.mark.parametrize(("failures", "delivered", "asked"), [(0, True, 1), (3, True, 4), (4, False, 4)])
 def test_an_alert_is_tried_four_times(failures: int, delivered: bool, asked: int) -> None:
     async def work(web: Web, alerts: LetterAlerts, told: list[bool]) -> None:
         alerts.send(ALERT)
-        await until(lambda: told)
+        await eventually_async(lambda: told)
         assert (told, web.asked) == ([delivered], asked)
 
     run(work, failures)
@@ -71,7 +67,7 @@ def test_a_slow_receiver_holds_up_nobody_and_what_is_too_much_is_counted() -> No
             alerts.send(ALERT)
         assert told == [False] * 100
         web.open.set()
-        await until(lambda: len(told) == 1_100)
+        await eventually_async(lambda: len(told) == 1_100)
         assert told.count(True) == 1_000
 
     run(work)
@@ -82,7 +78,7 @@ def test_a_forbidden_or_impossible_target_is_not_tried_again() -> None:
         web.forbidden = True
         alerts.send(ALERT)
         alerts.send(Alert("http://", {}))
-        await until(lambda: len(told) == 2)
+        await eventually_async(lambda: len(told) == 2)
         assert (told, web.asked) == ([False, False], 1)
 
     run(work)

@@ -20,6 +20,7 @@ from millstream.wire.leases import Settle
 from millstream.wire.messages import PublishRequest
 from tests.simulated_broker import Client, started
 from tests.unit.broker.test_queues_at_run_time import lives, publish, take_all
+from tests.waiting import eventually_async
 
 DONE, DEAD = 0, 2
 
@@ -199,19 +200,13 @@ def test_cleanup_keeps_a_rejected_message_until_its_letter_is_written() -> None:
         await client.broker._cleanup.run()
         _forget_windows(client)
         storage.heal()
-        await _until(lambda: _letters(client))
+        await eventually_async(lambda: _letters(client))
         assert [value[:1] for value in await _letters(client)] == [b"3"]
         await client.broker._cleanup.run()
         assert client.broker.topics.partition("default", "orders", 0).log.start_offset > 30
         await client.broker.stop()
 
     cut_lives(work, storage=storage)
-
-
-async def _until(found: Callable[[], Awaitable[object]]) -> None:
-    async with asyncio.timeout(10):
-        while not await found():  # noqa: ASYNC110 - what is waited for happens in the broker
-            await asyncio.sleep(0.02)
 
 
 async def _letters(client: Client) -> list[bytes]:
@@ -287,7 +282,7 @@ def test_what_expired_while_the_broker_was_down_is_not_counted() -> None:
             assert isinstance(summaries, list)
             return bool(summaries[0].depth == 1)
 
-        await _until(swept)
+        await eventually_async(swept)
 
     lives(fill, look)
 
@@ -324,15 +319,11 @@ def test_ending_a_lease_does_not_look_at_all_the_others(monkeypatch: pytest.Monk
                 await client.lease(consumer, 1)
         part = client.broker.queues.registry.get("default", "orders", "default").part(0)
         monkeypatch.setattr(part.ledger._leases.__class__, "__iter__", lambda _: pytest.fail("looked at all leases"))
-        await _until(lambda: _value(client.broker.metrics.leases_expired >= 10))
+        await eventually_async(lambda: client.broker.metrics.leases_expired >= 10)
         monkeypatch.undo()
         assert client.broker.metrics.leases_expired == 10
 
     lives(work)
-
-
-async def _value(of: bool) -> bool:
-    return of
 
 
 def test_priorities_that_could_not_be_read_are_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -356,7 +347,7 @@ def test_priorities_that_could_not_be_read_are_looked_for_again(monkeypatch: pyt
 
     async def again(client: Client) -> None:
         consumer = await client.open_queue()
-        await _until(lambda: _value(next(iter(client.broker.queues._keepers.values())).source.lanes.used))
+        await eventually_async(lambda: next(iter(client.broker.queues._keepers.values())).source.lanes.used)
         (message,) = await client.lease(consumer, 1)
         assert message.value == b"urgent"
 
@@ -377,7 +368,7 @@ def test_priorities_of_new_messages_that_could_not_be_read_are_looked_for_again(
             patched.setattr(PartitionLog, "read", broken)
             for number in range(3):
                 await publish(client, [b"urgent %d" % number], priorities=[0])
-        await _until(lambda: _value(next(iter(client.broker.queues._keepers.values())).source.lanes.used))
+        await eventually_async(lambda: next(iter(client.broker.queues._keepers.values())).source.lanes.used)
         values = [message.value for message in await client.lease(consumer, 4)]
         assert values == [b"urgent 0", b"urgent 1", b"urgent 2", b"normal"]
 
@@ -391,14 +382,14 @@ def test_what_is_scheduled_is_on_disk_before_it_fires_whatever_its_topic_says() 
     async def first(client: Client) -> None:
         await client.call(calls.CreateTopic(name="orders", config={"fsync": "never"}))
         await _schedule(client, [b"lost"] * 3)
-        await _until(lambda: _value(client.broker.topics.partition("default", "orders", 0).high_watermark == 3))
+        await eventually_async(lambda: client.broker.topics.partition("default", "orders", 0).high_watermark == 3)
         await client.broker.topics.journal(client.broker.topics.registry.get("default", "orders"), 0).sync()
 
     async def second(client: Client) -> None:
         before = client.broker.topics.partition("default", "orders", 0).high_watermark
         await _schedule(client, [b"new"] * 2)
-        await _until(
-            lambda: _value(client.broker.topics.partition("default", "orders", 0).high_watermark >= before + 2)
+        await eventually_async(
+            lambda: client.broker.topics.partition("default", "orders", 0).high_watermark >= before + 2
         )
 
     cut_lives(first, second, storage=storage)
@@ -454,7 +445,7 @@ def test_a_message_whose_headers_cannot_be_read_becomes_a_dead_letter_too() -> N
         await publish(client, [b"x"], headers=[b"\xff\xff\xff"], options=True)
         leased = await client.lease(await client.open_queue())
         assert await client.settle(Settle.REJECT, *leased, reason="bad") == [DEAD]
-        await _until(lambda: _letters(client))
+        await eventually_async(lambda: _letters(client))
         assert await _letters(client) == [b"x"]
 
     lives(work)

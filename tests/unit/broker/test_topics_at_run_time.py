@@ -17,6 +17,7 @@ from millstream.log.storage import DiskStorage
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.frames import FrameType, encode_frame
 from tests.native import NativeClient
+from tests.waiting import eventually
 
 
 class SlowVerification:
@@ -235,8 +236,7 @@ def test_stopping_does_not_wait_for_a_whole_round_of_cleanup(tmp_path: Path, mon
     assert entered.wait(10)
     stopping = threading.Thread(target=broker.stop)
     stopping.start()
-    while not broker.broker._stopping.is_set():
-        time.sleep(0.001)
+    eventually(broker.broker._stopping.is_set)
     go_on.set()
     stopping.join(10)
     assert not stopping.is_alive()

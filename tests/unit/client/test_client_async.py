@@ -25,6 +25,7 @@ from millstream.errors import (
     TopicNotFound,
     Unauthorized,
 )
+from tests.waiting import eventually_async
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -496,8 +497,7 @@ def test_a_partition_is_committed_before_it_is_given_up_while_others_go_on(fake:
         member.generation += 1
         member.allowed = [("t", kept)]
         fake.push_rebalance("g")
-        while not stream._attention:  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
+        await eventually_async(lambda: stream._attention)
         assert ("t", first.partition) in member.owned  # still handling: kept
         following = await stream.next(10)
         assert following is not None

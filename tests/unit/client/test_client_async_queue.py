@@ -14,6 +14,7 @@ from fake_queues import FakeQueues
 from millstream import aio
 from millstream.errors import ReceiptInvalid, TopicNotFound
 from millstream.wire.leases import Scope, Settled
+from tests.waiting import eventually_async
 
 Scenario = Callable[[FakeQueues, aio.Client], Awaitable[None]]
 
@@ -44,12 +45,6 @@ async def fill(client: aio.Client, count: int) -> list[bytes]:
     values = [b"%05d" % number for number in range(count)]
     await client.publish_many("t", values)
     return values
-
-
-async def eventually(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 - it happens in a thread
-            await asyncio.sleep(0.002)
 
 
 @in_a_loop
@@ -89,7 +84,7 @@ async def test_an_ack_is_said_while_the_loop_is_idle(fake: FakeQueues, client: a
         message = await queue.next(5)
         assert message is not None
         message.ack()
-        await eventually(lambda: fake.acked == [("t", 0, 0)])
+        await eventually_async(lambda: fake.acked == [("t", 0, 0)])
 
 
 @in_a_loop
@@ -125,7 +120,7 @@ async def test_leaving_the_loop_gives_back_what_was_not_handed_out(fake: FakeQue
         messages = aiter(queue)
         message = await anext(messages)
         await messages.aclose()
-        await eventually(lambda: sum(held.left.bit_count() for held in fake.leases.values()) == 1)
+        await eventually_async(lambda: sum(held.left.bit_count() for held in fake.leases.values()) == 1)
         await message.ack(wait=True)
 
 
@@ -159,7 +154,7 @@ async def test_messages_may_be_settled_in_threads(fake: FakeQueues, client: aio.
             messages[3].nack("no")
 
         await asyncio.to_thread(settle)
-        await eventually(lambda: len(fake.acked) == 3 and fake.nacked)
+        await eventually_async(lambda: len(fake.acked) == 3 and fake.nacked)
     assert threading.active_count() < threads + 10, "settling does not cost a thread each"
 
 

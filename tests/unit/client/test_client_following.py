@@ -6,7 +6,6 @@ Each scenario runs with both kinds of stream.  They share following.py, but not 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -29,6 +28,7 @@ from millstream.errors import (
     TopicNotFound,
     Unauthorized,
 )
+from tests.waiting import eventually
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -250,8 +250,7 @@ def test_what_ended_a_membership_is_raised_every_time(fake: FakeBroker, reader: 
     fake.call_errors["HeartbeatGroup"] = deque([Unauthorized("not any more")])
     fake.push_rebalance("g")
     fake.wait_for(lambda: not fake.call_errors["HeartbeatGroup"])
-    while reader.stream._membership.failure is None:
-        time.sleep(0.002)
+    eventually(lambda: reader.stream._membership.failure)
     for _ in range(2):
         with pytest.raises(Unauthorized):
             reader.values(3)

@@ -6,7 +6,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 
 import pytest
@@ -15,6 +15,7 @@ from fake_queues import FakeQueues
 import millstream
 from millstream.errors import InvalidArgument, ReceiptInvalid, ShuttingDown, TopicNotFound
 from millstream.wire.leases import Scope, Settled
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -28,13 +29,6 @@ def fill(client: millstream.Client, count: int, topic: str = "t") -> list[bytes]
     for at in range(0, count, 100):
         client.publish_many(topic, values[at : at + 100])
     return values
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def leased(fake: FakeQueues) -> int:

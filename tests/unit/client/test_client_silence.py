@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 from fake_broker import FakeBroker
@@ -13,6 +12,7 @@ import millstream
 from millstream import aio
 from millstream.client.silence import Silence
 from millstream.errors import ConnectionLost
+from tests.waiting import eventually
 
 
 def test_three_heartbeats_may_be_missing() -> None:
@@ -33,13 +33,6 @@ def test_time_during_which_nobody_listened_does_not_count() -> None:
     silence = Silence(heartbeat_ms=1000, now_s=0.0)
     assert not silence.look(3600.0)
     assert not silence.look(3600.3)
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 10) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def test_an_idle_connection_of_a_vanished_broker_is_replaced() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from millstream.errors import (
     TopicNotFound,
     Unauthorized,
 )
+from tests.waiting import eventually
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -37,13 +37,6 @@ def fill(client: millstream.Client, count: int, topic: str = "t", batch: int = 1
     for at in range(0, count, batch):
         client.publish_many(topic, [millstream.Outgoing(value=value, partition=0) for value in values[at : at + batch]])
     return values
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.002)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -7,9 +7,8 @@ import logging
 import os
 import signal
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from fake_queues import FakeQueues
@@ -17,19 +16,13 @@ from fake_queues import FakeQueues
 import millstream
 from millstream import Reject, Retry, aio
 from millstream.errors import InvalidArgument, TopicNotFound
+from tests.waiting import eventually
 
 
 @pytest.fixture
 def fake() -> Iterator[FakeQueues]:
     with FakeQueues() as broker:
         yield broker
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not happen in time"
-        time.sleep(0.002)
 
 
 def misbehave(message: millstream.QueueMessage) -> None:
