@@ -1,4 +1,4 @@
-"""Parts of a stored batch, as stored batches: what a queue hands out when a lease ends in the middle of one.
+"""The batches of a read, and parts of a batch, as stored batches: what a queue hands out when a lease ends inside one.
 
 Offsets, times and everything else about a message stay as they are; both checksums are made anew, so that a reader
 checks a part exactly as it checks a whole.
@@ -7,7 +7,7 @@ checks a part exactly as it checks a whole.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 from struct import Struct
 from typing import Final, TypeVar
@@ -27,7 +27,7 @@ from millstream.records import (
     stamp,
 )
 
-__all__ = ["select_messages", "slice_batch"]
+__all__ = ["batches_of", "select_messages", "slice_batch"]
 
 T = TypeVar("T")
 
@@ -49,6 +49,16 @@ _LENGTH_AND_CRC: Final = Struct("<II")
 #: Turns the digits of a binary number into what they say.
 _MARKS: Final = bytes(byte == ord("1") for byte in range(256))
 _NUMBERS: Final = tuple(range(4096))
+
+
+def batches_of(buffers: Iterable[Buffer]) -> Iterator[Batch]:
+    """The batches of a read, one after the other.  Checksums are not looked at again: whoever made the read did."""
+    for buffer in buffers:
+        at = 0
+        while at < len(buffer):
+            batch = Batch.parse(buffer, at, verify=False)
+            at += batch.header.length
+            yield batch
 
 
 def slice_batch(batch: Buffer, first: int, last: int) -> bytes:

@@ -31,7 +31,8 @@ from millstream.log.segment import offsets_named, segment_name
 from millstream.log.storage import DiskFile, DiskStorage, File
 from millstream.log.swap import read_index_header
 from millstream.names import DEFAULT_NAMESPACE
-from millstream.records import HEADER_BYTES, Batch, BatchHeader, batch_next_offset
+from millstream.records import HEADER_BYTES, BatchHeader, batch_next_offset
+from millstream.slicing import batches_of
 from millstream.spark.walking import NO_LIMIT, walk
 
 __all__ = ["Offsets", "SegmentDirectory"]
@@ -143,15 +144,11 @@ class SegmentDirectory:
             return self._topics
         documents: dict[str, Any] = {}
         prefix = f"topic/{self._namespace}/"
-        for buffer in self._buffers("state/topics", 0, NO_LIMIT, []):
-            at = 0
-            while at < len(buffer):
-                batch = Batch.parse(buffer, at, verify=False)
-                at += batch.header.length
-                for key, value in zip(batch.keys() or (), batch.values(), strict=True):
-                    name = (key or b"").decode()
-                    if name.startswith(prefix):
-                        documents[name.removeprefix(prefix)] = value and msgspec.json.decode(value)
+        for batch in batches_of(self._buffers("state/topics", 0, NO_LIMIT, [])):
+            for key, value in zip(batch.keys() or (), batch.values(), strict=True):
+                name = (key or b"").decode()
+                if name.startswith(prefix):
+                    documents[name.removeprefix(prefix)] = value and msgspec.json.decode(value)
         self._topics = {
             name: document["partition_uids"]
             for name, document in sorted(documents.items())

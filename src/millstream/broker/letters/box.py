@@ -20,7 +20,7 @@ from millstream.dead_letters import DEAD_LETTER_GROUP, DeadLetter
 from millstream.queues.facts import settled_fact
 from millstream.queues.letters import Place, StoredMessage, read_letter, stored_messages
 from millstream.queues.ranges import pack
-from millstream.records import Batch
+from millstream.slicing import batches_of
 
 if TYPE_CHECKING:
     from millstream.broker.queues.part import QueuePart
@@ -154,12 +154,8 @@ class LetterBox:
 
 
 def _messages_of(buffers: Iterable[bytes]) -> Iterator[StoredMessage]:
-    for buffer in buffers:
-        at = 0
-        while at < len(buffer):
-            batch = Batch.parse(buffer, at, verify=False)  # verified when its segment was
-            at += batch.header.length
-            yield from stored_messages(batch)
+    for batch in batches_of(buffers):
+        yield from stored_messages(batch)
 
 
 def _spans(offsets: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.broker.messages.filters import MessageFilter, Row, row_at
-from millstream.broker.messages.reading import Backward, Forward, Reader, batches_of
+from millstream.broker.messages.reading import Backward, Forward, Reader
 from millstream.broker.registry import Topic
 from millstream.broker.schedules.schedules import Schedules
 from millstream.broker.topics import Topics
@@ -21,6 +21,7 @@ from millstream.errors import InvalidArgument, MessageNotFound, PartitionNotFoun
 from millstream.headers import readable_headers
 from millstream.ids import message_id, parse_message_id
 from millstream.options import SCHEDULED_ID
+from millstream.slicing import batches_of
 from millstream.wire import message_calls as calls
 from millstream.wire.schedule_calls import ScheduleInfo
 

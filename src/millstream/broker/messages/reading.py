@@ -7,25 +7,17 @@ that somebody who looks through a million messages keeps nobody waiting.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from millstream.broker.partition import Partition
 from millstream.records import Batch
+from millstream.slicing import batches_of
 
-__all__ = ["Backward", "Forward", "Reader", "batches_of"]
+__all__ = ["Backward", "Forward", "Reader"]
 
 #: A window that turns out larger than this many reads is made smaller.
 _WINDOW_READS: Final = 4
-
-
-def batches_of(buffers: Iterable[bytes]) -> Iterator[Batch]:
-    for buffer in buffers:
-        at = 0
-        while at < len(buffer):
-            batch = Batch.parse(buffer, at, verify=False)  # verified when its segment was
-            at += batch.header.length
-            yield batch
 
 
 class Reader(Protocol):

@@ -21,7 +21,7 @@ from millstream.mqtt.stored import entry_of, message_of
 from millstream.mqtt.topics import QueueAddress
 from millstream.options import BROKER_OPTIONS, DEDUP_ID
 from millstream.receipts import ReceiptHandle
-from millstream.records import Batch
+from millstream.slicing import batches_of
 from millstream.wire.leases import LeasePart
 
 __all__ = [
@@ -129,18 +129,14 @@ def whole_number(name: str, text: str) -> int:
 def leased_messages(part: LeasePart, uid: int, topic: str) -> Iterator[Leased]:
     """The messages of a lease, as they are delivered under an MQTT topic name."""
     granted, start = part.granted, part.start
-    for buffer in part.batches:
-        at, size = 0, len(buffer)
-        while at < size:
-            batch = Batch.parse(buffer, at, verify=False)
-            at += batch.header.length
-            headers, expiry = batch.raw_headers(), batch.expiry_us()
-            for place, (offset, value) in enumerate(zip(batch.offsets(), batch.values(), strict=True)):
-                if offset >= start and granted >> offset - start & 1:
-                    told = readable_headers(headers[place]) if headers else []
-                    message = message_of(topic, value, told, expiry[place] if expiry else 0)
-                    receipt = ReceiptHandle(part.topic, part.partition, offset, part.delivery, part.nonce)
-                    yield _leased(message, receipt, message_id(batch.append_time_us, uid, offset))
+    for batch in batches_of(part.batches):
+        headers, expiry = batch.raw_headers(), batch.expiry_us()
+        for place, (offset, value) in enumerate(zip(batch.offsets(), batch.values(), strict=True)):
+            if offset >= start and granted >> offset - start & 1:
+                told = readable_headers(headers[place]) if headers else []
+                message = message_of(topic, value, told, expiry[place] if expiry else 0)
+                receipt = ReceiptHandle(part.topic, part.partition, offset, part.delivery, part.nonce)
+                yield _leased(message, receipt, message_id(batch.append_time_us, uid, offset))
 
 
 def _leased(message: Message, receipt: ReceiptHandle, given_id: str) -> Leased:

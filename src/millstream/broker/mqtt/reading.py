@@ -17,7 +17,7 @@ from millstream.headers import readable_headers
 from millstream.mqtt.messages import Message
 from millstream.mqtt.stored import message_of
 from millstream.mqtt.topics import from_topic
-from millstream.records import Batch
+from millstream.slicing import batches_of
 
 if TYPE_CHECKING:
     from millstream.broker.mqtt.session import Session
@@ -80,17 +80,13 @@ class Position:
 
 def messages_of(buffers: Sequence[bytes], topic: str | None) -> Iterator[tuple[int, Message]]:
     """Offsets and messages of stored batches.  Without a topic each message's key names its own."""
-    for buffer in buffers:
-        at, size = 0, len(buffer)
-        while at < size:
-            batch = Batch.parse(buffer, at, verify=False)
-            at += batch.header.length
-            keys = batch.keys() if topic is None else None
-            headers, expiry = batch.raw_headers(), batch.expiry_us()
-            for place, (offset, value) in enumerate(zip(batch.offsets(), batch.values(), strict=True)):
-                name = topic if topic is not None else ((keys[place] if keys else None) or b"").decode()
-                told = readable_headers(headers[place]) if headers else []
-                yield offset, message_of(name, value or b"", told, expiry[place] if expiry else 0)
+    for batch in batches_of(buffers):
+        keys = batch.keys() if topic is None else None
+        headers, expiry = batch.raw_headers(), batch.expiry_us()
+        for place, (offset, value) in enumerate(zip(batch.offsets(), batch.values(), strict=True)):
+            name = topic if topic is not None else ((keys[place] if keys else None) or b"").decode()
+            told = readable_headers(headers[place]) if headers else []
+            yield offset, message_of(name, value or b"", told, expiry[place] if expiry else 0)
 
 
 class Reading:

@@ -17,7 +17,7 @@ from millstream.broker.registry import Topic
 from millstream.errors import InvalidArgument
 from millstream.queues.records import Result
 from millstream.receipts import ReceiptHandle
-from millstream.records import Batch
+from millstream.slicing import batches_of
 from millstream.wire import queue_calls
 from millstream.wire.leases import LeasePart, LeaseRequest, Scope, Settle, SettleEntry
 
@@ -123,11 +123,7 @@ class TextLeases:
         topic: Topic = self._queues.topics.registry.get(namespace, part.topic)
         uid = topic.partition_uids[part.partition]
         granted = part.granted
-        data = b"".join(part.batches)
-        at = 0
-        while at < len(data):
-            batch = Batch.parse(data, at, verify=False)
-            at += batch.header.length
+        for batch in batches_of(part.batches):
             for offset, content in contents(batch, uid):
                 if offset >= part.start and granted >> offset - part.start & 1:
                     handle = ReceiptHandle(topic.name, part.partition, offset, part.delivery, part.nonce)

@@ -16,7 +16,7 @@ import structlog
 
 from millstream.broker.journal import Journal
 from millstream.broker.partition import Partition
-from millstream.broker.schedules.messages import Scheduled, batches, collect, due_rows, make_batches, open_messages
+from millstream.broker.schedules.messages import Scheduled, collect, due_rows, make_batches, open_messages
 from millstream.broker.schedules.window import DueWindow
 from millstream.broker.transfer import Target, Transfer
 from millstream.clock import Clock
@@ -25,6 +25,7 @@ from millstream.ids import OFFSET_BITS
 from millstream.log.due_index import DueIndex
 from millstream.log.sweeping import Sweep
 from millstream.schedules.agenda import Agenda, settled_fact
+from millstream.slicing import batches_of
 
 __all__ = ["ScheduleLog"]
 
@@ -149,7 +150,7 @@ class ScheduleLog:
                 await self._lose(*chunk.damaged)
             if chunk.next_offset <= first:
                 raise StorageFailed(f"the log {self.partition.log.directory} cannot be read at offset {first}")
-            rows = [row for batch in batches(chunk.buffers) for row in due_rows(batch)]
+            rows = [row for batch in batches_of(chunk.buffers) for row in due_rows(batch)]
             rows = [row for row in rows if first <= row & _OFFSET_MASK < end]
             first = min(end, chunk.next_offset)
             yield first, list(self.agenda.unsettled(rows))
@@ -174,7 +175,7 @@ class ScheduleLog:
                 chunk = partition.log.read(agenda.end, _READ_BYTES, before=partition.high_watermark)
                 if chunk.next_offset <= agenda.end:
                     break
-                for batch in batches(chunk.buffers):
+                for batch in batches_of(chunk.buffers):
                     self._window.enter(due_rows(batch))
                 agenda.extend(chunk.next_offset)
         except (OSError, MillstreamError) as error:  # tried again when the next message comes, and once a second
@@ -359,7 +360,7 @@ class ScheduleLog:
             chunk = self.partition.log.read(offset, _READ_BYTES, before=agenda.end)
             if chunk.next_offset <= offset:
                 break
-            for batch in batches(chunk.buffers):
+            for batch in batches_of(chunk.buffers):
                 if key in (batch.keys() or ()):
                     found += [
                         (agenda.due_ms(message.offset, message.due_ms), message)

@@ -13,8 +13,9 @@ from millstream.ids import OFFSET_BITS, message_id
 from millstream.log.partition import PartitionLog
 from millstream.options import SCHEDULED_ID
 from millstream.records import PRIORITY_DEFAULT, Batch, Columns, encode_batch
+from millstream.slicing import batches_of
 
-__all__ = ["Scheduled", "batches", "collect", "due_rows", "make_batches", "open_messages"]
+__all__ = ["Scheduled", "collect", "due_rows", "make_batches", "open_messages"]
 
 #: Messages that fire together travel in batches of about this size.
 _BATCH_BYTES: Final = 1024 * 1024
@@ -57,16 +58,6 @@ class Scheduled(NamedTuple):
     @property
     def size_bytes(self) -> int:
         return len(self.value or b"") + len(self.key or b"") + len(self.headers)
-
-
-def batches(buffers: Iterable[bytes]) -> Iterator[Batch]:
-    """The batches of a read."""
-    for buffer in buffers:
-        at = 0
-        while at < len(buffer):
-            batch = Batch.parse(buffer, at, verify=False)
-            yield batch
-            at += batch.header.length
 
 
 def due_rows(batch: Batch) -> list[int]:
@@ -113,7 +104,7 @@ def collect(log: PartitionLog, offsets: Sequence[int], before: int) -> dict[int,
         chunk = log.read(offsets[at], _READ_BYTES if close else 1, before=before)
         if chunk.next_offset <= offsets[at]:
             raise StorageFailed(f"the log {log.directory} cannot be read at offset {offsets[at]}")
-        for batch in batches(chunk.buffers):
+        for batch in batches_of(chunk.buffers):
             first, at = at, bisect_left(offsets, batch.next_offset, at)
             if first < at:
                 for message in open_messages(batch, offsets[first:at]):

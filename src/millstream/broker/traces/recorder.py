@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 import structlog
 from pyroaring import BitMap64
 
-from millstream.broker.messages.reading import batches_of
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
 from millstream.broker.topics import Topics
@@ -31,6 +30,7 @@ from millstream.ids import SCHEDULES, message_id, parse_message_id, schedule_uid
 from millstream.queues.ranges import lowest, normal, pack
 from millstream.queues.records import Attempt, Lease
 from millstream.records import Batch
+from millstream.slicing import batches_of
 from millstream.traceparent import context_of
 from millstream.traces.records import Kind, Record, Search, Subject, marker
 

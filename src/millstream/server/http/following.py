@@ -18,6 +18,7 @@ from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, Session
 from millstream.errors import MillstreamError, OffsetOutOfRange
 from millstream.records import Batch
 from millstream.server.http.incoming import ShownMessage, shown_batch
+from millstream.slicing import batches_of
 from millstream.values import Encoding
 from millstream.wire.calls import ListOffsets
 from millstream.wire.message_calls import cursor_text
@@ -91,15 +92,11 @@ class Follower:
         except OffsetOutOfRange:
             # Retention was faster than this reader; what is left begins later.
             answer = await self._from_the_start(number)
-        for buffer in answer.buffers:
-            at = 0
-            while at < len(buffer):
-                batch = Batch.parse(buffer, at, verify=False)
-                at += batch.header.length
-                async for piece in self._pieces(number, batch):
-                    self._positions[number] = piece[-1].offset + 1
-                    yield piece
-                self._positions[number] = max(self._positions[number], batch.next_offset)
+        for batch in batches_of(answer.buffers):
+            async for piece in self._pieces(number, batch):
+                self._positions[number] = piece[-1].offset + 1
+                yield piece
+            self._positions[number] = max(self._positions[number], batch.next_offset)
         self._positions[number] = max(self._positions[number], answer.next_offset)
         if self._positions[number] < answer.high_watermark:
             self._ready.append(number)

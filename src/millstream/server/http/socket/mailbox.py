@@ -12,9 +12,9 @@ from typing import Final
 import structlog
 
 from millstream.errors import MillstreamError
-from millstream.records import Batch
 from millstream.server.http.incoming import ShownMessage, shown_batch
 from millstream.server.http.socket.frames import DeliveredMessages
+from millstream.slicing import batches_of
 from millstream.values import Encoding
 from millstream.wire.deliveries import Delivery
 
@@ -120,11 +120,8 @@ class Mailbox:
 def _messages(delivery: Delivery, encoding: Encoding) -> Iterator[ShownMessage]:
     """Lazily: a batch may hold a million."""
     for buffer in delivery.buffers:
-        at = 0
         try:
-            while at < len(buffer):
-                batch = Batch.parse(buffer, at, verify=False)
-                at += batch.header.length
+            for batch in batches_of((buffer,)):
                 yield from shown_batch(batch, delivery.topic, delivery.partition, delivery.uid, 0, encoding)
         except MillstreamError as error:
             _log.error("messages for a subscriber cannot be read", topic=delivery.topic, reason=str(error))
