@@ -68,6 +68,7 @@ class Stage:
         self.attempts = iter(attempts)
         self.triggers: list[dict[str, Any]] = []
         self.states: list[str] = []
+        self.told = 0
         self.batches: list[BatchDone] = []
         self.reports: list[tuple[float, str]] = []
         self.wish = False
@@ -91,6 +92,7 @@ class Stage:
         ]
 
     def changed(self, standing: Standing) -> None:
+        self.told += 1
         if self.states[-1:] != [standing.state]:
             self.states.append(standing.state)
 
@@ -129,6 +131,7 @@ def test_a_run_to_the_end_takes_every_batch_once(monkeypatch: pytest.MonkeyPatch
     assert [done.batch for done in stage.batches] == [0, 1, 2]
     assert stage.triggers == [{"availableNow": True}]
     assert stage.states == ["starting", "running", "finished"]
+    assert stage.told == 3, "once for each"
 
 
 def test_after_a_failure_it_starts_again_and_gives_up_when_it_fails_too_often(monkeypatch: pytest.MonkeyPatch) -> None:

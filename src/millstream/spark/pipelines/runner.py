@@ -16,6 +16,7 @@ from millstream.spark.pipelines.definition import AVAILABLE_NOW
 from millstream.spark.pipelines.failures import sentence_of
 from millstream.spark.pipelines.loading import Checked
 from millstream.spark.pipelines.progress import BatchDone, Standing, batch_of, lag_of
+from millstream.wire.pipeline_calls import PipelineState
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -223,16 +224,13 @@ class Runner:
 
     # --- telling -----------------------------------------------------------------------------------------------------
 
-    def _now(self, state: Any) -> None:
+    def _now(self, state: PipelineState) -> None:
         """A state that everybody should know at once."""
-        self._standing.state = state
-        self._watcher.changed(self._standing)
         self._tell(state, at_once=True)
 
-    def _tell(self, state: Any, *, at_once: bool = False) -> None:
+    def _tell(self, state: PipelineState, *, at_once: bool = False) -> None:
         now_s = self._monotonic()
-        if self._standing.state != state:
-            self._standing.state = state
+        self._standing.state = state
         if at_once or self._reported_s is None or now_s - self._reported_s >= _REPORT_S:
             self._reported_s = now_s
             self._watcher.changed(self._standing)
