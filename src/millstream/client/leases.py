@@ -13,18 +13,16 @@ from collections.abc import Callable, Generator, Iterable
 from datetime import datetime
 from typing import Any, Final, Protocol
 
-from millstream.client.messages import Message, Source, TopicPartition, make_messages, moment
+from millstream.client.messages import Message, Source, TopicPartition, batches_in, make_messages, moment
 from millstream.durations import Duration, parse_ms
 from millstream.errors import InvalidArgument, ReceiptInvalid
 from millstream.receipts import ReceiptHandle
-from millstream.records import Batch, Columns
 from millstream.wire.leases import LeasePart, Settle
 
 __all__ = ["ACKED", "AsyncQueueMessage", "Lease", "LeaseSource", "QueueMessage", "delay_ms", "make_lease"]
 
 ACKED: Final = 1
 
-_CONTROL: Final = int(Columns.CONTROL)
 _AS_BINARY: Final = bytes([ord("1") if mark == ACKED else ord("0") for mark in range(256)])
 #: What a SETTLE has room for, in milliseconds: three weeks.
 _DELAY_MS_MAX: Final = 0x7FFF_FFFF
@@ -296,13 +294,8 @@ def make_lease(
     first, after = part.start, part.start + part.span
     messages: list[QueueMessage] = []
     for view in part.batches:
-        at, end = 0, len(view)
-        while at < end:
-            batch = Batch.parse(view, at)
+        for batch in batches_in(view):
             header = batch.header
-            at += header.length
-            if header.flags & _CONTROL:
-                continue
             source = LeaseSource(lease, uid, header.append_time_us, header.base_timestamp_us, reply)
             made = make_messages(batch, source, kind)
             if batch.base_offset < first or batch.next_offset > after:

@@ -19,7 +19,7 @@ from millstream.durations import Duration
 from millstream.errors import InvalidArgument
 from millstream.headers import readable_headers
 from millstream.ids import SCHEDULES, message_id, schedule_uid
-from millstream.records import Batch, decode_headers
+from millstream.records import Batch, Buffer, Columns, decode_headers
 from millstream.traceparent import TraceContext, context_of
 from millstream.wire.messages import PublishResult
 
@@ -31,12 +31,14 @@ __all__ = [
     "Receipt",
     "Source",
     "TopicPartition",
+    "batches_in",
     "make_messages",
     "messages_of",
     "moment",
 ]
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_CONTROL: Final = int(Columns.CONTROL)
 
 
 class TopicPartition(NamedTuple):
@@ -175,6 +177,16 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
 
 _M = TypeVar("_M", bound=Message)
+
+
+def batches_in(buffer: Buffer) -> Iterator[Batch]:
+    """The batches of an answer that hold messages for users, each of them checked.  Raises BatchDamaged."""
+    at, end = 0, len(buffer)
+    while at < end:
+        batch = Batch.parse(buffer, at)
+        at += batch.header.length
+        if not batch.header.flags & _CONTROL:
+            yield batch
 
 
 def messages_of(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from millstream.client.backoff import backoff_ms
-from millstream.client.messages import Message, TopicPartition, messages_of
+from millstream.client.messages import Message, TopicPartition, batches_in, messages_of
 from millstream.errors import (
     DataDamaged,
     MillstreamError,
@@ -19,12 +19,10 @@ from millstream.errors import (
     PartitionNotFound,
     TopicNotFound,
 )
-from millstream.records import Batch, Columns
 from millstream.wire.messages import FetchRequest, FetchResult, decode_fetch_result
 
 __all__ = ["Fetched", "Handout", "Position", "Positions"]
 
-_CONTROL: Final = int(Columns.CONTROL)
 #: Fetches that fail because the topic goes away are repeated rarely: the group will say what becomes of it.
 _GONE_RETRY_MS: Final = 1_000
 #: With more in an answer its decoding takes longer than the request for the next.
@@ -247,13 +245,8 @@ class Positions:
         """
         position, from_offset, result = fetched
         messages: list[Message] = []
-        view, at, end = result.batches, 0, len(result.batches)
         try:
-            while at < end:
-                batch = Batch.parse(view, at)
-                at += batch.header.length
-                if batch.header.flags & _CONTROL:
-                    continue
+            for batch in batches_in(result.batches):
                 made = messages_of(batch, position.place, position.uid, self._commit, self.reply)
                 if made[0].offset < from_offset:
                     made = [message for message in made if message.offset >= from_offset]

@@ -10,10 +10,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from millstream.client.messages import Message, TopicPartition, messages_of
+from millstream.client.messages import Message, TopicPartition, batches_in, messages_of
 from millstream.errors import InvalidArgument
 from millstream.names import check_pattern
-from millstream.records import Batch, Columns
 from millstream.wire.deliveries import Delivered, decode_delivery
 from millstream.wire.subscription_calls import OpenSubscription
 
@@ -21,19 +20,14 @@ __all__ = ["RECEIVE_BYTES", "Subscribing", "messages_in"]
 
 #: How much is taken from the socket at a time; the rest waits there, and then at the broker.
 RECEIVE_BYTES: Final = 1024 * 1024
-_CONTROL: Final = int(Columns.CONTROL)
 
 
 def messages_in(delivered: Delivered, reply: Callable[..., Any] | None) -> list[Message]:
     """The messages of a delivery.  Copies what it needs: the buffer may be reused afterwards."""
     place = TopicPartition(delivered.topic, delivered.partition)
     messages: list[Message] = []
-    view, at, end = delivered.batches, 0, len(delivered.batches)
-    while at < end:
-        batch = Batch.parse(view, at)
-        at += batch.header.length
-        if not batch.header.flags & _CONTROL:
-            messages += messages_of(batch, place, delivered.uid, None, reply)
+    for batch in batches_in(delivered.batches):
+        messages += messages_of(batch, place, delivered.uid, None, reply)
     return messages
 
 
