@@ -17,6 +17,7 @@ from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import METADATA_AGE_S, Topic
 from millstream.client.publishing import acks_number, fsync_number
 from millstream.client.settings import ProducerSettings
+from millstream.clock import monotonic_ms
 from millstream.entries import AnyEntry
 from millstream.errors import MillstreamError, PartitionNotFound
 from millstream.ids import SCHEDULES
@@ -88,7 +89,7 @@ class Outbox:
         return self.delivery.buffered_bytes >= self.settings.buffer_bytes
 
     def add(self, entry: AnyEntry, partition: int | None, ticket: object = None) -> None:
-        self.accumulator.add(entry, partition, now_us=now_us(), now_ms=now_ms(), ticket=ticket)
+        self.accumulator.add(entry, partition, now_us=now_us(), now_ms=monotonic_ms(), ticket=ticket)
         if self._linger_s and not self.accumulator.gate_open:
             self.accumulator.open_gate()
             self._linger_due_s = time.monotonic() + self._linger_s
@@ -106,7 +107,7 @@ class Outbox:
             self.accumulator.grow(len(topic.uids))
 
     def seal_all(self) -> None:
-        self.accumulator.seal_all(now_us=now_us(), now_ms=now_ms())
+        self.accumulator.seal_all(now_us=now_us(), now_ms=monotonic_ms())
 
     def seal_due(self) -> None:
         """Seal what has waited long enough.  It is everything: no message waits longer than one round of lingering."""
@@ -121,7 +122,7 @@ class Outbox:
         """The next PUBLISH to send: its correlation id, and the frame in three pieces."""
         if self.flow and time.monotonic() < self._not_before_s:
             return None
-        taken = self.delivery.take(now_ms())
+        taken = self.delivery.take(monotonic_ms())
         if taken is None:
             return None
         correlation, batch = taken
@@ -155,10 +156,10 @@ class Outbox:
             result = decode_publish_result(payload)
         except MillstreamError as error:
             result = error
-        return self.note(self.delivery.answered(correlation, result, now_ms()))
+        return self.note(self.delivery.answered(correlation, result, monotonic_ms()))
 
     def expire(self) -> list[Settled]:
-        return self.note(self.delivery.expire(now_ms(), self.trouble))
+        return self.note(self.delivery.expire(monotonic_ms(), self.trouble))
 
     def abandon(self, error: MillstreamError) -> list[Settled]:
         """Fail everything, also what was never sealed: whatever was taken is confirmed or reported."""
@@ -185,7 +186,7 @@ class Outbox:
 
     def overdue(self) -> bool:
         """Whether an answer is missing for so long that the connection must be dead."""
-        return self.delivery.overdue(now_ms())
+        return self.delivery.overdue(monotonic_ms())
 
     def take_failure(self) -> MillstreamError | None:
         failure, self.failure = self.failure, None
@@ -208,11 +209,13 @@ class Outbox:
     @property
     def waits_for_time(self) -> bool:
         """Whether something is held back: by a refusal that may pass, or because the broker asks to go slower."""
-        return now_ms() < self.delivery.retry_until_ms or (bool(self.flow) and time.monotonic() < self._not_before_s)
+        return monotonic_ms() < self.delivery.retry_until_ms or (
+            bool(self.flow) and time.monotonic() < self._not_before_s
+        )
 
     def wait_s(self, longest_s: float) -> float:
         """How long nothing happens unless an answer or a message comes."""
-        due_ms = self.delivery.next_due_ms(now_ms())
+        due_ms = self.delivery.next_due_ms(monotonic_ms())
         wait_s = longest_s if due_ms is None else min(longest_s, due_ms / 1000)
         if self._linger_s:
             wait_s = min(wait_s, self._linger_due_s - time.monotonic())
@@ -232,10 +235,6 @@ class Outbox:
 
 def settled_all(marks: Iterable[SealedBatch]) -> bool:
     return all(mark.settled for mark in marks)
-
-
-def now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 def now_us() -> int:

@@ -19,6 +19,7 @@ from millstream.client.leases import AsyncQueueMessage, Lease, QueueMessage, del
 from millstream.client.leasing import LEASE_WAIT_MS, Frame, Leasing, QueueStats, Ticket
 from millstream.client.queue_requests import open_call, uids_of
 from millstream.client.settings import QueueSettings
+from millstream.clock import monotonic_ms
 from millstream.durations import Duration, parse_ms
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, ReceiptInvalid, RequestTimeout
 from millstream.wire import calls, queue_calls
@@ -114,18 +115,18 @@ class AsyncQueue:
         """Up to `max` messages, as soon as there is one; none when there is none within `wait`."""
         if max < 1:
             raise InvalidArgument(f"max must be 1 or more, not {max}")
-        deadline_ms = _now_ms() + parse_ms(wait, "wait")
+        deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
-            wait_ms = min(LEASE_WAIT_MS, deadline_ms - _now_ms()) if deadline_ms > _now_ms() else 0
+            wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
             await self._connected(self._target.timeout_s)
             if self._connection is None:
                 raise ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
             ticket, answer = self._ticket()
-            self._send([self._leasing.request(max, wait_ms, _now_ms(), ticket)])
+            self._send([self._leasing.request(max, wait_ms, monotonic_ms(), ticket)])
             messages: list[AsyncQueueMessage] = await self._result(answer, wait_ms / 1000)
             await self._name()
             messages = self._leasing.still_held(messages)
-            if messages or _now_ms() >= deadline_ms:
+            if messages or monotonic_ms() >= deadline_ms:
                 return messages
 
     async def _advance(self, wait_s: float | None) -> bool:
@@ -139,7 +140,7 @@ class AsyncQueue:
             leasing.wanted = True
             if leasing.unknown:
                 await self._name()
-            if leasing.refill(_now_ms()):
+            if leasing.refill(monotonic_ms()):
                 return True
             if self._failure is not None:
                 failure, self._failure = self._failure, None
@@ -155,7 +156,7 @@ class AsyncQueue:
         return False
 
     async def _wait(self, wait_s: float) -> None:
-        retry_ms = self._leasing.retry_in_ms(_now_ms())
+        retry_ms = self._leasing.retry_in_ms(monotonic_ms())
         if retry_ms is not None:
             wait_s = min(wait_s, retry_ms / 1000)
         try:
@@ -265,7 +266,7 @@ class AsyncQueue:
 
     def _say(self, *, everything: bool) -> None:
         if self._connection is not None:
-            self._send(self._leasing.outgoing(_now_ms(), everything=everything))
+            self._send(self._leasing.outgoing(monotonic_ms(), everything=everything))
 
     def _send(self, frames: list[Frame]) -> None:
         connection = self._connection
@@ -283,7 +284,7 @@ class AsyncQueue:
         self._heard_s = time.monotonic()
         leasing = self._leasing
         try:
-            leasing.accept(correlation, answer, _now_ms())
+            leasing.accept(correlation, answer, monotonic_ms())
         except ConnectionLost as error:
             self._disconnect(error)
         except MillstreamError as error:
@@ -298,7 +299,7 @@ class AsyncQueue:
         self._timer = None
         if self._closed or self._connection is None:
             return
-        self._leasing.tend(_now_ms())
+        self._leasing.tend(monotonic_ms())
         now_s = time.monotonic()
         self._say(everything=now_s >= self._say_at_s)
         if now_s >= self._say_at_s:
@@ -427,7 +428,7 @@ class AsyncQueue:
         def end() -> None:
             leasing.give_back()
             if connection is not None:
-                connection.send(*[frame.data for frame in leasing.outgoing(_now_ms(), everything=True)])
+                connection.send(*[frame.data for frame in leasing.outgoing(monotonic_ms(), everything=True)])
             leasing.closed()
             link.close()
 
@@ -439,7 +440,3 @@ def _look_after(queue_ref: weakref.ref[AsyncQueue]) -> None:
     queue = queue_ref()
     if queue is not None:
         queue._look_after()
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

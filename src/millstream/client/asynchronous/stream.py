@@ -19,6 +19,7 @@ from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS, Place
 from millstream.client.settings import StreamSettings
+from millstream.clock import monotonic_ms
 from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout
 from millstream.wire import calls
 from millstream.wire.messages import encode_fetch
@@ -154,7 +155,7 @@ class AsyncStream(Following):
             await self._restart(gone)
 
     async def _wait(self, wait_s: float) -> None:
-        retry_ms = self._positions.next_retry_ms(_now_ms())
+        retry_ms = self._positions.next_retry_ms(monotonic_ms())
         if retry_ms is not None:
             wait_s = min(wait_s, max(0.001, retry_ms / 1000))
         try:
@@ -172,7 +173,7 @@ class AsyncStream(Following):
         connection = self._connection
         if connection is None or not connection.usable:
             return
-        requests = self._positions.requests(_now_ms())
+        requests = self._positions.requests(monotonic_ms())
         if requests:
             self._heard_s = time.monotonic()
             for correlation, _ in requests:
@@ -185,7 +186,7 @@ class AsyncStream(Following):
             return
         self._heard_s = time.monotonic()
         try:
-            fetched = self._positions.accept(correlation, answer, _now_ms())
+            fetched = self._positions.accept(correlation, answer, monotonic_ms())
             if fetched is not None:
                 fetched.position.queued = True
                 self._ready.append(self._positions.decode(fetched))
@@ -290,7 +291,3 @@ class AsyncStream(Following):
         if not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._link.close)
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000

@@ -28,6 +28,7 @@ from millstream.client.leases import Lease, QueueMessage, delay_ms
 from millstream.client.leasing import LEASE_WAIT_MS, Leasing, QueueStats, Ticket
 from millstream.client.queue_requests import open_call, uids_of
 from millstream.client.settings import QueueSettings
+from millstream.clock import monotonic_ms
 from millstream.durations import Duration, parse_ms
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, ReceiptInvalid, RequestTimeout
 from millstream.wire import calls, queue_calls
@@ -131,14 +132,14 @@ class Queue:
         """Up to `max` messages, as soon as there is one; none when there is none within `wait`."""
         if max < 1:
             raise InvalidArgument(f"max must be 1 or more, not {max}")
-        deadline_ms = _now_ms() + parse_ms(wait, "wait")
+        deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
-            wait_ms = min(LEASE_WAIT_MS, deadline_ms - _now_ms()) if deadline_ms > _now_ms() else 0
+            wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
             messages: list[QueueMessage] = self._ask_for(max, wait_ms)
             self._name()
             with self._turns:
                 messages = self._leasing.still_held(messages)
-            if messages or _now_ms() >= deadline_ms:
+            if messages or monotonic_ms() >= deadline_ms:
                 return messages
 
     def _ask_for(self, amount: int, wait_ms: int) -> Any:
@@ -148,7 +149,7 @@ class Queue:
             failure, self._failure = self._failure, None
             if failure is not None or self._transport is None:
                 raise failure or ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
-            self._send(self._transport, self._leasing.request(amount, wait_ms, _now_ms(), ticket).data)
+            self._send(self._transport, self._leasing.request(amount, wait_ms, monotonic_ms(), ticket).data)
         return self._result(ticket, wait_ms / 1000 + self._target.timeout_s)
 
     def _result(self, ticket: Ticket, timeout_s: float) -> Any:
@@ -168,7 +169,7 @@ class Queue:
                 if self._closed or self._draining:
                     return False
                 leasing.wanted = True
-                if not leasing.unknown and leasing.refill(_now_ms()):
+                if not leasing.unknown and leasing.refill(monotonic_ms()):
                     return True
                 if self._failure is not None:
                     failure, self._failure = self._failure, None
@@ -261,7 +262,7 @@ class Queue:
         """Send what is due.  Whoever reads finds out if the connection is lost."""
         transport = self._transport
         if transport is not None:
-            frames = self._leasing.outgoing(_now_ms(), everything=everything)
+            frames = self._leasing.outgoing(monotonic_ms(), everything=everything)
             if frames:
                 self._send(transport, *[frame.data for frame in frames])
 
@@ -285,7 +286,7 @@ class Queue:
         try:
             with self._turns:
                 self._say(everything=True)  # nobody knows how long we wait
-                retry_ms = self._leasing.retry_in_ms(_now_ms())
+                retry_ms = self._leasing.retry_in_ms(monotonic_ms())
             if retry_ms is not None:
                 wait_s = min(wait_s, retry_ms / 1000)
             if not transport.receive(0):
@@ -304,7 +305,7 @@ class Queue:
         """Take in what has been received."""
         with self._turns:
             leasing = self._leasing
-            now_ms = _now_ms()
+            now_ms = monotonic_ms()
             self._heard_s = now_s = time.monotonic()
             try:
                 for frame in transport.frames():
@@ -345,7 +346,7 @@ class Queue:
             self._read_meanwhile(transport)
         with self._turns:
             now_s = time.monotonic()
-            leasing.tend(_now_ms())
+            leasing.tend(monotonic_ms())
             self._say(everything=now_s >= self._say_at_s)
             if now_s >= self._say_at_s:
                 self._say_at_s = now_s + self._settings.ack_linger_ms / 1000
@@ -483,10 +484,6 @@ def _tend(queue_ref: weakref.ref[Queue], wake: threading.Event) -> None:
         except MillstreamError as error:
             _log.warning("queue %s: %s", queue._settings.name, error)
         del queue
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
 
 
 @atexit.register

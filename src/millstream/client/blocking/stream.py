@@ -23,6 +23,7 @@ from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS, Place
 from millstream.client.settings import StreamSettings
+from millstream.clock import monotonic_ms
 from millstream.errors import ConnectionLost, MillstreamError, ShuttingDown
 from millstream.wire import calls
 from millstream.wire.frames import Frame
@@ -172,7 +173,7 @@ class Stream(Following):
         return False
 
     def _request(self, transport: Transport) -> None:
-        requests = self._positions.requests(_now_ms())
+        requests = self._positions.requests(monotonic_ms())
         if requests:
             self._heard_s = time.monotonic()
             transport.send(*[encode_fetch(request, correlation) for correlation, request in requests])
@@ -181,7 +182,7 @@ class Stream(Following):
         """Take in answers up to the first that has messages; False when the frames are exhausted."""
         for frame in frames:
             assert frame.correlation is not None
-            fetched = self._positions.accept(frame.correlation, frame.payload, _now_ms())
+            fetched = self._positions.accept(frame.correlation, frame.payload, monotonic_ms())
             if fetched is not None:
                 try:
                     if not fetched.is_the_latest:
@@ -193,7 +194,7 @@ class Stream(Following):
         return False
 
     def _patience_s(self, wait_s: float) -> float:
-        retry_ms = self._positions.next_retry_ms(_now_ms())
+        retry_ms = self._positions.next_retry_ms(monotonic_ms())
         return wait_s if retry_ms is None else min(wait_s, max(0.001, retry_ms / 1000))
 
     # --- connection ----------------------------------------------------------------------------------------------
@@ -304,7 +305,3 @@ def _complete(work: Coroutine[Any, Any, _T]) -> _T:
         result: _T = end.value
         return result
     raise AssertionError("a synchronous stream has waited for an event loop")
-
-
-def _now_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
