@@ -86,7 +86,7 @@ def test_letters_are_listed_for_people_and_for_programs(run: Run, letters: list[
     assert "the first 1" in run("list", "--max", "1")[1]
     assert documents(run("list", "--since", "1h", "--json")[0])
     assert not documents(run("list", "--until", "1h", "--json")[0])
-    assert "neither a time" in run("list", "--since", "soon", code=2)[1]
+    assert "is not a time" in run("list", "--since", "soon", code=2)[1]
 
 
 def test_a_letter_is_shown_with_its_history(run: Run, letters: list[str]) -> None:

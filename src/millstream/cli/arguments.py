@@ -18,9 +18,11 @@ __all__ = [
     "parse_length",
     "parse_moment",
     "parse_pairs",
+    "parse_past",
     "parse_reset",
     "parse_size",
     "parse_start",
+    "parse_timeout_s",
     "parse_topic_config",
 ]
 
@@ -28,6 +30,7 @@ _OFFSET: Final = re.compile(r"\d+")
 _AGO: Final = re.compile(r"\d+(\.\d+)?\s*[a-zA-Z]+")
 
 START_FORMS: Final = "earliest, latest, an offset, a time such as 2026-01-31T09:30, or an age such as 15m"
+PAST_FORMS: Final = "a time such as 2026-01-31T09:30, or an age such as 15m"
 AHEAD_FORMS: Final = "a time such as 2027-01-31T09:30, or how far ahead such as 15m"
 RESET_FORMS: Final = "earliest, latest, a time such as 2026-01-31T09:30, an age such as 1h, offset:N or shift:-N"
 
@@ -54,6 +57,16 @@ def parse_length(text: str, option: str) -> int:
         return parse_ms(text)
     except InvalidArgument:
         raise UsageProblem(f"{option} {text!r} is not a length of time: use 500ms, 30s, 5m or 1h30m") from None
+
+
+def parse_timeout_s(text: str | None) -> float | None:
+    """What `--timeout` says, in seconds."""
+    if text is None:
+        return None
+    duration_ms = parse_duration(text)
+    if duration_ms is None:
+        raise UsageProblem(f"--timeout {text!r} is not a duration: use 10s, 5m or a number of milliseconds")
+    return duration_ms / 1000
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
@@ -93,6 +106,14 @@ def parse_moment(text: str, now: datetime.datetime) -> datetime.datetime | None:
     except ValueError:
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
+
+
+def parse_past(text: str, now: datetime.datetime, option: str) -> datetime.datetime:
+    """As parse_moment, for an option that takes nothing else."""
+    moment = parse_moment(text, now)
+    if moment is None:
+        raise UsageProblem(f"{option} {text!r} is not a time: use {PAST_FORMS}")
+    return moment
 
 
 def parse_ahead(text: str, now: datetime.datetime, option: str) -> datetime.datetime:

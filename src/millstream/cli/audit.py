@@ -7,9 +7,8 @@ from typing import Annotated, Final
 
 import typer
 
-from millstream.cli.arguments import parse_moment
+from millstream.cli.arguments import parse_past
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
-from millstream.cli.failure import UsageProblem
 from millstream.cli.output import JsonOption, document_of, examples, print_json, print_table, time_text
 from millstream.names import DEFAULT_NAMESPACE
 
@@ -33,7 +32,9 @@ def audit(
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Show what administrators did or tried, the newest first."""
-    since_ms = 0 if since is None else _milliseconds(since)
+    since_ms = 0
+    if since is not None:
+        since_ms = int(parse_past(since, datetime.datetime.now(datetime.UTC), "--since").timestamp() * 1000)
     with open_client(broker, DEFAULT_NAMESPACE) as client:
         entries = client.audit(limit, key=key, call=call, since_ms=since_ms).entries
     if as_json:
@@ -55,10 +56,3 @@ def audit(
         ],
         empty="no entries; is access.audit on?",
     )
-
-
-def _milliseconds(since: str) -> int:
-    moment = parse_moment(since, datetime.datetime.now(datetime.UTC))
-    if moment is None:
-        raise UsageProblem(f"--since {since!r} is neither a time such as 2026-01-31T09:30 nor an age such as 2h")
-    return int(moment.timestamp() * 1000)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from millstream.cli.arguments import START_FORMS, parse_duration, parse_start
+from millstream.cli.arguments import START_FORMS, parse_start, parse_timeout_s
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import ExitCode, UsageProblem
 from millstream.cli.interruption import Interruption
@@ -80,7 +80,7 @@ def consume(
         raise UsageProblem("--group assigns partitions by itself; leave out --partition")
     place = parse_start(start, datetime.datetime.now(datetime.UTC))
     render = make_renderer(line_format, as_json=as_json, terminal=sys.stdout.isatty())
-    quiet_s = _timeout_s(timeout)
+    quiet_s = parse_timeout_s(timeout)
     write, flush, count = sys.stdout.buffer.write, sys.stdout.buffer.flush, 0
     printed: Message | None = None
     with (
@@ -110,15 +110,6 @@ def consume(
         stderr.print(f"[dim]{plural(count, 'message')}[/]")
     if interruption.asked and not follow:  # when following, Ctrl-C is how it ends and not a failure
         raise typer.Exit(ExitCode.INTERRUPTED)
-
-
-def _timeout_s(text: str | None) -> float | None:
-    if text is None:
-        return None
-    duration_ms = parse_duration(text)
-    if duration_ms is None:
-        raise UsageProblem(f"--timeout {text!r} is not a duration: use 10s, 5m or a number of milliseconds")
-    return duration_ms / 1000
 
 
 def _until_quiet(stream: Stream, quiet_s: float | None) -> Iterator[Message]:

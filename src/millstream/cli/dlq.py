@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import parse_headers, parse_moment
+from millstream.cli.arguments import parse_headers, parse_past
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
@@ -94,17 +94,10 @@ def _which(
         options["headers"] = {**options["headers"], name: value if equals else None}
     if key is not None:
         options["key"] = key
-    options["since"], options["until"] = _moment("--since", since), _moment("--until", until)
+    now = datetime.datetime.now(datetime.UTC)
+    options["since"] = None if since is None else parse_past(since, now, "--since")
+    options["until"] = None if until is None else parse_past(until, now, "--until")
     return options
-
-
-def _moment(option: str, text: str | None) -> datetime.datetime | None:
-    if text is None:
-        return None
-    moment = parse_moment(text, datetime.datetime.now(datetime.UTC))
-    if moment is None:
-        raise UsageProblem(f"{option} {text!r} is neither a time such as 2026-01-31T09:30 nor an age such as 2h")
-    return moment
 
 
 def _require_choice(ids: list[str] | None, which: LetterOptions, everything: bool, verb: str) -> None:

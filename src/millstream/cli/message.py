@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import START_FORMS, parse_moment, parse_start
+from millstream.cli.arguments import START_FORMS, parse_past, parse_start
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
@@ -90,9 +90,7 @@ def peek(
         elif isinstance(place, datetime.datetime):
             since = place
     if until is not None:
-        before = parse_moment(until, now)
-        if before is None:
-            raise UsageProblem(f"--until {until!r} is not a time: use 2026-01-31T09:30, or an age such as 15m")
+        before = parse_past(until, now, "--until")
     newest_first = start is None and offset is None
     with open_client(broker, namespace) as client:
         messages = client.browse(

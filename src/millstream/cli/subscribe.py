@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from millstream.cli.arguments import parse_duration
+from millstream.cli.arguments import parse_timeout_s
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
-from millstream.cli.failure import UsageProblem
 from millstream.cli.interruption import Interruption
 from millstream.cli.output import JsonOption, examples, plural, stderr
 from millstream.cli.rendering import make_renderer
@@ -50,9 +49,7 @@ def subscribe(
     Topics that are created later are covered. What was published before is not shown: that is what `millstream consume`
     is for. If messages come faster than they can be printed some are left out, and the number of those is reported.
     """
-    timeout_ms = None if timeout is None else parse_duration(timeout)
-    if timeout is not None and timeout_ms is None:
-        raise UsageProblem(f"--timeout {timeout!r} is not a duration: use 10s, 5m or a number of milliseconds")
+    quiet_s = parse_timeout_s(timeout)
     render = make_renderer(line_format, as_json=as_json, terminal=sys.stdout.isatty())
     write, flush, count = sys.stdout.buffer.write, sys.stdout.buffer.flush, 0
     with (
@@ -60,7 +57,6 @@ def subscribe(
         client.subscribe(*patterns) as subscription,
         Interruption() as interruption,
     ):
-        quiet_s = None if timeout_ms is None else timeout_ms / 1000
         for message in interruption.until_asked(_until_quiet(subscription, quiet_s)):
             write(render(message))
             flush()

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from millstream.cli.arguments import parse_moment
+from millstream.cli.arguments import parse_past
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
@@ -88,8 +88,8 @@ def trace(
             trace_id=about or "",
             topic=topic,
             key=key,
-            since=_moment("--from", start, now),
-            until=_moment("--until", until, now),
+            since=None if start is None else parse_past(start, now, "--from"),
+            until=None if until is None else parse_past(until, now, "--until"),
             failures_only=failures,
         )
     if as_json:
@@ -112,15 +112,6 @@ def trace(
         ],
         empty="nothing was recorded",
     )
-
-
-def _moment(option: str, text: str | None, now: datetime.datetime) -> datetime.datetime | None:
-    if text is None:
-        return None
-    moment = parse_moment(text, now)
-    if moment is None:
-        raise UsageProblem(f"{option} {text!r} is not a time: use 2026-01-31T09:30, or an age such as 15m")
-    return moment
 
 
 def _print_passport(passport: PassportInfo, *, as_json: bool) -> None:
