@@ -7,7 +7,6 @@ it is reported.  Nothing here reads files or the environment: texts and mappings
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 from collections.abc import Iterator, Mapping
 from itertools import chain
@@ -18,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from millstream.errors import ConfigInvalid
+from millstream.names import closest
 from millstream.sections import (
     AccessSettings,
     GroupSettings,
@@ -299,6 +299,10 @@ def _from_environment(env: Mapping[str, str]) -> Iterator[_Given]:
             yield _Given(rest.lower().replace("__", ".", 1), env[name], name)
 
 
+#: Settings have words in common, so what is only somewhat like one of them is a wrong guess.
+_LIKENESS: Final = 0.75
+
+
 def _suggestion(key: str) -> str:
     """`; did you mean ...?`, for a misspelt key as well as for a right one in the wrong section."""
     places: dict[str, str] = {}
@@ -307,9 +311,10 @@ def _suggestion(key: str) -> str:
     *_, name = key.split(".")
     if key != name and name in places:
         return f"; did you mean {places[name]!r}?"
-    close = difflib.get_close_matches(key, [*Settings.model_fields, *_FIELDS], 1, cutoff=0.75)
-    close = close or [places[found] for found in difflib.get_close_matches(name, places, 1, cutoff=0.75)]
-    return f"; did you mean {close[0]!r}?" if close else f"; known sections: {', '.join(Settings.model_fields)}"
+    meant = closest(key, [*Settings.model_fields, *_FIELDS], _LIKENESS)
+    if meant is None and (found := closest(name, places, _LIKENESS)) is not None:
+        meant = places[found]
+    return f"; known sections: {', '.join(Settings.model_fields)}" if meant is None else f"; did you mean {meant!r}?"
 
 
 def _shown(value: object) -> str:

@@ -19,6 +19,7 @@ __all__ = [
     "check_namespace",
     "check_pattern",
     "check_topic",
+    "closest",
     "compile_pattern",
     "did_you_mean",
     "is_pattern",
@@ -112,7 +113,12 @@ def _shown(name: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The end of a sentence about a name that nothing has: the one that was probably meant, or nothing."""
+    meant = closest(name, known)
+    return "" if meant is None else f"; did you mean {meant!r}?"
+
+
+def closest(name: str, known: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Which of the known names was probably meant; None when it is like none of them."""
     if len(name) > NAME_BYTES_MAX:  # nobody means anything by it, and to compare it takes long
-        return ""
-    close = difflib.get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+        return None
+    return next(iter(difflib.get_close_matches(name, known, 1, likeness)), None)

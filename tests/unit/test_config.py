@@ -155,6 +155,11 @@ def test_bad_values_name_key_value_place_and_what_is_allowed(yaml_text: str, exp
     assert "\n" not in problem
 
 
+def test_a_key_longer_than_any_name_is_not_compared_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("difflib.get_close_matches", lambda *_, **__: pytest.fail("nobody means anything by it"))
+    assert "; known sections: " in problem_of(f"{'x' * 300}: 1\n")
+
+
 def test_mistakes_in_the_environment_and_in_flags_name_them() -> None:
     assert "(MILLSTREAM_SERVER__PORT)" in problem_of(env={"MILLSTREAM_SERVER__PORT": "x"})
     assert "did you mean 'server.port'?" in problem_of(env={"MILLSTREAM_SERVR__PORT": "1"})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import Annotated, Final
 
@@ -11,6 +10,7 @@ import typer
 from millstream.cli.failure import UsageProblem, exit_code_of
 from millstream.cli.output import JsonOption, examples, print_facts, print_json, print_table
 from millstream.errors import InternalError, MillstreamError, catalogue
+from millstream.names import closest
 
 app = typer.Typer(no_args_is_help=True, help="Look up error codes.")
 
@@ -42,8 +42,8 @@ def explain(
     wanted = code.upper().replace("-", "_")
     error = _ERRORS.get(wanted) or next((e for e in _ERRORS.values() if str(e.number) == wanted), None)
     if error is None:
-        close = difflib.get_close_matches(wanted, _ERRORS, 1)
-        hint = f"; did you mean {close[0]}?" if close else "; `millstream errors list` shows all of them"
+        meant = closest(wanted, _ERRORS)
+        hint = "; `millstream errors list` shows all of them" if meant is None else f"; did you mean {meant}?"
         raise UsageProblem(f"there is no error {code!r}{hint}")
     if as_json:
         print_json(_document(error))

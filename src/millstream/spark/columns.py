@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Final
 import pyarrow as pa
 
 from millstream.errors import InvalidArgument
+from millstream.names import closest
 
 __all__ = ["COLUMNS", "NULLABLE", "STANDARD", "WRITTEN", "Columns", "columns_of", "suggestion"]
 
@@ -87,5 +87,5 @@ def columns_of(
 def suggestion(name: str, known: Collection[str]) -> str:
     """`; did you mean ...?`, or else what there is."""
     folded = {other.lower().replace("_", ""): other for other in known}
-    close = difflib.get_close_matches(name.lower().replace("_", ""), folded, 1)
-    return f"; did you mean {folded[close[0]]!r}?" if close else f"; there are {', '.join(known)}"
+    meant = closest(name.lower().replace("_", ""), folded)
+    return f"; there are {', '.join(known)}" if meant is None else f"; did you mean {folded[meant]!r}?"
