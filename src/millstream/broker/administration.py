@@ -94,7 +94,7 @@ class Administration:
             "namespaces": len(namespaces),
             "topics": sum(map(len, namespaces.values())),
             "fsync": host.settings.storage.fsync,
-            "metrics": host.metrics.as_dict(),
+            "metrics": {f"millstream_{name}": number for name, number in host.metrics.as_dict().items()},
         }
 
     # --- settings ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ __all__ = ["Metrics"]
 
 @dataclass(slots=True)
 class Metrics:
-    """Totals since the broker started; the field names are the metric names without the `millstream_` prefix."""
+    """Totals since the broker started, and some numbers of now.  What Prometheus calls them is in stats/families.py."""
 
     messages_published: int = 0
     batches_published: int = 0
@@ -99,5 +99,5 @@ class Metrics:
         self.connections_by_door[door] = number
 
     def as_dict(self) -> dict[str, int]:
-        totals = ((entry.name, getattr(self, entry.name)) for entry in fields(self))
-        return {f"millstream_{name}": total for name, total in totals if isinstance(total, int)}
+        numbers = ((entry.name, getattr(self, entry.name)) for entry in fields(self))
+        return {name: number for name, number in numbers if isinstance(number, int)}

@@ -273,8 +273,7 @@ class Stats:
 
     def _collect(self, survey: Survey) -> Collected:
         host = self._host
-        numbers = {name.removeprefix("millstream_"): number for name, number in host.metrics.as_dict().items()}
-        numbers |= {
+        numbers = host.metrics.as_dict() | {
             "started_ms": self._started_ms,
             "namespaces": survey.namespaces,
             "topics": len(survey.topics),
