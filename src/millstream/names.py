@@ -13,6 +13,7 @@ __all__ = [
     "AUDIT_TOPIC",
     "DEFAULT_NAMESPACE",
     "INBOX_PREFIX",
+    "NAMESPACE_EXPRESSION",
     "NAME_BYTES_MAX",
     "STAGE_PREFIX",
     "check_group",
@@ -28,6 +29,8 @@ __all__ = [
 
 DEFAULT_NAMESPACE: Final = "default"
 NAME_BYTES_MAX: Final = 255
+#: What a namespace may be called, for those who check texts by a regular expression.
+NAMESPACE_EXPRESSION: Final = "[a-z0-9][a-z0-9-]{0,63}"
 #: Addresses of inboxes look like topics; no topic is called so.
 INBOX_PREFIX: Final = "_inbox."
 #: Addresses of stages, where messages wait to be published all at once, look like topics, too.
@@ -35,7 +38,7 @@ STAGE_PREFIX: Final = "_stage."
 #: What administrators did, in the namespace `default`.
 AUDIT_TOPIC: Final = "_audit"
 
-_NAMESPACE: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
+_NAMESPACE: Final = re.compile(NAMESPACE_EXPRESSION)
 _LEVEL: Final = r"[A-Za-z0-9_-]+"
 _TOPIC: Final = re.compile(rf"{_LEVEL}(\.{_LEVEL})*")
 _PATTERN: Final = re.compile(rf"({_LEVEL}|\*)(\.({_LEVEL}|\*))*(\.#)?|#")

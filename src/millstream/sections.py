@@ -8,6 +8,8 @@ from typing import Annotated, Final, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from millstream.names import NAMESPACE_EXPRESSION
+
 __all__ = [
     "AccessSettings",
     "GroupSettings",
@@ -176,7 +178,7 @@ class MqttSettings(Section):
     port: int = Field(default=1883, ge=0, le=65_535, description="Port of MQTT; 0 takes any free one.")
     namespace: str = Field(
         default="default",
-        pattern="^[a-z0-9][a-z0-9-]{0,63}$",
+        pattern=f"^{NAMESPACE_EXPRESSION}$",
         examples=["a namespace: 1 to 64 lower-case letters, digits and '-'"],
         description="The namespace of clients whose user name does not say one, as `team-a:device-7` does.",
     )
