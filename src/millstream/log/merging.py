@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -59,11 +59,14 @@ class Merger:
         values, keys, headers = batch.values(), batch.keys(), batch.raw_headers()
         priorities, deliver_at, expiry = batch.priorities(), batch.deliver_at_us(), batch.expiry_us()
         timestamps, offsets = batch.timestamps_us(), batch.offsets()
+        length = len(batch.block) if header.codec else header.length
         # In pieces: with offsets and times of their own, many tiny messages of one large batch may outgrow a frame.
-        step = max(1, min(_MERGED_COUNT, _MERGED_BYTES * count // header.length))
+        step = max(1, min(_MERGED_COUNT, _MERGED_BYTES * count // length))
         for first in range(0, len(places), step):
             piece = places[first : first + step]
-            size = header.length * len(piece) // count
+            # Not only their share: what survives may be the largest messages of many batches, and what was packed may
+            # go into a batch that is not.  A batch that has outgrown a frame cannot be read by anybody.
+            size = max(length * len(piece) // count, _bytes_at((values, keys, headers), piece))
             if self._columns.offsets and not self._fits(batch, offsets[piece[-1]], size):
                 self.flush()
             if not self._columns.offsets:
@@ -118,6 +121,10 @@ class Merger:
             leader_epoch=self._leader_epoch,
         )
         self._emit(built, base_offset, self._append_time_us)
+
+
+def _bytes_at(columns: Iterable[Sequence[bytes | None] | None], places: Sequence[int]) -> int:
+    return sum(len(column[i] or b"") for column in columns if column is not None for i in places)
 
 
 def _pick(column: Sequence[_T] | None, default: _T, count: int, places: Sequence[int]) -> Sequence[_T]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from crc32c import crc32c
 
+from millstream.compression import Codec
 from millstream.log.compaction import Compaction
 from millstream.log.memory import MemoryStorage
 from millstream.log.partition import PartitionLog
@@ -115,6 +116,26 @@ def test_small_batches_of_one_second_are_merged_and_time_stays_searchable() -> N
     assert log.offset_at_time(2 * SECOND) == 20
     assert log.offset_at_time(5 * SECOND) == 40
     assert all(finding.is_good for finding in verify(storage, DIRECTORY))
+
+
+@pytest.mark.parametrize(
+    ("first", "others"), [(Codec.NONE, Codec.ZSTD), (Codec.LZ4, Codec.LZ4), (Codec.NONE, Codec.NONE)]
+)
+def test_what_survives_of_many_batches_is_never_merged_beyond_a_frame(first: Codec, others: Codec) -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, tail_bytes=0)
+    append(log, memoryview(encode_batch([b"small"], keys=[b"small"], base_timestamp_us=1, codec=first)), now_us=1)
+    for n in range(70):
+        # One large message among many small ones that the next batch replaces: its share of the batch is small.
+        values = [bytes(1_000_000), *[b"v"] * 50]
+        keys = [f"large{n}".encode(), *(f"k{i}".encode() for i in range(50))]
+        append(log, memoryview(encode_batch(values, keys=keys, base_timestamp_us=1, codec=others)), now_us=1)
+    log.roll()
+    log.sync()
+    assert compact(log)
+    assert max(batch.header.length for batch in dump(storage, DIRECTORY)) < 2 * 1024 * 1024
+    assert all(finding.is_good for finding in verify(storage, DIRECTORY))
+    assert len(contents(log)) == 1 + 70 + 50
 
 
 def test_every_column_survives_a_merge() -> None:
