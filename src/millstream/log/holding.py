@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from collections.abc import Collection
 from contextlib import suppress
 from typing import BinaryIO, Final
 
@@ -31,6 +32,7 @@ RESTORING: Final = "restoring"
 _PASSING: Final = frozenset({"lock", HELD, RESTORING})
 #: Files that are being written; they count once they have another name.
 _UNFINISHED: Final = (".tmp", ".new")
+_COMPACTED: Final = ".log.new"
 
 
 class HeldList(msgspec.Struct):
@@ -119,17 +121,26 @@ def files_below(root: str) -> dict[str, int]:
     pending = [""]
     while pending:
         directory = pending.pop()
-        with suppress(FileNotFoundError), os.scandir(f"{root}/{directory}") as entries:
+        with suppress(FileNotFoundError), os.scandir(f"{root}/{directory}") as scanned:
+            entries = list(scanned)
+            names = {entry.name for entry in entries}
             for entry in entries:
                 path = f"{directory}/{entry.name}" if directory else entry.name
                 if path in _PASSING:
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(path)
-                elif entry.is_file(follow_symlinks=False) and not entry.name.endswith(_UNFINISHED):
+                elif entry.is_file(follow_symlinks=False) and not _is_unfinished(entry.name, names):
                     with suppress(FileNotFoundError):
                         found[path] = entry.stat(follow_symlinks=False).st_size
     return dict(sorted(found.items()))
+
+
+def _is_unfinished(name: str, names: Collection[str]) -> bool:
+    if name.endswith(_COMPACTED):
+        # Without a new index beside it, it belongs to the index that is in place: a swap was interrupted (see swap.py).
+        return f"{name.removesuffix(_COMPACTED)}.index.new" in names
+    return name.endswith(_UNFINISHED)
 
 
 def read_list(root: str) -> HeldList:

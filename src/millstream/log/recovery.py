@@ -172,6 +172,10 @@ class _Recovery:
     def _rebuild(self, candidate: _Candidate, following: int | None) -> None:
         """Make a new index for a segment that is known to be complete; what is damaged in it is rot."""
         segment, header = candidate.segment, candidate.header
+        if header is not None and following is not None and header.next_offset > following:
+            # Of a compaction whose log file is lost: this is one of its inputs, and the others are there too.  If it
+            # were believed, the next recovery would remove them.
+            header = None
         limit = header.next_offset if header is not None and header.flags & IndexFlags.SEALED else following
         self._report.clean = False
         file = self._storage.open(segment.path)

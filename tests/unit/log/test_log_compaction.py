@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from crc32c import crc32c
 
 from millstream.compression import Codec
 from millstream.log.compaction import Compaction
+from millstream.log.holding import files_below
 from millstream.log.memory import MemoryStorage
 from millstream.log.partition import PartitionLog
-from millstream.log.storage import Storage
+from millstream.log.storage import DiskStorage, Storage
 from millstream.log.verify import dump, verify
 from millstream.records import Batch, Columns, encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
@@ -310,6 +313,46 @@ def test_a_power_cut_in_any_operation_of_a_compaction_is_harmless(seed: int) -> 
         assert not [name for name in storage.names(DIRECTORY) if name.endswith((".new", ".tmp"))]
         compact(log, now_us=100 * SECOND, tombstone_retention_ms=0)
         assert contents(log) == survivors
+
+
+def _interrupted(storage: Storage) -> dict[int, tuple[bytes | None, bytes | None]]:
+    """A swap of which only the first step was done; returns what is in the log."""
+    log = sealed_log(storage, [keyed(a=b"1" * 300, b=b"1")], [keyed(c=b"1")], [keyed(d=b"1")])
+    compaction = Compaction.plan(log, now_us=0, dirty_share_min=0)
+    assert compaction is not None
+    compaction.rewrite()
+    index = f"{DIRECTORY}/{0:020d}.index"
+    storage.rename(f"{index}.new", index)
+    before = contents(log)
+    log.abandon()
+    return before
+
+
+def test_a_compacted_index_whose_log_file_is_lost_takes_no_segment_with_it() -> None:
+    storage = MemoryStorage()
+    before = _interrupted(storage)
+    storage.remove(f"{FIRST_LOG}.new")
+    for _ in range(3):
+        log = open_log(storage, tail_bytes=0)
+        assert contents(log) == before
+        assert [segment.next_offset for segment in log.segments] == [2, 3, 4, 4]
+        log.close()
+
+
+def test_a_backup_after_an_interrupted_swap_has_all_that_the_next_start_needs(tmp_path: Path) -> None:
+    before = _interrupted(DiskStorage(tmp_path))
+    assert f"{FIRST_LOG}.new" in files_below(str(tmp_path))
+    (tmp_path / f"{DIRECTORY}/{9:020d}.index.new").touch()
+    (tmp_path / f"{DIRECTORY}/{9:020d}.log.new").touch()
+    files = {path: (tmp_path / path).read_bytes() for path in files_below(str(tmp_path))}
+    assert not [path for path in files if f"{9:020d}" in path], "what is being written does not count"
+    for path, data in files.items():
+        (tmp_path / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / path).write_bytes(data)
+    log = open_log(DiskStorage(tmp_path / "copy"), tail_bytes=0)
+    assert contents(log) == before
+    assert len(log.segments) == 2
+    log.close()
 
 
 def test_a_batch_that_cannot_be_unpacked_is_kept() -> None:
