@@ -29,7 +29,7 @@ from millstream.log.index import IndexFlags, LiveIndex
 from millstream.log.reading import Chunk, StoredReader, read_tail
 from millstream.log.recovery import RecoveryReport, recover
 from millstream.log.retention import Retention
-from millstream.log.sealing import DirectorySync, Seal, SyncRound, remove_snapshots_before, store_index
+from millstream.log.sealing import DirectorySync, Seal, Seals, SyncRound, remove_snapshots_before, store_index
 from millstream.log.segment import Segment, Verified, segment_name
 from millstream.log.storage import File, Storage, Syncable
 from millstream.log.swap import remove_segment, swap_files
@@ -273,7 +273,7 @@ class PartitionLog:
         if self._failure is not None:
             return []
         seals, self._seals = self._seals, []
-        work: list[Syncable] = list(seals)
+        work: list[Syncable] = [Seals(seals)] if seals else []
         if self._dirty:
             assert self._file is not None
             work.append(self._file)

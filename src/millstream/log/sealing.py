@@ -9,6 +9,7 @@ file.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from millstream.log.index import IndexFlags, LiveIndex
 from millstream.log.segment import Segment, segment_name
 from millstream.log.storage import File, Storage
 
-__all__ = ["DirectorySync", "Seal", "SyncRound", "remove_snapshots_before", "store_index"]
+__all__ = ["DirectorySync", "Seal", "Seals", "SyncRound", "remove_snapshots_before", "store_index"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,21 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class Seals:
+    """Segments that were completed one after the other, to be sealed in that order.
+
+    A seal says that everything before it is on disk, and its snapshot that the producers' batches are.  If a later one
+    came first, a power cut could take messages in between, and their producer would be told that they are stored.
+    """
+
+    seals: Sequence[Seal]
+
+    def sync(self) -> None:
+        for seal in self.seals:
+            seal.sync()
+
+
+@dataclass(frozen=True, slots=True)
 class SyncRound:
     """What `dirty_files` handed out and `mark_durable` has not confirmed yet."""
 
@@ -72,6 +88,6 @@ def remove_snapshots_before(storage: Storage, directory: str, next_offset: int) 
     newest = f"{next_offset:020d}.producers"
     for name in storage.names(directory):
         if name.endswith(".producers") and name < newest:
-            # Two segments may be sealed at the same time, by two threads.
+            # A sync here and now may seal a segment beside a round in a thread.
             with suppress(FileNotFoundError):
                 storage.remove(f"{directory}/{name}")
