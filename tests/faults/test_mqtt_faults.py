@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import httpx
 import pytest
 
-from millstream.mqtt.packets import V4, V5, Connect, Disconnect, Properties, Pubcomp, Publish, Pubrec, Pubrel
+from millstream.mqtt.packets import V4, V5, Connect, Disconnect, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from millstream.testing.broker import BrokerForTests
-from millstream.testing.storage import Fault, Operation, SimulatedStorage
+from millstream.testing.storage import Fault, Operation, PowerCut, SimulatedStorage
 from tests.e2e.mqtt.support import Address, Wire
 
 
@@ -84,6 +86,36 @@ def test_a_packet_id_of_qos_2_whose_release_could_not_be_recorded_is_not_free(ve
         with broker.connect() as client:
             stored = [message.value for message in client.stream("readings", start="earliest", timeout_s=0.2)]
         assert stored == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_session_gets_what_is_stored_at_offsets_that_a_power_cut_gave_back(qos: int) -> None:
+    """What it knew of their old messages was on disk, and they were not: the new ones were taken for sent."""
+    storage = SimulatedStorage(7)
+    with suppress(PowerCut, OSError), BrokerForTests(storage=storage, mqtt=True) as broker:
+        with broker.connect() as client:
+            client.create_topic("others")
+            client.create_topic("readings", config={"fsync": "never"})
+            wire = _connect(broker, V5)
+            wire.subscribe("readings", qos=qos)
+            for _ in range(5):
+                client.publish("readings", b"lost")
+        first, *_ = [wire.receive(Publish) for _ in range(5)]
+        if qos == 1:
+            wire.send(Puback(first.packet_id))  # the others stay in flight
+        _finish(wire, Publish("others", b"", 2, packet_id=1))  # on disk, with everything before it
+        storage.go_down()
+    storage.restart(lose_everything=True)
+    for start in range(2):  # the second one finds what the first one has written down
+        with BrokerForTests(storage=storage, mqtt=True) as broker:
+            with broker.connect() as client:
+                client.publish("readings", b"new%d" % start)
+            wire = _connect(broker, V5)
+            got = [wire.receive(Publish).payload for _ in range(start + 1)]
+            assert got == [b"new0", b"new1"][: start + 1], "it confirms none, so they come again"
+            wire.nothing()
+            wire.close()
+        storage.kill()
 
 
 def test_a_broker_that_cannot_remember_sessions_says_that_it_is_not_well_and_takes_other_messages() -> None:

@@ -17,6 +17,7 @@ from millstream.headers import readable_headers
 from millstream.mqtt.messages import Message
 from millstream.mqtt.stored import message_of
 from millstream.mqtt.topics import from_topic
+from millstream.mqtt.window import PUBLISHED
 from millstream.slicing import batches_of
 
 if TYPE_CHECKING:
@@ -73,6 +74,17 @@ class Position:
         self._since[topic_filter] = offset
         return ["since", self.uid, topic_filter, offset]
 
+    def take_back(self, end: int) -> list[Fact]:
+        """The log ends here, sooner than it did: what comes next is new.  Returns what has changed by that."""
+        facts: list[Fact] = []
+        if self.next > end:
+            self.next = end
+            facts.append(self.fact())
+        for topic_filter, since in list((self._since or {}).items()):
+            if since > end:
+                facts.append(self.begin(topic_filter, end))
+        return facts
+
     def early(self, offset: int) -> frozenset[str]:
         """Filters that do not count yet."""
         return frozenset(name for name, since in (self._since or {}).items() if offset < since)
@@ -109,6 +121,34 @@ class Reading:
                     position = session.positions[uid] = Position(topic.name, number, uid, 0)
                 if position.next < partition.high_watermark:
                     yield position
+
+    def take_back(self, session: Session) -> list[Fact]:
+        """After a crash: positions and flights beyond a log that lost its end, or the next messages to get those
+        offsets would count as sent.  Returns what has changed by that."""
+        facts: list[Fact] = []
+        for position in session.positions.values():
+            if (end := self._end(position)) is not None:
+                facts += position.take_back(end)
+        for packet_id, state, qos, flight in session.outgoing.facts():
+            place = flight.place
+            if state != PUBLISHED or place is None or not place.topic:
+                continue
+            end = self._end(Position(place.topic, place.partition, place.uid, place.offset))
+            if end is not None and place.offset >= end:
+                facts.append(session.lose(packet_id, qos))
+        return facts
+
+    def _end(self, position: Position) -> int | None:
+        topics = self._world.room.broker.topics
+        topic = topics.registry.find(self._world.namespace, position.topic)
+        if topic is None or position.uid not in topic.partition_uids:
+            return None
+        if topics.is_untouched(topic, position.partition):
+            return 0
+        try:
+            return topics.partition_of(topic, position.partition).log.next_offset
+        except MillstreamError:  # nobody can publish there either
+            return None
 
     def _tidy(self, session: Session) -> None:
         """Forget positions in topics that are gone."""

@@ -153,13 +153,14 @@ class Session:
             yield ["sub", *subscription]
         for queue in self.queues.values():
             yield ["queue", *queue]
-        for position in self.positions.values():
-            yield from position.facts()
         for packet_id, state, qos, flight in self.outgoing.facts():
             if flight.place is not None:
                 yield flight.fact(packet_id, qos)
                 if state == RELEASED:
                     yield ["rec", packet_id]
+        # Behind the flights, which say how far it has come as well: one may be of a message that a crash has taken.
+        for position in self.positions.values():
+            yield from position.facts()
         for packet_id in self.incoming.facts():
             if packet_id not in self.unrecorded:
                 yield self.received_fact(packet_id)
@@ -524,14 +525,18 @@ class Session:
 
     def _give_up(self, client: Client, packet_id: int, qos: int) -> None:
         """A message in flight is gone: retention was faster than the client, for example."""
+        self.record(self.lose(packet_id, qos))
+        if qos == 2:
+            client.write(Pubrel(packet_id))
+
+    def lose(self, packet_id: int, qos: int) -> Fact:
+        """A message in flight cannot be sent again.  Returns what has changed by that."""
         if qos == 2:
             # It may have the message, and would take the next one under the same id for a repetition.
             self.outgoing.pubrec(packet_id, ok=True)
-            self.record(["rec", packet_id])
-            client.write(Pubrel(packet_id))
-        else:
-            self.outgoing.forget(packet_id)
-            self.record(["done", packet_id])
+            return ["rec", packet_id]
+        self.outgoing.forget(packet_id)
+        return ["done", packet_id]
 
     def catch_up(self) -> None:
         """Something may have passed by."""
