@@ -118,6 +118,27 @@ def test_a_session_gets_what_is_stored_at_offsets_that_a_power_cut_gave_back(qos
         storage.kill()
 
 
+def test_a_session_gets_what_comes_to_a_topic_in_memory_after_a_restart() -> None:
+    """Such a topic begins anew at every start, an orderly one too; the session stood where the old one had ended."""
+    storage = SimulatedStorage(7)
+    with BrokerForTests(storage=storage, mqtt=True) as broker:
+        with broker.connect() as client:
+            client.create_topic("readings", config={"mode": "ephemeral"})
+            wire = _connect(broker, V5)
+            wire.subscribe("readings", qos=1)
+            for _ in range(5):
+                client.publish("readings", b"old")
+        for _ in range(5):
+            wire.send(Puback(wire.receive(Publish).packet_id))
+        wire.ping()
+        wire.close()
+    storage.kill()
+    with BrokerForTests(storage=storage, mqtt=True) as broker:
+        with broker.connect() as client:
+            client.publish("readings", b"new")
+        assert _connect(broker, V5).receive(Publish).payload == b"new"
+
+
 def test_a_broker_that_cannot_remember_sessions_says_that_it_is_not_well_and_takes_other_messages() -> None:
     """Found by the soak: nobody could have known that a restart was due, and MQTT stood still until one was made."""
     storage = SimulatedStorage(8)

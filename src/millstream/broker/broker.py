@@ -152,7 +152,7 @@ class Broker:
         await self.queues.registry.forget_stale()
         if not clean:
             await self.groups.mend()
-            await self.mqtt.mend()
+        await self.mqtt.mend(clean=clean)
         self._open_watches(loop)
         self._handlers = self._call_handlers()
         self._begin(loop, clean=clean)

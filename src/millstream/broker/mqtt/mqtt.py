@@ -101,11 +101,11 @@ class Mqtt:
                 session.ends_us = now_us + session.expiry_s * 1_000_000
                 session.record(["left", session.ends_us])
 
-    async def mend(self) -> None:
-        """After a crash, before anything is published: take back what sessions know of messages that are lost."""
+    async def mend(self, *, clean: bool) -> None:
+        """After a start, before anything is published: take back what sessions know of messages that are lost."""
         for world in self.worlds.values():
             for session in world.sessions.values():
-                if facts := world.reading.take_back(session):
+                if facts := world.reading.take_back(session, clean=clean):
                     _log.warning("the log lost its end; positions beyond it are taken back", client=session.client_id)
                     await session.record_durably(*facts)
 

@@ -122,26 +122,31 @@ class Reading:
                 if position.next < partition.high_watermark:
                     yield position
 
-    def take_back(self, session: Session) -> list[Fact]:
-        """After a crash: positions and flights beyond a log that lost its end, or the next messages to get those
-        offsets would count as sent.  Returns what has changed by that."""
+    def take_back(self, session: Session, *, clean: bool) -> list[Fact]:
+        """After a start: positions and flights beyond a log that lost its end, or the next messages to get those
+        offsets would count as sent.  Returns what has changed by that.
+
+        `clean`: the last stop was orderly.  Then only topics in memory begin anew.
+        """
         facts: list[Fact] = []
         for position in session.positions.values():
-            if (end := self._end(position)) is not None:
+            if (end := self._end(position, clean)) is not None:
                 facts += position.take_back(end)
         for packet_id, state, qos, flight in session.outgoing.facts():
             place = flight.place
             if state != PUBLISHED or place is None or not place.topic:
                 continue
-            end = self._end(Position(place.topic, place.partition, place.uid, place.offset))
+            end = self._end(Position(place.topic, place.partition, place.uid, place.offset), clean)
             if end is not None and place.offset >= end:
                 facts.append(session.lose(packet_id, qos))
         return facts
 
-    def _end(self, position: Position) -> int | None:
+    def _end(self, position: Position, clean: bool) -> int | None:
         topics = self._world.room.broker.topics
         topic = topics.registry.find(self._world.namespace, position.topic)
         if topic is None or position.uid not in topic.partition_uids:
+            return None
+        if clean and topic.config.mode != "ephemeral":
             return None
         if topics.is_untouched(topic, position.partition):
             return 0
