@@ -273,6 +273,8 @@ def _target(file: str) -> Iterator[BinaryIO]:
         return
     if os.path.exists(file):
         raise UsageProblem(f"{file} exists already: name another file")
+    from millstream.log.storage import DiskStorage
+
     part = f"{file}.part"
     try:
         # Never onto something that is there: it may be another backup under way, a link, or a file that others read.
@@ -287,6 +289,7 @@ def _target(file: str) -> Iterator[BinaryIO]:
             target.flush()
             os.fsync(fd)
         os.rename(part, file)
+        DiskStorage(Path(file).parent).sync_directory("")
     finally:
         with suppress(OSError):
             os.unlink(part)
