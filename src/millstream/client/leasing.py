@@ -15,7 +15,7 @@ import msgspec
 from millstream.client.backoff import backoff_ms
 from millstream.client.leases import ClosedMarks, Owner, QueueMessage, make_lease
 from millstream.client.settings import QueueSettings
-from millstream.client.settling import Item, QueueStats, Settling, Ticket
+from millstream.client.settling import Item, QueueStats, Settling, Ticket, is_lost
 from millstream.errors import ConnectionLost, MillstreamError, SubscriptionNotFound
 from millstream.wire import queue_calls
 from millstream.wire.frames import FrameType, encode_frame
@@ -185,6 +185,13 @@ class Leasing(Settling):
         request = LeaseRequest(self._consumer, amount, self._settings.max_bytes, wait_ms)
         return Frame(correlation, encode_lease(request, correlation))
 
+    def abandon(self, ticket: Ticket) -> None:
+        """Whoever asked for these messages has gone: cancelled, interrupted or out of time.  What came goes back, and
+        so does what still comes; kept, its lease would be made longer for nobody."""
+        ticket.abandoned = True
+        given: list[QueueMessage] = ticket.result or []
+        self.settle(Settle.RELEASE, [message for message in given if not is_lost(message.source.lease)], 0, "", None)
+
     def goodbye(self, ticket: Ticket) -> Frame:
         """The consumer ends; the answer proves that everything said before has been heard."""
         correlation = self._next_correlation()
@@ -215,7 +222,7 @@ class Leasing(Settling):
         # The rest of the time it may have been on its way here, or lain unread.
         granted_ms = min(now_ms, waiting.sent_ms + waited_ms(payload))
         for part in parts:
-            if waiting.ticket is None and not self.wanted:
+            if not (self.wanted if waiting.ticket is None else not waiting.ticket.abandoned):
                 self._items.append(Item(SettleEntry(Settle.RELEASE, part.nonce), None, 0))
                 continue
             uid = self._uid(part.topic, part.partition)

@@ -23,7 +23,7 @@ from millstream.client.settings import QueueSettings
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result
 
-__all__ = ["Item", "QueueStats", "Settling", "Ticket"]
+__all__ = ["Item", "QueueStats", "Settling", "Ticket", "is_lost"]
 
 _log = logging.getLogger("millstream.client")
 
@@ -53,10 +53,12 @@ class QueueStats:
 class Ticket:
     """An answer that somebody waits for."""
 
-    __slots__ = ("_missing", "_on_done", "done", "error", "result")
+    __slots__ = ("_missing", "_on_done", "abandoned", "done", "error", "result")
 
     def __init__(self, on_done: Callable[[Ticket], None] | None = None, missing: int = 1) -> None:
         self.done = False
+        #: Nobody waits any more: what comes must not be kept for them.
+        self.abandoned = False
         self.error: MillstreamError | None = None
         self.result: Any = None
         self._on_done = on_done

@@ -123,8 +123,13 @@ class AsyncQueue:
                 raise ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
             ticket, answer = self._ticket()
             self._send([self._leasing.request(max, wait_ms, monotonic_ms(), ticket)])
-            messages: list[AsyncQueueMessage] = await self._result(answer, wait_ms / 1000)
-            await self._name()
+            try:
+                messages: list[AsyncQueueMessage] = await self._result(answer, wait_ms / 1000)
+                await self._name()
+            except BaseException:
+                self._leasing.abandon(ticket)
+                self._say(everything=False)
+                raise
             messages = self._leasing.still_held(messages)
             if messages or monotonic_ms() >= deadline_ms:
                 return messages

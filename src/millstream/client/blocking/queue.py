@@ -135,16 +135,22 @@ class Queue:
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
-            messages: list[QueueMessage] = self._ask_for(max, wait_ms)
-            self._name()
+            ticket = Ticket()
+            try:
+                messages: list[QueueMessage] = self._ask_for(ticket, max, wait_ms)
+                self._name()
+            except BaseException:
+                with self._turns:
+                    self._leasing.abandon(ticket)
+                    self._say(everything=False)
+                raise
             with self._turns:
                 messages = self._leasing.still_held(messages)
             if messages or monotonic_ms() >= deadline_ms:
                 return messages
 
-    def _ask_for(self, amount: int, wait_ms: int) -> Any:
+    def _ask_for(self, ticket: Ticket, amount: int, wait_ms: int) -> Any:
         self._wait_for(lambda: self._transport is not None or self._failure is not None, self._target.timeout_s)
-        ticket = Ticket()
         with self._turns:
             failure, self._failure = self._failure, None
             if failure is not None or self._transport is None:
