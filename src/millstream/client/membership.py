@@ -24,6 +24,7 @@ from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.commits import CommitTicket
 from millstream.client.messages import TopicPartition
@@ -105,6 +106,7 @@ class Membership:
 
     def start(self) -> None:
         _live.add(self)
+        belongs_to_one_process(self)
         self._thread.start()
 
     def wait_joined(self, timeout_s: float) -> None:
@@ -154,6 +156,12 @@ class Membership:
         self._bell.ring()
         if wait_s and threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(wait_s)
+
+    def forked(self) -> None:
+        """The thread that would do it is the parent's, and so is the bell that would wake it."""
+        self._lock = threading.Lock()
+        self.failure = ConnectionLost("the stream belongs to the process that this one was forked from")
+        _live.discard(self)
 
     # --- the thread ----------------------------------------------------------------------------------------------
 

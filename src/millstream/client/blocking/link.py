@@ -11,6 +11,7 @@ from typing import Any
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.metadata import is_repeatable
 from millstream.errors import ConnectionLost, MillstreamError, ShuttingDown
@@ -31,6 +32,7 @@ class Link:
         self._connection: Connection | None = None
         #: Gets what is received without having been asked for.
         self.on_push: Callable[[Connection, Frame], None] | None = None
+        belongs_to_one_process(self)
 
     @property
     def current(self) -> Connection | None:
@@ -100,6 +102,11 @@ class Link:
         self._wake.set()
         if self._connection is not None:
             self._connection.close()
+
+    def forked(self) -> None:
+        """The next request connects: nobody here waits for an answer on the parent's connection."""
+        self._lock = threading.Lock()
+        self._connection = None
 
     def keep_alive(self, now_s: float) -> None:
         """Called now and then by the background thread of the client."""

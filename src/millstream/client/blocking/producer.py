@@ -17,6 +17,7 @@ import mmh3
 
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
+from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import Topic
@@ -71,6 +72,7 @@ class Producer:
         self._transport: Transport | None = self._connect(target.timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"millstream-producer-{topic.name}", daemon=True)
         self._thread.start()
+        belongs_to_one_process(self)
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -172,6 +174,13 @@ class Producer:
             return
         with contextlib.suppress(MillstreamError):  # the exception that ended the block says more
             self.close()
+
+    def forked(self) -> None:
+        """What waits here is sent by the parent, whose thread and connection this is."""
+        self._lock = threading.Lock()
+        self._progress = threading.Condition(self._lock)
+        self._closing = self._ended = True
+        self._accumulator.close_gate()
 
     @property
     def stats(self) -> ProducerStats:

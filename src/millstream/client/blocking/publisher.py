@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.link import Link
 from millstream.client.delivery import after_refusal
 from millstream.client.flow import FlowNotices
@@ -45,6 +46,10 @@ class Publisher:
         self._identities: list[Identity] = []
         #: What the broker says about how fast to publish.
         self.flow = FlowNotices()
+        belongs_to_one_process(self)
+
+    def forked(self) -> None:
+        self._identities.clear()
 
     def new_identity(self) -> int:
         answer: calls.ProducerIdentity = self._link.call(calls.NewProducer(), calls.ProducerIdentity)

@@ -22,6 +22,7 @@ from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
 from millstream.client.leases import Lease, QueueMessage, delay_ms
@@ -88,6 +89,7 @@ class Queue:
         """Connect and open the queue.  Raises the broker's refusal, or ConnectionLost."""
         self._connect(self._target.timeout_s)
         _live.add(self)
+        belongs_to_one_process(self)
         name = f"millstream-queue-{self._settings.name}"
         threading.Thread(target=_tend, args=(weakref.ref(self), self._wake), name=name, daemon=True).start()
 
@@ -462,6 +464,12 @@ class Queue:
             transport.close()
         self._bell.ring()
         self._wake.set()
+
+    def forked(self) -> None:
+        """The messages are the parent's; a goodbye from here would take them away from it."""
+        self._turns = Turns()
+        self._closed = True
+        self._leasing.closed()
 
     def __enter__(self) -> Queue:
         return self

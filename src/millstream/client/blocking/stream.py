@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
+from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.following import Following
 from millstream.client.membership import Membership
@@ -55,6 +56,11 @@ class Stream(Following):
         self._bell = Bell()
         self._retry_at_s = 0.0
         self._heard_s = 0.0
+        belongs_to_one_process(self)
+
+    def forked(self) -> None:
+        """The member of the group is the parent."""
+        self._closed = True
 
     def open(self) -> None:
         """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""

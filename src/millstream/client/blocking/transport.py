@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from millstream.client.address import Target
+from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.silence import Silence
 from millstream.client.tls import PlainSocket, TlsSocket
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation
@@ -53,6 +54,7 @@ class Transport:
         self._silence = Silence(0, self.last_sent_s)
         #: Called with frames that answer nothing (REBALANCE, DELIVERY, FLOW), in the receiving thread.
         self.on_push: Callable[[Frame], None] | None = None
+        belongs_to_one_process(self)
 
     @classmethod
     def open(cls, target: Target, *, timeout_s: float | None = None, receive_bytes: int = _RECEIVE_BYTES) -> Transport:
@@ -241,6 +243,12 @@ class Transport:
         with contextlib.suppress(OSError):
             # Wakes a receiver in another thread, which closing alone does not.
             self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def forked(self) -> None:
+        """Only the descriptor is closed: ending the connection would end the parent's."""
+        self._send_lock = threading.Lock()
+        self.lost = ConnectionLost("the connection belongs to the process that this one was forked from")
         self._sock.close()
 
 

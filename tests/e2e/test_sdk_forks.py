@@ -1,0 +1,82 @@
+"""A program that forks after it has connected: parent and child do not get in each other's way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import millstream
+from millstream.testing.broker import BrokerForTests
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+#: In a process of its own: forking one with a broker and its threads would test something else.
+_PUBLISHES = """
+import os, sys, millstream
+client = millstream.connect(sys.argv[1], timeout_s=10)
+client.publish("t", b"before")
+child = os.fork()
+for number in range(100):
+    client.publish("t", b"%s %d" % (b"parent" if child else b"child", number))
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+_WORKS = """
+import os, sys, millstream
+client = millstream.connect(sys.argv[1], timeout_s=10)
+with client.queue("t") as queue, client.producer("t", linger_ms=200) as producer:
+    message = queue.next(10)
+    producer.send(b"from the producer")
+    child = os.fork()
+    if not child:
+        try:
+            producer.send(b"not mine")
+        except millstream.errors.InvalidArgument:
+            sys.exit(0)
+        sys.exit(1)
+    assert os.waitpid(child, 0)[1] == 0, "the child has failed"
+    message.ack(wait=True)
+    assert queue.stats.connections == 1, "the child has ended the parent's connection"
+"""
+
+
+@pytest.fixture
+def run(broker: BrokerForTests) -> Callable[[str], None]:
+    def run_it(program: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-c", program, broker.address],
+            capture_output=True,
+            text=True,
+            timeout=50,
+            check=False,
+            env=os.environ | {"PYTHONPATH": str(Path(millstream.__file__).parents[1])},
+        )
+        assert done.returncode == 0, done.stderr
+
+    return run_it
+
+
+def values(broker: BrokerForTests) -> list[bytes | None]:
+    with broker.connect().stream("t", timeout_s=0.5) as stream:
+        return [message.value for message in stream]
+
+
+def test_parent_and_child_publish_with_one_client(broker: BrokerForTests, run: Callable[[str], None]) -> None:
+    """Neither takes the other's answers, and neither's messages are taken for repetitions of the other's."""
+    run(_PUBLISHES)
+    found = values(broker)
+    assert len(found) == len(set(found)) == 201
+
+
+def test_a_child_that_ends_leaves_the_parents_queue_and_producer_alone(
+    broker: BrokerForTests, run: Callable[[str], None]
+) -> None:
+    broker.connect().publish("t", b"work")
+    run(_WORKS)
+    assert values(broker) == [b"work", b"from the producer"]
