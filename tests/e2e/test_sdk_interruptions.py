@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
 
 import pytest
 
@@ -53,3 +54,42 @@ def test_what_is_leased_for_a_call_that_was_interrupted_goes_back(broker: Broker
                 message.ack(wait=True)
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_handler_that_ends_the_program_ends_its_worker(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.publish("t", b"x")
+
+        @client.worker("t")
+        def handle(message: millstream.QueueMessage) -> None:
+            raise SystemExit(3)
+
+        with handle:
+            deadline_s = time.monotonic() + 5
+            while handle.failure is None:
+                assert time.monotonic() < deadline_s, "nobody has heard of it"
+                time.sleep(0.01)
+        assert isinstance(handle.failure, SystemExit)
+
+
+def test_a_handler_whose_own_task_was_cancelled_fails_and_the_worker_goes_on(broker: BrokerForTests) -> None:
+    async def main() -> None:
+        async with aio.connect(broker.address) as client:
+            await client.publish_many("t", [b"0", b"1"])
+            seen, done = [], asyncio.Event()
+
+            @client.worker("t")
+            async def handle(message: aio.QueueMessage) -> None:
+                seen.append(message.value)
+                if message.value == b"0" and message.failures == 0:
+                    waited_for = asyncio.get_running_loop().create_future()
+                    waited_for.cancel()
+                    await waited_for
+                if len(seen) == 3:
+                    done.set()
+
+            async with handle, asyncio.timeout(10):
+                await done.wait()
+            assert sorted(seen) == [b"0", b"0", b"1"]
+
+    asyncio.run(main())

@@ -85,6 +85,11 @@ class AsyncWorker:
             else:
                 await asyncio.get_running_loop().run_in_executor(self._threads, self._in_thread, message)
         except BaseException as problem:
+            task = asyncio.current_task()
+            if isinstance(problem, asyncio.CancelledError) and task is not None and not task.cancelling():
+                # Not we were cancelled but what the handler waited for: that is a failure like any other.
+                settle_failure(message, RuntimeError("what the handler waited for was cancelled"))
+                return
             settle_failure(message, problem)
             if not isinstance(problem, Exception):
                 raise

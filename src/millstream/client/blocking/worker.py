@@ -122,9 +122,9 @@ class ThreadEngine:
         try:
             while (message := queue.next()) is not None:
                 self._handle(message)
-        except MillstreamError as error:
+        except BaseException as error:  # also SystemExit, of which a thread dies without a word
             self.failure = self.failure or error
-            _log.error("a worker ends: %s", error)
+            _log.error("a worker ends: %s", error if isinstance(error, MillstreamError) else repr(error))
             queue.drain()
 
     def _handle(self, message: QueueMessage) -> None:
