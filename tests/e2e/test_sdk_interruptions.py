@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +97,16 @@ def test_a_handler_whose_own_task_was_cancelled_fails_and_the_worker_goes_on(bro
             assert sorted(seen) == [b"0", b"0", b"1"]
 
     asyncio.run(main())
+
+
+def test_a_program_that_ends_without_closing_its_producer_loses_nothing(broker: BrokerForTests) -> None:
+    program = """
+import sys, millstream
+producer = millstream.connect(sys.argv[1]).producer("t", linger_ms=1000)
+for number in range(10):
+    producer.send(b"%d" % number)
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(millstream.__file__).parents[1])}
+    subprocess.run([sys.executable, "-c", program, broker.address], check=True, timeout=30, env=environment)
+    with broker.connect().stream("t", timeout_s=0.5) as stream:
+        assert [message.value for message in stream] == [b"%d" % number for number in range(10)]

@@ -7,9 +7,12 @@ Both work on the same state under one lock, which the fast path of `send` does n
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Final, Unpack
 
@@ -30,11 +33,17 @@ from millstream.wire.frames import Frame, FrameType
 
 __all__ = ["Producer"]
 
+_log = logging.getLogger("millstream.client")
+
 _hash: Final = mmh3.hash
 #: The longest the background thread sleeps: it also answers the broker's question whether we are alive.
 _IDLE_S: Final = 1.0
 #: How long callers are trusted to take in answers by themselves.
 _BUSY_S: Final = 0.005
+#: How long the end of the program waits for what its producers have taken.
+_EXIT_S: Final = 5.0
+
+_live: Final[weakref.WeakSet[Producer]] = weakref.WeakSet()
 
 
 class Producer:
@@ -73,6 +82,7 @@ class Producer:
         self._thread = threading.Thread(target=self._run, name=f"millstream-producer-{topic.name}", daemon=True)
         self._thread.start()
         belongs_to_one_process(self)
+        _live.add(self)
 
     # --- sending -------------------------------------------------------------------------------------------------
 
@@ -154,6 +164,7 @@ class Producer:
         finally:
             with self._lock:
                 first, self._ended = not self._ended, True
+                _live.discard(self)
                 if first:
                     # A thread that was past the gate when it closed may have added a message behind the flush's back.
                     self._outbox.abandon(ConnectionLost("the producer was closed"))
@@ -180,6 +191,7 @@ class Producer:
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
         self._closing = self._ended = True
+        _live.discard(self)
         self._accumulator.close_gate()
 
     @property
@@ -371,3 +383,14 @@ class Producer:
         except Exception as problem:  # a callback of the user's; it must not end the thread that delivers
             with self._lock:
                 self._outbox.failure = self._outbox.failure or InvalidArgument(f"on_error raised {problem!r}")
+
+
+@atexit.register
+def _close_all() -> None:
+    """A program that ends without closing its producers still sends what they have taken."""
+    deadline_s = time.monotonic() + _EXIT_S
+    for producer in list(_live):
+        try:
+            producer.close(max(0.01, deadline_s - time.monotonic()))
+        except MillstreamError as error:
+            _log.error("a producer was not closed, and messages were lost at the end of the program: %s", error)
