@@ -7,7 +7,7 @@ request is under way before the last answer is used up.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -138,14 +138,18 @@ class Leasing(Settling):
         for lease in leases:
             lease.marks = ClosedMarks()
 
-    def learn(self, uids: Mapping[str, list[int]]) -> None:
-        """The partitions of topics.  Those that are still unknown are gone, and so are their messages' ids."""
+    def learn(self, asked: Iterable[str], uids: Mapping[str, list[int]]) -> None:
+        """The partitions of topics.  Those asked for and still unknown are gone, and so are their messages' ids."""
         self._uids |= uids
-        for messages in self._nameless:
-            uid = self._uid(messages[0].topic, messages[0].partition)
+        nameless, self._nameless = self._nameless, []
+        for messages in nameless:
+            topic = messages[0].topic
+            if topic not in asked and topic not in self._uids:
+                self._nameless.append(messages)  # it came meanwhile, and is looked up next
+                continue
+            uid = self._uid(topic, messages[0].partition)
             for message in messages:
                 message.source.uid = uid or 0
-        self._nameless.clear()
 
     def still_held(self, messages: list[_M]) -> list[_M]:
         """Those whose lease is ours still: while their ids were looked up the connection may have been lost."""

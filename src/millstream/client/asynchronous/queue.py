@@ -173,12 +173,11 @@ class AsyncQueue:
 
     async def _name(self) -> None:
         """Look up what the ids of messages are made of, for topics that are new to us."""
-        unknown = self._leasing.unknown
-        if unknown:
+        while unknown := self._leasing.unknown:
             found: dict[str, list[int]] = {}
             with contextlib.suppress(MillstreamError):  # gone already
                 found = uids_of(await self._call(calls.Metadata(topics=unknown), list[calls.TopicMetadata]))
-            self._leasing.learn(found)
+            self._leasing.learn(unknown, found)
 
     # --- settling ------------------------------------------------------------------------------------------------
 

@@ -194,13 +194,12 @@ class Queue:
 
     def _name(self) -> None:
         """Look up what the ids of messages are made of, for topics that are new to us."""
-        unknown = self._leasing.unknown
-        if unknown:
+        while unknown := self._leasing.unknown:
             found: dict[str, list[int]] = {}
             with contextlib.suppress(MillstreamError):  # gone already
                 found = uids_of(self._call(calls.Metadata(topics=unknown), list[calls.TopicMetadata]))
             with self._turns:
-                self._leasing.learn(found)
+                self._leasing.learn(unknown, found)
             transport = self._transport
             if transport is not None:  # it may have been lost meanwhile, and then nobody has noticed
                 self._read_meanwhile(transport)
