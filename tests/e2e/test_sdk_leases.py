@@ -5,8 +5,21 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
+import millstream
 from millstream import aio
+from millstream.errors import InvalidArgument
 from millstream.testing.broker import BrokerForTests
+
+
+def test_a_lease_that_cannot_be_asked_for_does_not_stop_the_queue(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.publish("t", b"x")
+        with client.queue("t") as queue:
+            with pytest.raises(InvalidArgument):
+                queue.lease(max=1 << 40)
+            assert queue.next(2) is not None
 
 
 def test_a_topic_that_comes_while_another_is_looked_up_has_ids_too(broker: BrokerForTests) -> None:

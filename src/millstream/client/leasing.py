@@ -30,10 +30,12 @@ from millstream.wire.leases import (
     waited_ms,
 )
 
-__all__ = ["LEASE_WAIT_MS", "Frame", "Leasing", "QueueStats", "Settled", "Ticket"]
+__all__ = ["LEASE_MESSAGES_MAX", "LEASE_WAIT_MS", "Frame", "Leasing", "QueueStats", "Settled", "Ticket"]
 
 #: How long the broker keeps a request that finds nothing.
 LEASE_WAIT_MS: Final = 10_000
+#: What fits a LEASE: one that cannot be sent would count as under way for ever.
+LEASE_MESSAGES_MAX: Final = 0x7FFF_FFFF
 _REQUESTS_MAX: Final = 4
 _ENTRIES_MAX: Final = 4_096
 _M = TypeVar("_M", bound=QueueMessage)

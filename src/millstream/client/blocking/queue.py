@@ -26,7 +26,7 @@ from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
 from millstream.client.leases import Lease, QueueMessage, delay_ms
-from millstream.client.leasing import LEASE_WAIT_MS, Leasing, QueueStats, Ticket
+from millstream.client.leasing import LEASE_MESSAGES_MAX, LEASE_WAIT_MS, Leasing, QueueStats, Ticket
 from millstream.client.queue_requests import open_call, uids_of
 from millstream.client.settings import QueueSettings
 from millstream.clock import monotonic_ms
@@ -132,8 +132,8 @@ class Queue:
 
     def lease(self, max: int = 1, wait: Duration = 0) -> list[QueueMessage]:  # noqa: A002 - the word for it
         """Up to `max` messages, as soon as there is one; none when there is none within `wait`."""
-        if max < 1:
-            raise InvalidArgument(f"max must be 1 or more, not {max}")
+        if type(max) is not int or not 1 <= max <= LEASE_MESSAGES_MAX:
+            raise InvalidArgument(f"max is a number from 1 to {LEASE_MESSAGES_MAX}, not {max!r}")
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
