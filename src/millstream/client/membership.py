@@ -157,7 +157,7 @@ class Membership:
         if wait_s and threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(wait_s)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """The thread that would do it is the parent's, and so is the bell that would wake it."""
         self._lock = threading.Lock()
         self.failure = ConnectionLost("the stream belongs to the process that this one was forked from")

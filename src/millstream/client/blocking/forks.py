@@ -14,7 +14,7 @@ __all__ = ["belongs_to_one_process"]
 
 
 class Forked(Protocol):
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """This is the child, where no other thread is left: let go of what is the parent's, without telling anybody."""
 
 
@@ -28,7 +28,7 @@ def belongs_to_one_process(thing: Forked) -> None:
 
 def _in_child() -> None:
     for thing in list(_live):
-        thing.forked()
+        thing._forked()
 
 
 if hasattr(os, "register_at_fork"):

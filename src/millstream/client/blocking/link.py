@@ -103,7 +103,7 @@ class Link:
         if self._connection is not None:
             self._connection.close()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """The next request connects: nobody here waits for an answer on the parent's connection."""
         self._lock = threading.Lock()
         self._connection = None

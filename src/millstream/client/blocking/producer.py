@@ -186,7 +186,7 @@ class Producer:
         with contextlib.suppress(MillstreamError):  # the exception that ended the block says more
             self.close()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """What waits here is sent by the parent, whose thread and connection this is."""
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)

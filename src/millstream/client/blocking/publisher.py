@@ -48,7 +48,7 @@ class Publisher:
         self.flow = FlowNotices()
         belongs_to_one_process(self)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         self._identities.clear()
 
     def new_identity(self) -> int:

@@ -464,7 +464,7 @@ class Queue:
         self._bell.ring()
         self._wake.set()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """The messages are the parent's; a goodbye from here would take them away from it."""
         self._turns = Turns()
         self._closed = True

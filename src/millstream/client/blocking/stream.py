@@ -58,7 +58,7 @@ class Stream(Following):
         self._heard_s = 0.0
         belongs_to_one_process(self)
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """The member of the group is the parent."""
         self._closed = True
 

@@ -245,7 +245,7 @@ class Transport:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
-    def forked(self) -> None:
+    def _forked(self) -> None:
         """Only the descriptor is closed: ending the connection would end the parent's."""
         self._send_lock = threading.Lock()
         self.lost = ConnectionLost("the connection belongs to the process that this one was forked from")
