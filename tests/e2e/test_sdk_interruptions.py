@@ -15,6 +15,7 @@ import pytest
 
 import millstream
 from millstream import aio
+from millstream.errors import InvalidArgument
 from millstream.testing.broker import BrokerForTests
 
 
@@ -110,3 +111,56 @@ for number in range(10):
     subprocess.run([sys.executable, "-c", program, broker.address], check=True, timeout=30, env=environment)
     with broker.connect().stream("t", timeout_s=0.5) as stream:
         assert [message.value for message in stream] == [b"%d" % number for number in range(10)]
+
+
+def test_a_handler_may_stop_its_worker_and_run_returns(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.publish_many("t", [b"0", b"1", b"2"])
+
+        @client.worker("t", concurrency=1)
+        def plain(message: millstream.QueueMessage) -> None:
+            plain.stop()
+
+        @client.worker("t", concurrency=1)
+        async def coroutine(message: millstream.QueueMessage) -> None:
+            coroutine.stop()
+
+        for handle in (plain, coroutine):
+            handle.run()
+            with pytest.raises(InvalidArgument, match="was stopped"):
+                handle.start()
+        with client.queue("t") as queue:
+            assert [message.value for message in (queue.next(5), queue.next(0.2)) if message] == [b"2"]
+
+
+def test_an_asynchronous_handler_may_stop_its_worker_and_run_returns(broker: BrokerForTests) -> None:
+    async def main() -> None:
+        async with aio.connect(broker.address) as client:
+            await client.publish_many("t", [b"0", b"1"])
+
+            @client.worker("t", concurrency=1)
+            async def handle(message: aio.QueueMessage) -> None:
+                await handle.stop()
+
+            async with asyncio.timeout(10):
+                await handle.run()
+            with pytest.raises(InvalidArgument, match="was stopped"):
+                await handle.start()
+            async with client.queue("t") as queue:
+                left = [await queue.next(5), await queue.next(0.2)]
+            assert [message.value for message in left if message] == [b"1"]
+
+    asyncio.run(main())
+
+
+def test_a_producer_that_is_not_closed_before_its_loop_ends_says_what_was_not_sent(
+    broker: BrokerForTests, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        client = await aio.connect(broker.address)
+        producer = await client.producer("t", linger_ms=1000)
+        for _ in range(3):
+            await producer.send(b"x")
+
+    asyncio.run(main())
+    assert "3 messages to 't' were not confirmed" in caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
@@ -29,6 +30,8 @@ __all__ = ["AsyncProducer"]
 
 #: Who waits for a message, and the message itself if it is to be sent again.
 _Ticket: TypeAlias = tuple[asyncio.Future[Receipt], AnyEntry | None]
+
+_log = logging.getLogger("millstream.client")
 
 _hash: Final = mmh3.hash
 _IDLE_S: Final = 1.0
@@ -301,6 +304,26 @@ class AsyncProducer:
     # --- the background task -------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        try:
+            await self._deliver()
+        except asyncio.CancelledError:
+            if not self._closing:
+                self._end_with_loop()
+            raise
+
+    def _end_with_loop(self) -> None:
+        """Nobody has closed the producer, and there is no time left to send anything: at least say so."""
+        outcomes = self._outbox.abandon(ConnectionLost("the event loop ended before the producer was closed"))
+        self._settle(outcomes)
+        if lost := sum(settled.batch.count for settled in outcomes):
+            _log.error(
+                "%d messages to %r were not confirmed, because their producer was not closed before the event loop "
+                "ended: use `async with`, or await its close()",
+                lost,
+                self._outbox.topic.name,
+            )
+
+    async def _deliver(self) -> None:
         backoff = Backoff()
         while True:
             self._wake.clear()

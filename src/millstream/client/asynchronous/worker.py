@@ -19,7 +19,7 @@ from millstream.client.leases import AsyncQueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
 from millstream.client.settings import QueueSettings
 from millstream.client.spans import handling
-from millstream.errors import MillstreamError
+from millstream.errors import InvalidArgument, MillstreamError
 
 __all__ = ["AsyncWorker", "run_workers"]
 
@@ -45,6 +45,7 @@ class AsyncWorker:
         self._queue: AsyncQueue | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._threads: ThreadPoolExecutor | None = None
+        self._stopped = False
         #: Done when all tasks are.
         self.ended: asyncio.Future[Any]
         #: What ended the worker before it was asked to stop.
@@ -60,6 +61,8 @@ class AsyncWorker:
 
     async def start(self) -> AsyncWorker:
         """Open the queue and begin.  Raises the broker's refusal."""
+        if self._stopped:
+            raise InvalidArgument("the worker was stopped: make another one")
         if self._queue is None:
             self._queue = await self._open_queue(self._settings)
             if not inspect.iscoroutinefunction(self._handler):
@@ -100,13 +103,22 @@ class AsyncWorker:
         with handling(message):
             self._handler(message)
 
+    def _begin_nothing_new(self) -> None:
+        self._stopped = True
+        if self._queue is not None:
+            self._queue.drain()
+
     async def stop(self, timeout_s: float | None = _STOP_S) -> bool:
         """Begin nothing new, give back what was leased ahead, wait for what runs (at most `timeout_s`, then it is
-        cancelled and its messages given back); False when something had to be cancelled."""
+        cancelled and its messages given back); False when something had to be cancelled.
+
+        A handler may call it, and is not waited for."""
+        self._begin_nothing_new()
         queue = self._queue
         if queue is None:
             return True
-        queue.drain()
+        if asyncio.current_task() in self._tasks:
+            return True  # it cannot wait for itself, and its message is settled when it returns
         _, running = await asyncio.wait(self._tasks, timeout=timeout_s)
         for task in running:
             task.cancel()
@@ -117,7 +129,10 @@ class AsyncWorker:
         return not running
 
     async def run(self) -> None:
-        """Work until SIGINT or SIGTERM, then stop in good order.  Raises what ended the worker."""
+        """Work until SIGINT or SIGTERM, or until a handler calls `stop`, then stop in good order.
+
+        Raises what ended the worker.
+        """
         await run_workers([self])
 
     async def __aenter__(self) -> AsyncWorker:
@@ -128,7 +143,8 @@ class AsyncWorker:
 
 
 async def run_workers(workers: Iterable[AsyncWorker]) -> None:
-    """Work until SIGINT or SIGTERM, or until a worker fails; then stop in good order.  A second signal ends at once."""
+    """Work until SIGINT or SIGTERM, or until a worker fails or all were stopped by their handlers; then stop in good
+    order.  A second signal ends at once."""
     running = list(workers)
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -150,7 +166,10 @@ async def run_workers(workers: Iterable[AsyncWorker]) -> None:
         for worker in running:
             await worker.start()
         stopping = asyncio.ensure_future(stop.wait())
-        await asyncio.wait([stopping, *(worker.ended for worker in running)], return_when=asyncio.FIRST_COMPLETED)
+        at_work = {worker.ended for worker in running}
+        while at_work and not stopping.done() and not any(worker.failure for worker in running):
+            await asyncio.wait([stopping, *at_work], return_when=asyncio.FIRST_COMPLETED)
+            at_work = {ended for ended in at_work if not ended.done()}
         stopping.cancel()
     finally:
         restore()

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.client.address import Target
 from millstream.client.blocking.queue import Queue
@@ -22,7 +22,10 @@ from millstream.client.leases import QueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
 from millstream.client.settings import QueueSettings
 from millstream.client.spans import handling
-from millstream.errors import MillstreamError
+from millstream.errors import InvalidArgument, MillstreamError
+
+if TYPE_CHECKING:
+    from millstream.client.asynchronous.worker import AsyncWorker
 
 __all__ = ["Worker", "run_workers"]
 
@@ -43,6 +46,13 @@ class _Engine(Protocol):
     def ask_to_stop(self) -> None:
         """Begin nothing new."""
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether it is one of its handlers that asks."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
     def join(self, deadline_s: float) -> bool:
         """Wait for what runs; False when it still does."""
 
@@ -59,6 +69,7 @@ class Worker:
         self._settings = settings
         self._make_engine = make_engine
         self._engine: _Engine | None = None
+        self._stopped = False
         self.__name__ = getattr(handler, "__name__", "worker")
         self.__doc__ = handler.__doc__
 
@@ -75,6 +86,8 @@ class Worker:
 
     def start(self) -> Worker:
         """Open the queue and begin, in the background.  Raises the broker's refusal."""
+        if self._stopped:
+            raise InvalidArgument("the worker was stopped: make another one")
         if self._engine is None:
             engine = self._make_engine()
             engine.start()
@@ -82,11 +95,17 @@ class Worker:
         return self
 
     def stop(self, timeout_s: float = _STOP_S) -> bool:
-        """Begin nothing new, give back what was leased ahead, wait for what runs; False when some of it still does."""
+        """Begin nothing new, give back what was leased ahead, wait for what runs; False when some of it still does.
+
+        A handler may call it, and is not waited for.
+        """
         return _stop([self], timeout_s)
 
     def run(self) -> None:
-        """Work until SIGINT or SIGTERM, then stop in good order.  Raises what ended the worker."""
+        """Work until SIGINT or SIGTERM, or until a handler calls `stop`, then stop in good order.
+
+        Raises what ended the worker.
+        """
         run_workers([self])
 
     def __enter__(self) -> Worker:
@@ -142,10 +161,18 @@ class ThreadEngine:
         if self._queue is not None:
             self._queue.drain()
 
+    @property
+    def is_inside(self) -> bool:
+        return threading.current_thread() in self._threads
+
+    @property
+    def has_ended(self) -> bool:
+        return not any(thread.is_alive() for thread in self._threads)
+
     def join(self, deadline_s: float) -> bool:
         for thread in self._threads:
             thread.join(max(0.0, deadline_s - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        return self.has_ended
 
     def close(self) -> None:
         if self._queue is not None:
@@ -165,6 +192,7 @@ class LoopEngine:
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
+        self._worker: AsyncWorker | None = None
         self._thread = threading.Thread(target=self._run, name=f"millstream-worker-{settings.name}", daemon=True)
         self.failure: BaseException | None = None
 
@@ -189,6 +217,7 @@ class LoopEngine:
         await client.open()
         try:
             worker = await client.make_worker(self._handler, self._settings, self._concurrency).start()
+            self._worker = worker
             self._loop = asyncio.get_running_loop()
             self._started.set()
             stopping = asyncio.ensure_future(self._stop.wait())
@@ -200,13 +229,23 @@ class LoopEngine:
             await client.close()
 
     def ask_to_stop(self) -> None:
+        if self.is_inside and self._worker is not None:
+            self._worker._begin_nothing_new()  # now: the next message may be there when the handler returns
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._stop.set)
 
+    @property
+    def is_inside(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    @property
+    def has_ended(self) -> bool:
+        return not self._thread.is_alive()
+
     def join(self, deadline_s: float) -> bool:
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
-        return not self._thread.is_alive()
+        return self.has_ended
 
     def close(self) -> None:
         """The thread closes what it has opened."""
@@ -228,14 +267,16 @@ def make_worker(
 
 
 def run_workers(workers: Iterable[Worker]) -> None:
-    """Work until SIGINT or SIGTERM, or until a worker fails; then stop in good order.  A second signal ends at once."""
+    """Work until SIGINT or SIGTERM, or until a worker fails or all were stopped by their handlers; then stop in good
+    order.  A second signal ends at once."""
     running = list(workers)
     with _stop_signals() as stop:
         try:
             for worker in running:
                 worker.start()
             while not stop.wait(0.2) and not any(worker.failure for worker in running):
-                pass
+                if all(worker._engine is not None and worker._engine.has_ended for worker in running):
+                    break
         finally:
             stop.set()  # from now on signals have their usual effect
             _stop(running, _STOP_S)
@@ -247,8 +288,12 @@ def run_workers(workers: Iterable[Worker]) -> None:
 def _stop(workers: list[Worker], timeout_s: float) -> bool:
     deadline_s = time.monotonic() + timeout_s
     engines = [worker._engine for worker in workers if worker._engine is not None]
+    for worker in workers:
+        worker._stopped = True
     for engine in engines:
         engine.ask_to_stop()
+    if any(engine.is_inside for engine in engines):
+        return True  # it cannot wait for itself, and its message is settled when it returns
     done = [engine.join(deadline_s) for engine in engines]
     for engine in engines:
         engine.close()
