@@ -48,7 +48,7 @@ class Consumer:
             settings, weakref.ref(self), QueueMessage, next_correlation=lambda: next(numbers), jitter=lambda: 0.5
         )
         self.leasing.opened(1)
-        self.leasing.learn({"t": [7]})
+        self.leasing.learn(["t"], {"t": [7]})
         self.leasing.wanted = True
         self.now_ms = 0
         # the model
