@@ -10,6 +10,7 @@ __all__ = ["BACKOFF_MS", "BACKOFF_MS_MAX", "Backoff", "backoff_ms"]
 BACKOFF_MS: Final = 100
 #: A broker that comes back is noticed within this time.
 BACKOFF_MS_MAX: Final = 5_000
+_PATIENCE_S: Final = 0.25
 
 
 def backoff_ms(attempt: int, jitter: float) -> int:
@@ -29,6 +30,13 @@ class Backoff:
     def next_s(self) -> float:
         self.attempts += 1
         return backoff_ms(self.attempts, random.random()) / 1000
+
+    def patience_s(self, wait_s: float) -> float:
+        """How long the next try may take for a caller who would rather be back within `wait_s`.
+
+        Longer each time: a link on which it takes longer than that would otherwise never be joined again.
+        """
+        return max(wait_s, _PATIENCE_S * (1 << min(self.attempts, 16)))
 
     def reset(self) -> None:
         self.attempts = 0

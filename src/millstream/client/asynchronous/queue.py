@@ -60,6 +60,7 @@ class AsyncQueue:
         )
         self._connection: AsyncConnection | None = None
         self._connecting = asyncio.Lock()
+        self._opening: asyncio.Task[None] | None = None
         self._backoff = Backoff()
         self._arrived = asyncio.Event()
         self._failure: MillstreamError | None = None
@@ -330,7 +331,7 @@ class AsyncQueue:
             async with asyncio.timeout_at(self._loop.time() + max(0.25, wait_s)), self._connecting:
                 while self._connection is None and not self._closed:
                     try:
-                        await self._connect()
+                        await self._go_on_connecting()
                     except MillstreamError as error:
                         pause_s = self._backoff.next_s()
                         if not error.retriable:
@@ -342,6 +343,16 @@ class AsyncQueue:
         except TimeoutError:
             return False
         return self._connection is not None
+
+    async def _go_on_connecting(self) -> None:
+        """Connect; it goes on when the caller's time is over, or a link that is slower than that is never joined."""
+        if self._opening is None:
+            self._opening = self._loop.create_task(self._connect())
+        await asyncio.wait((self._opening,))
+        opening, self._opening = self._opening, None
+        if opening is None or opening.cancelled():
+            raise ConnectionLost("the queue is closed")
+        opening.result()
 
     async def _connect(self) -> None:
         connection = await self._link.get(None)
@@ -413,6 +424,8 @@ class AsyncQueue:
         self._leasing.closed()
         if self._timer is not None:
             self._timer.cancel()
+        if self._opening is not None:
+            self._opening.cancel()
         self._link.forget(self._trouble)
         self._link.close()
         self._arrived.set()

@@ -382,7 +382,7 @@ class Queue:
             self._bell.wait(min(wait_s, self._retry_at_s - now_s))
             return None
         try:
-            self._connect(min(self._target.timeout_s, max(0.25, wait_s)))
+            self._connect(min(self._target.timeout_s, self._backoff.patience_s(wait_s)))
         except MillstreamError as error:
             self._retry_at_s = time.monotonic() + self._backoff.next_s()
             if not error.retriable:

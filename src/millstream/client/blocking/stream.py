@@ -214,9 +214,8 @@ class Stream(Following):
             return None
         try:
             receive_bytes = self._settings.max_bytes + 64 * 1024
-            self._transport = Transport.open(
-                self._target, timeout_s=min(self._target.timeout_s, max(0.25, wait_s)), receive_bytes=receive_bytes
-            )
+            timeout_s = min(self._target.timeout_s, self._backoff.patience_s(wait_s))
+            self._transport = Transport.open(self._target, timeout_s=timeout_s, receive_bytes=receive_bytes)
         except (ConnectionLost, ShuttingDown) as error:
             self._retry_at_s = time.monotonic() + self._backoff.next_s()
             if self._backoff.attempts == 1:

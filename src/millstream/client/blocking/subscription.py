@@ -164,7 +164,7 @@ class Subscription(Subscribing):
             self._bell.wait(min(wait_s, self._retry_at_s - now_s))
             return None
         try:
-            self._transport = self._subscribe(min(self._target.timeout_s, max(0.25, wait_s)))
+            self._transport = self._subscribe(min(self._target.timeout_s, self._backoff.patience_s(wait_s)))
         except MillstreamError as error:
             if not error.retriable and not isinstance(error, ConnectionLost | RequestTimeout):
                 raise
