@@ -261,3 +261,10 @@ with millstream.connect({broker.address!r}) as client:
         assert process.wait(10) == 0
     with millstream.connect(broker.address) as client:
         assert client.group("g").state == "empty"
+
+
+def test_a_session_that_is_too_short_is_refused_in_words(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.publish("t", b"x")
+    with pytest.raises(InvalidArgument, match="not within 1000 to 3600000"):
+        client.stream("t", group="g", session_ms=5).next(5)

@@ -53,6 +53,8 @@ _PENDING_HEARTBEAT_S: Final = 1.0
 #: The share of the broker's patience after which a partition is given up without the handler's consent.
 _PATIENCE: Final = 0.8
 _LEAVE_S: Final = 5.0
+#: Long enough to be told that a session is too short.
+_LIMIT_S_MIN: Final = 1.0
 #: How long the end of the program waits for its members to leave.
 _EXIT_S: Final = 2.0
 
@@ -210,7 +212,7 @@ class Membership:
     def _call(self, call: calls.Call, kind: Any) -> Any:
         assert self._connection is not None
         # A broker that is silent for a whole session has given us up anyway.
-        limit_s = min(self._target.timeout_s, self._settings.session_ms / 1000)
+        limit_s = min(self._target.timeout_s, max(_LIMIT_S_MIN, self._settings.session_ms / 1000))
         return self._connection.call(call, kind, deadline_s=time.monotonic() + limit_s)
 
     def _work(self) -> None:

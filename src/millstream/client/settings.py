@@ -25,6 +25,13 @@ StartAt: TypeAlias = str | datetime | int | Mapping[int, int]
 _CODECS: Final = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 
 
+_OFFSET_MAX: Final = 2**63 - 1
+
+
+def _is_offset(start: object) -> bool:
+    return type(start) is int and 0 <= start <= _OFFSET_MAX
+
+
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
         raise InvalidArgument(sentence)
@@ -47,6 +54,8 @@ class ProducerSettings:
     def __post_init__(self) -> None:
         acks_number(self.acks)
         fsync_number(self.fsync)
+        partition = self.partition
+        _require(partition is None or type(partition) is int, f"partition is a number, not {partition!r}")
         _require(self.compression in _CODECS, f"compression is 'lz4', 'zstd' or None, not {self.compression!r}")
         _require(0 <= self.linger_ms <= 60_000, f"linger_ms is between 0 and 60000, not {self.linger_ms}")
         _require(
@@ -96,9 +105,12 @@ class StreamSettings:
         good = (
             start in ("earliest", "latest")
             if isinstance(start, str)
-            else isinstance(start, datetime | Mapping) or (type(start) is int and start >= 0)
+            else all(map(_is_offset, (*start, *start.values())))
+            if isinstance(start, Mapping)
+            else isinstance(start, datetime) or _is_offset(start)
         )
         _require(good, f"start is 'earliest', 'latest', a datetime, an offset or offsets by partition, not {start!r}")
+        _require(self.session_ms >= 1, f"session_ms must be 1 or more, not {self.session_ms}")
         _require(self.commit in ("auto", "manual"), f"commit is 'auto' or 'manual', not {self.commit!r}")
         _require(self.commit_interval_s > 0, f"commit_interval_s must be more than 0, not {self.commit_interval_s}")
         _require(self.on_damage in ("raise", "skip"), f"on_damage is 'raise' or 'skip', not {self.on_damage!r}")

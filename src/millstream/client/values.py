@@ -79,7 +79,7 @@ def value_bytes(value: Value, json: Any = None) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return value.encode()
+        return _encode(value, "a value")
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidArgument(f"a value is bytes or str, not {type(value).__name__}; use json= for anything else")
@@ -89,10 +89,17 @@ def key_bytes(key: Key) -> bytes | None:
     if key is None or type(key) is bytes:
         return key
     if isinstance(key, str):
-        return key.encode()
+        return _encode(key, "a key")
     if isinstance(key, bytes | bytearray | memoryview):
         return bytes(key)
     raise InvalidArgument(f"a key is bytes or str, not {type(key).__name__}")
+
+
+def _encode(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidArgument(f"{what} cannot be written as UTF-8: it has half of a surrogate pair") from None
 
 
 def make_entry(
@@ -101,7 +108,7 @@ def make_entry(
     headers: Headers | None = None,
     *,
     json: Any = None,
-    partition: int | None = None,  # noqa: ARG001 - chosen by the caller; here so that options can be passed on whole
+    partition: int | None = None,
     priority: Priority | None = None,
     delay: Duration | None = None,
     deliver_at: float | datetime | None = None,
@@ -113,6 +120,8 @@ def make_entry(
 ) -> AnyEntry:
     """Check a message's arguments and give it the smallest form that holds them."""
     body, name = value_bytes(value, json), key_bytes(key)
+    if partition is not None and type(partition) is not int:
+        raise InvalidArgument(f"partition is a number, not {partition!r}")
     plain = headers is None and priority is delay is deliver_at is ttl is timestamp is None
     if plain and dedup_id is None and max_retries is None and lease is None:
         if name is not None:
@@ -129,6 +138,7 @@ def make_entry(
         due_us = _in_range(now_us + delay_ms * 1000, delay) if delay_ms else 0
     elif deliver_at is not None:
         due_us = max(0, microseconds(deliver_at))  # what is past is delivered at once
+    marked = _encode(dedup_id or "", "a dedup id") if isinstance(dedup_id, str) else b""
     options = broker_options(dedup_id, max_retries, None if lease is None else parse_ms(lease, "lease"))
     return Entry(
         body,
@@ -139,7 +149,7 @@ def make_entry(
         0 if ttl is None else _in_range(now_us + parse_ms(ttl, "ttl") * 1000, ttl),
         0 if timestamp is None else microseconds(timestamp),
         bool(options),
-        (dedup_id or "").encode(),
+        marked,
     )
 
 

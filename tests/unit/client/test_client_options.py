@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from fake_broker import FakeBroker
 
@@ -63,3 +65,31 @@ def test_priorities_have_names(fake: FakeBroker, client: millstream.Client) -> N
 def test_options_that_cannot_be_are_refused(client: millstream.Client, options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         client.publish("t", b"x", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"value": "\ud800"}, "a value cannot be written as UTF-8"),
+        ({"key": "\ud800"}, "a key cannot be written as UTF-8"),
+        ({"dedup_id": "\ud800"}, "a dedup id cannot be written as UTF-8"),
+        ({"partition": "x"}, "partition is a number, not 'x'"),
+        ({"partition": 1.5}, "partition is a number, not 1.5"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_in_words(
+    client: millstream.Client, options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=sentence):
+        client.publish("t", **{"value": b"x", **options})
+
+
+@pytest.mark.parametrize("start", [2**63, -1, {0: -1}, {0: 2**63}, {"a": 1}, 1.5])
+def test_a_start_that_is_no_offset_is_refused_in_words(client: millstream.Client, start: Any) -> None:
+    with pytest.raises(InvalidArgument, match="start is 'earliest', 'latest', a datetime, an offset"):
+        client.stream("t", start=start)
+
+
+def test_a_session_of_no_length_is_refused_in_words(client: millstream.Client) -> None:
+    with pytest.raises(InvalidArgument, match="session_ms must be 1 or more, not -1"):
+        client.stream("t", group="g", session_ms=-1)

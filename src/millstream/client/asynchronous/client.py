@@ -181,6 +181,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             key,
             headers,
             json=json,
+            partition=partition,
             priority=priority,
             delay=delay,
             deliver_at=deliver_at,

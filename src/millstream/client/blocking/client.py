@@ -188,7 +188,14 @@ class Client(Admin, PubSub, Work):
         entry: AnyEntry
         headers = traced(headers)
         plain = key is json is headers is None and priority is delay is deliver_at is ttl is timestamp is None
-        if plain and dedup_id is None and max_retries is None and lease is None and type(value) is bytes:
+        if (
+            plain
+            and partition is None
+            and dedup_id is None
+            and max_retries is None
+            and lease is None
+            and type(value) is bytes
+        ):
             entry = value
         else:
             entry = make_entry(
@@ -196,6 +203,7 @@ class Client(Admin, PubSub, Work):
                 key,
                 headers,
                 json=json,
+                partition=partition,
                 priority=priority,
                 delay=delay,
                 deliver_at=deliver_at,
