@@ -228,7 +228,8 @@ class Leasing(Settling):
         # The rest of the time it may have been on its way here, or lain unread.
         granted_ms = min(now_ms, waiting.sent_ms + waited_ms(payload))
         for part in parts:
-            if not (self.wanted if waiting.ticket is None else not waiting.ticket.abandoned):
+            unwanted = not self.wanted if waiting.ticket is None else waiting.ticket.abandoned
+            if unwanted:
                 self._items.append(Item(SettleEntry(Settle.RELEASE, part.nonce), None, 0))
                 continue
             uid = self._uid(part.topic, part.partition)

@@ -24,9 +24,9 @@ from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
-from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.commits import CommitTicket
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import commit_call
 from millstream.client.ownership import Changes, Ownership

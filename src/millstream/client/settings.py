@@ -32,6 +32,12 @@ def _is_offset(start: object) -> bool:
     return type(start) is int and 0 <= start <= _OFFSET_MAX
 
 
+def _is_start(start: object) -> bool:
+    if isinstance(start, Mapping):
+        return all(map(_is_offset, (*start, *start.values())))
+    return start in ("earliest", "latest") or isinstance(start, datetime) or _is_offset(start)
+
+
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
         raise InvalidArgument(sentence)
@@ -102,14 +108,10 @@ class StreamSettings:
             check_group(self.group)
             _require(self.partitions is None, "partitions= is for streams without a group, which assigns them itself")
         start = self.start
-        good = (
-            start in ("earliest", "latest")
-            if isinstance(start, str)
-            else all(map(_is_offset, (*start, *start.values())))
-            if isinstance(start, Mapping)
-            else isinstance(start, datetime) or _is_offset(start)
+        _require(
+            _is_start(start),
+            f"start is 'earliest', 'latest', a datetime, an offset or offsets by partition, not {start!r}",
         )
-        _require(good, f"start is 'earliest', 'latest', a datetime, an offset or offsets by partition, not {start!r}")
         _require(self.session_ms >= 1, f"session_ms must be 1 or more, not {self.session_ms}")
         _require(self.commit in ("auto", "manual"), f"commit is 'auto' or 'manual', not {self.commit!r}")
         _require(self.commit_interval_s > 0, f"commit_interval_s must be more than 0, not {self.commit_interval_s}")

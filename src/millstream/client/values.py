@@ -138,7 +138,7 @@ def make_entry(
         due_us = _in_range(now_us + delay_ms * 1000, delay) if delay_ms else 0
     elif deliver_at is not None:
         due_us = max(0, microseconds(deliver_at))  # what is past is delivered at once
-    marked = _encode(dedup_id or "", "a dedup id") if isinstance(dedup_id, str) else b""
+    marked = _encode(dedup_id, "a dedup id") if isinstance(dedup_id, str) else b""
     options = broker_options(dedup_id, max_retries, None if lease is None else parse_ms(lease, "lease"))
     return Entry(
         body,

@@ -29,8 +29,6 @@ _BATCH_BYTES: Final = 4 * 1024 * 1024
 #: As many as a request may hold; then keys decide about batches and nothing else.
 _BATCH_MESSAGES: Final = 10_000
 _LEADER: Final = 1
-#: How long a request waits for the broker to read the dedup ids it has seen; then the client is told to try again.
-_IDS_S_MAX: Final = 10.0
 #: Batches that are made before others have their turn; with more messages than this others go first, too.
 _AT_A_TIME: Final = 256
 
@@ -205,7 +203,7 @@ async def _know_ids(
     for number, places in piles.items():
         if any(has_dedup_id(entries[place]) for place in places):
             partition = broker.topics.partition_of(topic, number)
-            await partition.duplicates(topic.config.dedup_window_ms).known(_IDS_S_MAX)
+            await partition.duplicates(topic.config.dedup_window_ms).known()
 
 
 def _check_ids(entries: Sequence[AnyEntry], window_ms: int) -> None:

@@ -47,8 +47,6 @@ __all__ = ["Owed", "Publishing", "Stretch"]
 _LEADER: Final = 1
 _BATCH_BYTES: Final = 1024 * 1024
 _BATCH_MESSAGES: Final = 10_000
-#: How long messages wait for the broker to read the dedup ids it has seen; then they are refused.
-_IDS_S_MAX: Final = 10.0
 
 
 class Owed:
@@ -266,7 +264,7 @@ class Publishing:
 
     async def _read_ids(self, name: str, unread: Sequence[Duplicates]) -> None:
         for ids in unread:
-            await ids.known(_IDS_S_MAX)
+            await ids.known()
         self._store(name, self._waiting.pop((name, False)))
         self._world.room.broker.flush()
 

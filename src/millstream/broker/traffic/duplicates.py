@@ -28,6 +28,7 @@ _log = structlog.get_logger("millstream.duplicates")
 
 _OPTIONS: Final = int(Columns.OPTIONS)
 _READ_BYTES: Final = 1024 * 1024
+_READ_S_MAX: Final = 10.0
 
 
 def mark_of(batch: memoryview, header: BatchHeader, window_ms: int) -> bytes | None:
@@ -90,10 +91,10 @@ class Duplicates:
     def is_reading(self) -> bool:
         return self._reading is not None
 
-    async def known(self, seconds_max: float) -> None:
-        """Come back when the ids are known, or after so long; for clients that do not try again by themselves."""
+    async def known(self) -> None:
+        """Come back when the ids are known, or after ten seconds; for clients that do not try again by themselves."""
         if self._reading is not None:
-            await asyncio.wait((self._reading,), timeout=seconds_max)
+            await asyncio.wait((self._reading,), timeout=_READ_S_MAX)
 
     def find(self, mark: bytes, *, now_us: int, window_us: int) -> Seen | None:
         """The message that came before with this id.  Raises Throttled while that is not known yet."""

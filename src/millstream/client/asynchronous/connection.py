@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from millstream.client.address import Target
+from millstream.client.asynchronous.ongoing import Ongoing
 from millstream.client.backoff import Backoff
 from millstream.client.silence import Silence
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout, ShuttingDown
@@ -222,7 +223,7 @@ class AsyncLink:
         self._receive_bytes = receive_bytes
         self._lock = asyncio.Lock()
         self._connection: AsyncConnection | None = None
-        self._opening: asyncio.Task[AsyncConnection] | None = None
+        self._opening = Ongoing(lambda: self._open(self._target.timeout_s))
         self._closed = False
         #: Shared by everything on this link, so that ids never meet.
         self.correlations = itertools.count(1)
@@ -264,18 +265,6 @@ class AsyncLink:
             old.close()
         return connection
 
-    async def _go_on_opening(self, wait_s: float) -> AsyncConnection:
-        """Open it; that goes on when the caller's time is over, or a link that is slower than that is never joined."""
-        if self._opening is None:
-            self._opening = asyncio.ensure_future(self._open(self._target.timeout_s))
-        done, _ = await asyncio.wait((self._opening,), timeout=wait_s)
-        if not done:
-            raise self._target.unreachable(TimeoutError())
-        opening, self._opening = self._opening, None
-        if opening is None or opening.cancelled():
-            raise ConnectionLost("the client is closed")
-        return opening.result()
-
     def _pushed(self, kind: int, payload: memoryview) -> None:
         if self.on_push is not None:
             self.on_push(kind, payload)
@@ -298,7 +287,10 @@ class AsyncLink:
                     raise ConnectionLost("the client is closed")
                 remaining_s = 10.0 if deadline_s is None else max(0.05, deadline_s - time.monotonic())
                 try:
-                    return await self._go_on_opening(remaining_s)
+                    try:
+                        return await self._opening.result(remaining_s)
+                    except TimeoutError as problem:
+                        raise self._target.unreachable(problem) from None
                 except (ConnectionLost, ShuttingDown) as error:
                     self.trouble = str(error)
                     wait_s = backoff.next_s()
@@ -327,8 +319,7 @@ class AsyncLink:
 
     def close(self) -> None:
         self._closed = True
-        if self._opening is not None:
-            self._opening.cancel()
+        self._opening.cancel()
         if self._connection is not None:
             self._connection.close()
 

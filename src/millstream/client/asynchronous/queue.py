@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from millstream.client.address import Target
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
+from millstream.client.asynchronous.ongoing import Ongoing
 from millstream.client.backoff import Backoff
 from millstream.client.leases import AsyncQueueMessage, Lease, QueueMessage, delay_ms
 from millstream.client.leasing import LEASE_MESSAGES_MAX, LEASE_WAIT_MS, Frame, Leasing, QueueStats, Ticket
@@ -60,7 +61,7 @@ class AsyncQueue:
         )
         self._connection: AsyncConnection | None = None
         self._connecting = asyncio.Lock()
-        self._opening: asyncio.Task[None] | None = None
+        self._opening = Ongoing(self._connect)
         self._backoff = Backoff()
         self._arrived = asyncio.Event()
         self._failure: MillstreamError | None = None
@@ -331,7 +332,7 @@ class AsyncQueue:
             async with asyncio.timeout_at(self._loop.time() + max(0.25, wait_s)), self._connecting:
                 while self._connection is None and not self._closed:
                     try:
-                        await self._go_on_connecting()
+                        await self._opening.result()
                     except MillstreamError as error:
                         pause_s = self._backoff.next_s()
                         if not error.retriable:
@@ -343,16 +344,6 @@ class AsyncQueue:
         except TimeoutError:
             return False
         return self._connection is not None
-
-    async def _go_on_connecting(self) -> None:
-        """Connect; it goes on when the caller's time is over, or a link that is slower than that is never joined."""
-        if self._opening is None:
-            self._opening = self._loop.create_task(self._connect())
-        await asyncio.wait((self._opening,))
-        opening, self._opening = self._opening, None
-        if opening is None or opening.cancelled():
-            raise ConnectionLost("the queue is closed")
-        opening.result()
 
     async def _connect(self) -> None:
         connection = await self._link.get(None)
@@ -424,8 +415,7 @@ class AsyncQueue:
         self._leasing.closed()
         if self._timer is not None:
             self._timer.cancel()
-        if self._opening is not None:
-            self._opening.cancel()
+        self._opening.cancel()
         self._link.forget(self._trouble)
         self._link.close()
         self._arrived.set()

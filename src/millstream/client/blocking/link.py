@@ -11,8 +11,8 @@ from typing import Any
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
-from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.metadata import is_repeatable
 from millstream.errors import ConnectionLost, MillstreamError, ShuttingDown
 from millstream.wire.calls import Call

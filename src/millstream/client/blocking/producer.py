@@ -20,8 +20,8 @@ import mmh3
 
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
-from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import Topic
 from millstream.client.outbox import Outbox, settled_all

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
-from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.link import Link
 from millstream.client.delivery import after_refusal
 from millstream.client.flow import FlowNotices
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.metadata import Topic
 from millstream.client.publishing import SEQUENCE_MASK, Attempt, Identity
 from millstream.entries import AnyEntry, encode_entries

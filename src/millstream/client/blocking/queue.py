@@ -22,9 +22,9 @@ from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
-from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.leases import Lease, QueueMessage, delay_ms
 from millstream.client.leasing import LEASE_MESSAGES_MAX, LEASE_WAIT_MS, Leasing, QueueStats, Ticket
 from millstream.client.queue_requests import open_call, uids_of

@@ -17,9 +17,9 @@ from typing import Any, Final, TypeVar
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
-from millstream.client.blocking.forks import belongs_to_one_process
 from millstream.client.blocking.transport import Transport
 from millstream.client.following import Following
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS, Place

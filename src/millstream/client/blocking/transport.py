@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from millstream.client.address import Target
-from millstream.client.blocking.forks import belongs_to_one_process
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.silence import Silence
 from millstream.client.tls import PlainSocket, TlsSocket
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation
