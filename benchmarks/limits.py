@@ -87,7 +87,7 @@ def limits_of(workload: str, size: int, limits: Limits) -> list[Limit]:
     """What concerns a workload with bodies of `size`, the nearest first."""
     loopback = Limit(limits.loopback_bytes / size, "of loopback", f"bodies of {size} B through loopback TCP")
     disk = Limit(limits.write_bytes / size, "of the disk", f"bodies of {size} B written to disk")
-    if workload.startswith(("W1", "W3")):
+    if workload.startswith(("W1", "W3", "W6p")):
         return [min(loopback, disk, key=lambda limit: limit.value)]
     if workload.startswith("W2"):
         return [loopback]

@@ -9,6 +9,7 @@
 | W5 | one confirmed publish at a time; W5a and W5s: client and broker pinned apart, or to one processor |
 | W6 | one confirmed publish at a time from sixteen programs, each confirmed after an fsync |
 | W6c | the same from sixteen producers of one program |
+| W6p | sixteen programs that do not wait for each message, each confirmed after an fsync |
 | W2q, W3q | W2 and W3 as a work queue: every message is leased, and acknowledged by itself |
 """
 
@@ -100,6 +101,11 @@ def _publish_each_of_many(setting: _Setting, count: int, _scale: Scale) -> Outco
 
 def _publish_each_abreast(setting: _Setting, count: int, _scale: Scale) -> Outcome:
     return _publish(setting, Publish(count, setting.size, warm_up=_PRODUCERS * _EACH_WARM_UP, abreast=_PRODUCERS))
+
+
+def _publish_pipelined_by_many(setting: _Setting, count: int, scale: Scale) -> Outcome:
+    job = Publish(count // _PRODUCERS, setting.size, warm_up=scale.warm_up)
+    return _publish(setting, job, producers=_PRODUCERS)
 
 
 def _publish(setting: _Setting, job: Publish, *, producers: int = 1) -> Outcome:
@@ -229,6 +235,7 @@ WORKLOADS: Final = (
     Workload("W5s", "W5 with client and broker on one processor", _publish_each, 3_000, placement=Placement.SHARED),
     Workload("W6", "16 programs, fsync before confirm", _publish_each_of_many, 8_000, Level.FSYNC),
     Workload("W6c", "16 producers of one program, fsync before confirm", _publish_each_abreast, 8_000, Level.FSYNC),
+    Workload("W6p", "16 programs that pipeline, fsync before confirm", _publish_pipelined_by_many, 32_000, Level.FSYNC),
     Workload("W1", "publish, confirmed, pipelined", _publish_pipelined, 20_000),
     Workload("W2", "consume a backlog", _consume_backlog, 20_000),
     Workload("W3", "publish and consume at once", _both_at_once, 20_000),

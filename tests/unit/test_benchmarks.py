@@ -33,6 +33,8 @@ LIMITS = Limits(
 def test_publishing_is_held_against_whichever_is_slower_the_disk_or_the_network() -> None:
     (limit,) = limits_of("W1", 100, LIMITS)
     assert (limit.value, limit.column) == (10_000_000, "of the disk")
+    (limit,) = limits_of("W6p", 100, LIMITS)
+    assert limit.column == "of the disk", "who does not wait for each sync is not held back by their number"
     (limit,) = limits_of("W3q", 1000, replace(LIMITS, loopback_bytes=5e8))
     assert (limit.value, limit.column) == (500_000, "of loopback")
 
