@@ -30,6 +30,7 @@ def open_log(
     *,
     segment_bytes: int = 64 * 1024 * 1024,
     index_interval_bytes: int = 4096,
+    notes_bytes_min: int = 0,
     tail_bytes: int = 16 * 1024 * 1024,
     now_us: int = 0,
 ) -> PartitionLog:
@@ -37,7 +38,7 @@ def open_log(
     return PartitionLog.open(
         storage,
         DIRECTORY,
-        config=LogConfig(segment_bytes=segment_bytes, index_interval_bytes=index_interval_bytes),
+        config=LogConfig(segment_bytes, index_interval_bytes, notes_bytes_min),
         files=FileCache(),
         tail=TailCache(tail_bytes),
         now_us=now_us,

@@ -102,6 +102,13 @@ async def started(storage: SimulatedStorage, **options: Any) -> Client:
     return Client(broker)
 
 
+async def after_kill(client: Client, storage: SimulatedStorage) -> Client:
+    """The broker is killed, and a new one starts on what it has written."""
+    for task in client.broker._tasks:
+        task.cancel()
+    return await started(storage)
+
+
 async def after_power_cut(client: Client, storage: SimulatedStorage, *, lose_everything: bool = False) -> Client:
     """The machine goes down with everything that ran on it, and a new broker starts on what the disk kept."""
     for task in client.broker._tasks:

@@ -17,9 +17,10 @@ from millstream.log.compaction import Compaction
 from millstream.records import encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
 from millstream.wire import calls
+from millstream.wire.admin_calls import CheckHealth, HealthReport
 from millstream.wire.messages import PublishRequest
 from tests.examples import seeds
-from tests.simulated_broker import Client, after_power_cut, run, started
+from tests.simulated_broker import Client, after_kill, after_power_cut, run, started
 
 
 def test_after_a_failed_sync_nothing_is_confirmed_and_a_restart_recovers_what_was() -> None:
@@ -62,6 +63,36 @@ def test_what_waits_for_the_interval_is_on_disk_when_it_is_over_and_only_that_is
         client = await after_power_cut(client, storage, lose_everything=True)
         assert await client.read_all() == [b"kept"]
         assert await client.read_all("quiet") == [b"settled"]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_rot_in_a_log_that_was_written_a_moment_ago_costs_one_message_and_is_reported() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage, fsync_interval_ms=20)
+        for number in range(7):
+            await client.call(calls.CreateTopic(name=f"topic-{number}"))
+        await client.call(calls.CreateTopic(name="orders"))
+        for number in range(8):
+            await client.send([b"%d" % number])
+        await asyncio.sleep(0.06)
+        for log in (
+            client.broker.topics.partition("default", "orders", 0).log,
+            client.broker._state_logs[0].partition.log,
+        ):
+            storage.open(log.segments[0].path).write(b"\xff", log.size_bytes // 8 * 3 + 40)
+        client = await after_kill(client, storage)
+        assert len(await client.read_all()) == 7
+        topics = await client.call(calls.ListTopics())
+        assert isinstance(topics, list)
+        assert len(topics) == 7
+        report = await client.call(CheckHealth())
+        assert isinstance(report, HealthReport)
+        damaged = {found.name: found.message for found in report.components if "damaged" in found.message}
+        assert set(damaged) == {"state", "logs"}
+        assert "topics/default/orders/0 offsets 3 to 3" in damaged["logs"]
         await client.broker.stop()
 
     run(scenario)

@@ -35,9 +35,9 @@ from tests.simulation.world import World, simulate
 ROOT = Path(__file__).parents[2]
 SEEDS = 200
 SEEDS_PER_TEST = 50
-#: What every fifty runs have seen.
+#: What every fifty runs have seen.  Publishers seldom give up, and in some fifty runs none does.
 RARE = (
-    *("crash", "power will go", "failed start", "disk fault", "clock jump", "cut", "kill actor", "unconfirmed"),
+    *("crash", "power will go", "failed start", "disk fault", "clock jump", "cut", "kill actor"),
     *("delivered", "ack", "nack", "reject", "release", "ignore", "unanswered", "cancelled", "replay", "read"),
 )
 
@@ -56,7 +56,7 @@ def test_no_promise_is_broken_whatever_goes_wrong(fifty: int) -> None:
     assert {kind for kind in RARE if kind not in counts} == set(), (
         "a simulation in which nothing happens proves nothing"
     )
-    assert counts["confirmed"] > 5 * counts["unconfirmed"], "most things must work most of the time"
+    assert counts["confirmed"] > 5 * counts.get("unconfirmed", 0), "most things must work most of the time"
 
 
 @pytest.mark.parametrize("last", [77, pytest.param(80, marks=pytest.mark.slow)])

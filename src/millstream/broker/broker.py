@@ -281,6 +281,7 @@ class Broker:
             clock=self._clock,
             connections=lambda: len(self._sessions),
             state_failure=lambda: self._state_failure() or self._mqtt_failure(),
+            state_logs=self._state_logs,
         )
         self._holds = Holds(
             self, self._storage, clock=self._clock, loop=loop, draw_id=lambda: f"{self._rng.getrandbits(64):016x}"

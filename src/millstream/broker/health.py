@@ -7,7 +7,7 @@ journal, and looks for groups that are far behind.  Only one of them runs at a t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from millstream.broker.answers import FetchAnswer
@@ -78,12 +78,14 @@ class Health:
         clock: Clock,
         connections: Callable[[], int],
         state_failure: Callable[[], str | None],
+        state_logs: Sequence[StateLog],
     ) -> None:
         self._host = host
         self._opener = opener
         self._clock = clock
         self._connections = connections
         self._state_failure = state_failure
+        self._state_logs = state_logs
         self._born_ms = clock.monotonic_ms()
         self._errors: dict[str, int] = {}
         self._deep: asyncio.Task[list[ComponentHealth]] | None = None
@@ -166,7 +168,8 @@ class Health:
     async def _state(self) -> _Finding:
         failure = self._state_failure()
         if failure is None:
-            return _Finding("healthy", "what the broker decides can be recorded")
+            damage = _damage([log.partition for log in self._state_logs])
+            return damage or _Finding("healthy", "what the broker decides can be recorded")
         text = f"the broker cannot record what it decides: {failure}"
         return _Finding("critical", text, "Look at the disk, then restart the broker.")
 
@@ -174,7 +177,7 @@ class Health:
         logs = list(self._host.topics.open_logs())
         failed = [log for log in logs if log.failed is not None]
         if not failed:
-            return _Finding("healthy", f"{len(logs)} logs are open, all of them take messages")
+            return _damage(logs) or _Finding("healthy", f"{len(logs)} logs are open, all of them take messages")
         text = f"{len(failed)} of {len(logs)} open logs take no more messages, {failed[0].log.directory} among them"
         advice = "Look at the disk, then restart the broker: it recovers what is provably there."
         return _Finding("degraded", f"{text}: {failed[0].failed}", advice)
@@ -282,3 +285,14 @@ class Health:
             return _Finding("healthy", f"nobody who reads is more than {format_ms(_LAG_MS)} behind")
         text = f"{worst} has messages that wait for {format_ms(worst_ms)}"
         return _Finding("degraded", text, "Add consumers, or see what holds them up with `millstream why`.")
+
+
+def _damage(logs: Sequence[Partition]) -> _Finding | None:
+    """What cannot be read any more, as far as anybody has come upon it."""
+    damaged = [partition.log for partition in logs if partition.log.recovery.damaged]
+    if not damaged:
+        return None
+    first, after = damaged[0].recovery.damaged[0]
+    text = f"{len(damaged)} of {len(logs)} open logs are damaged on disk: in {damaged[0].directory}"
+    advice = "Look at the disk. `millstream log verify` names all of it; only a backup can bring it back."
+    return _Finding("degraded", f"{text} offsets {first} to {after - 1} cannot be read", advice)

@@ -425,6 +425,9 @@ class Partition:
                     reply(None, LABEL_DISK, base, append_time_us, duplicate)
         return len(stored)
 
+    def note_durable(self) -> None:
+        self.log.note_durable()
+
     async def append_durably(self, batch: bytearray) -> int:
         """Store a batch of the broker's own; its first offset, once it is on disk.  Raises as `publish`."""
         return (await self._append([batch], admitted=False))[0]

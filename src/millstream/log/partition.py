@@ -51,8 +51,8 @@ class LogConfig:
 
     segment_bytes: int = 64 * 1024 * 1024
     index_interval_bytes: int = 4096
-    #: `close` leaves notes for an active segment of this size or more.  Scanning a smaller one at the next start costs
-    #: less than the syncs that a note needs, which thousands of small partitions would feel when the broker stops.
+    #: `close` leaves an index for an active segment of this size or more.  Scanning a smaller one at the next start
+    #: costs less than the syncs that it needs, which thousands of small partitions would feel when the broker stops.
     notes_bytes_min: int = 0
 
 
@@ -99,6 +99,7 @@ class PartitionLog:
         self._changed = not recovered.report.clean
         self._seals: list[Seal] = []
         self._rounds: deque[SyncRound] = deque()
+        self._durable: SyncRound | None = None  # the last one that is on disk
         self._durable_noted_bytes = self._active.size
         self._synced_bytes = self.size_bytes
         self._prepare = False  # syncs are frequent, so that it pays to prepare room for what they are of
@@ -298,13 +299,22 @@ class PartitionLog:
             seal.segment.stored = True
             seal.segment.use_stored_index()
             self._files.unpin(self._storage, seal.segment.path)
+        self._durable = done
         if done.active is self._active and done.active_bytes - self._durable_noted_bytes >= _DURABLE_STEP_BYTES:
-            self._note_durable(done)
+            self.note_durable()
         if self._file is not None and not self._dirty and not self._rounds:
             self._files.unpin(self._storage, self._active.path)
             self._file = None
 
-    def _note_durable(self, done: SyncRound) -> None:
+    def note_durable(self) -> None:
+        """Leave a note how much is on disk, if there is news: a small write.
+
+        Recovery takes damage behind the note for a torn write, which ends the log, and damage before it for rot, which
+        costs what is damaged and nothing else.  So the note should not be much older than the messages.
+        """
+        done = self._durable
+        if done is None or done.active is not self._active or done.active_bytes <= self._durable_noted_bytes:
+            return
         header = self._active.header(0, durable_bytes=done.active_bytes, next_offset=done.next_offset)
         # Not synced, and a failure does not matter: an older note is true as well, only less helpful in recovery.
         with suppress(OSError):
@@ -500,8 +510,11 @@ class PartitionLog:
 
     def _leave_notes(self) -> None:
         active = self._active
-        if not active.size or active.size < self.config.notes_bytes_min:
-            return  # if it is empty, the seal of the segment before says it all
+        if not active.size:
+            return  # the seal of the segment before says it all
+        if active.size < self.config.notes_bytes_min:
+            self.note_durable()
+            return
         active.no_producers = not len(self.producers)
         if not active.no_producers:
             snapshot = self.producers.encode(self.next_offset)
@@ -527,6 +540,6 @@ class PartitionLog:
         self._closed = True
         self._tail.clear()
         self._seals.clear()
-        self._file = None
+        self._file = self._durable = None
         for segment in self._segments:
             self._forget_files(segment)

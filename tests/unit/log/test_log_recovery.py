@@ -114,6 +114,46 @@ def test_damage_below_the_confirmed_size_is_rot_and_what_follows_is_kept() -> No
     assert read_back(log) == (expected + more, [(1, 2)])
 
 
+@pytest.mark.parametrize("end", ["killed", "closed"])
+def test_rot_in_a_small_log_costs_no_more_than_its_batch(end: str) -> None:
+    storage = MemoryStorage()
+    log = open_log(storage, notes_bytes_min=1_000_000)
+    messages = [message for n in range(20) for message in append(log, plain(b"%02d" % n))]
+    log.sync()
+    if end == "closed":
+        log.close()
+    else:
+        log.note_durable()
+    storage.open(FIRST_LOG).write(b"\xff", storage.size(FIRST_LOG) // 20 * 7 + 40)
+    log = open_log(storage)
+    assert read_back(log) == ([message for message in messages if message.offset != 7], [(7, 8)])
+    assert append(log, plain(b"goes on"))[0].offset == 20
+
+
+def test_a_note_is_about_what_is_on_disk_of_the_active_segment() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    append(log, plain(b"on disk"))
+    log.note_durable()
+    assert not storage.exists(FIRST_INDEX)
+    log.sync()
+    append(log, plain(b"not on disk"))
+    log.note_durable()
+    header, _ = read_index_header(storage, FIRST_INDEX)
+    assert header is not None
+    assert header.next_offset == 1
+    log.roll()
+    log.sync()
+    log.note_durable()
+    header, _ = read_index_header(storage, FIRST_INDEX)
+    assert header is not None
+    assert header.flags & IndexFlags.SEALED
+    log.close()
+    storage.remove(FIRST_INDEX)
+    log.note_durable()
+    assert not storage.exists(FIRST_INDEX), "somebody else may have the files by now"
+
+
 def test_rot_at_the_very_end_of_what_was_confirmed_does_not_free_its_offsets() -> None:
     storage = MemoryStorage()
     log = open_log(storage)

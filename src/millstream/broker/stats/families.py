@@ -159,6 +159,7 @@ TOPICS: Final = (
     _counter("consumed", "consumed", "Messages handed out to streams, queues and subscribers.", *_TOPIC),
     _gauge("messages", "messages", "Messages in the log.", *_TOPIC),
     _gauge("log_bytes", "log_bytes", "Bytes of the log.", *_TOPIC),
+    _gauge("damaged", "damaged", "Offsets of the log that cannot be read any more.", *_TOPIC),
     _gauge("scheduled", "scheduled", "Messages that wait for their time.", *_TOPIC),
     _gauge("dead_letters", "dead_letters", "Dead letters in a dead-letter topic, not replayed or purged.", *_TOPIC),
     _gauge("throttle_delay_seconds", "throttle_ms", "How long publishers are made to wait.", *_TOPIC, scale=_MS),

@@ -59,6 +59,8 @@ class TopicRow:
     #: In the log now.
     messages: int = 0
     log_bytes: int = 0
+    #: Offsets that cannot be read any more, as far as anybody has come upon them.
+    damaged: int = 0
     published: int = 0
     published_bytes: int = 0
     #: Handed out, by whatever way.
@@ -169,6 +171,7 @@ def _topic_row(host: Host, topic: Topic) -> TopicRow:
             continue
         row.messages += partition.high_watermark - partition.log.start_offset
         row.log_bytes += partition.log.size_bytes
+        row.damaged += sum(after - first for first, after in partition.log.recovery.damaged)
         row.published += partition.messages_published
         row.published_bytes += partition.bytes_published
         row.consumed += partition.messages_fetched + partition.messages_pushed
