@@ -2,21 +2,23 @@
 
 After a restart, or when a partition is opened again, what its log holds of the window is read in the background.  Until
 that is done a message with an id cannot be judged: its publisher is asked to try again, which the SDK does by itself,
-and the doors that speak text wait.  Others publish on.
+and the doors that speak text wait.  Others publish on.  Where the disk cannot be read, messages with ids are refused,
+and each of them has it tried again from there on.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from millstream.errors import BatchDamaged, InvalidArgument, MillstreamError, Throttled
+from millstream.errors import BatchDamaged, InvalidArgument, MillstreamError, StorageFailed, Throttled
+from millstream.headers import decode_headers, readable_headers
 from millstream.options import DEDUP_ID
-from millstream.records import Batch, BatchHeader, Columns, check_batch, decode_headers
+from millstream.records import Batch, BatchHeader, Columns, check_batch
 from millstream.traffic.dedup import DedupWindow, Seen, fingerprint
 
 if TYPE_CHECKING:
@@ -68,11 +70,13 @@ def no_window() -> InvalidArgument:
     )
 
 
-def _marks(batch: Batch) -> list[bytes | None]:
+def _marks(
+    batch: Batch, decode: Callable[[bytes | None], list[tuple[str, bytes]]] = decode_headers
+) -> list[bytes | None]:
     raw = batch.raw_headers()
     if raw is None:
         return [None] * batch.header.count
-    found = [dict(decode_headers(headers)).get(DEDUP_ID) for headers in raw]
+    found = [dict(decode(headers)).get(DEDUP_ID) for headers in raw]
     return [None if dedup_id is None else fingerprint(dedup_id) for dedup_id in found]
 
 
@@ -81,11 +85,16 @@ class Duplicates:
 
     def __init__(self, partition: Partition, loop: asyncio.AbstractEventLoop, *, now_us: int, window_us: int) -> None:
         self._partition = partition
+        self._loop = loop
         self._window = DedupWindow()
-        start = partition.log.offset_at_time(now_us - window_us)
-        end = partition.log.next_offset
+        #: What is still to be read: from here, up to there.
+        self._offset = partition.log.offset_at_time(now_us - window_us)
+        self._end = partition.log.next_offset
+        #: Why the last try to read it has ended before that.
+        self._failure = ""
         #: Kept: the loop itself does not keep tasks.
-        self._reading = loop.create_task(self._read(start, end, window_us)) if start < end else None
+        self._reading: asyncio.Task[None] | None = None
+        self._read_on(window_us)
 
     @property
     def is_reading(self) -> bool:
@@ -97,9 +106,14 @@ class Duplicates:
             await asyncio.wait((self._reading,), timeout=_READ_S_MAX)
 
     def find(self, mark: bytes, *, now_us: int, window_us: int) -> Seen | None:
-        """The message that came before with this id.  Raises Throttled while that is not known yet."""
+        """The message that came before with this id.  Raises Throttled or StorageFailed while that is not known."""
         if self._reading is not None:
             raise Throttled("the broker is still reading which dedup ids this partition has seen; try again")
+        if self._failure:
+            self._offset = max(self._offset, self._partition.log.offset_at_time(now_us - window_us))
+            failure, self._failure = self._failure, ""
+            self._read_on(window_us)
+            raise StorageFailed(f"the dedup ids that this partition has seen cannot be read: {failure}")
         return self._window.find(mark, now_us=now_us, window_us=window_us)
 
     def remember(
@@ -113,20 +127,27 @@ class Duplicates:
     def add(self, mark: bytes, offset: int, append_time_us: int, *, window_us: int) -> None:
         self._window.add(mark, Seen(offset, append_time_us), window_us=window_us)
 
-    async def _read(self, offset: int, end: int, window_us: int) -> None:
+    def _read_on(self, window_us: int) -> None:
+        if self._offset < self._end:
+            self._reading = self._loop.create_task(self._read(window_us))
+
+    async def _read(self, window_us: int) -> None:
         partition = self._partition
+        self._failure = "the broker stopped reading"  # unless it comes to the end
         try:
-            while offset < end:
-                await partition.warm(offset)
-                offset = max(offset, partition.log.start_offset)
-                chunk = partition.log.read(offset, _READ_BYTES, before=end)
+            while self._offset < self._end:
+                await partition.warm(self._offset)
+                self._offset = max(self._offset, partition.log.start_offset)
+                chunk = partition.log.read(self._offset, _READ_BYTES, before=self._end)
                 for buffer in chunk.buffers:
                     self._note(buffer, window_us)
-                if chunk.next_offset <= offset:
+                if chunk.next_offset <= self._offset:
                     break
-                offset = chunk.next_offset
+                self._offset = chunk.next_offset
                 await asyncio.sleep(0)
+            self._failure = ""
         except (MillstreamError, OSError) as error:
+            self._failure = str(error)
             _log.error("dedup ids cannot be read", directory=partition.log.directory, reason=str(error))
         finally:
             self._reading = None
@@ -137,7 +158,7 @@ class Duplicates:
             header = BatchHeader(buffer, at)
             if header.flags & _OPTIONS:
                 batch = Batch.parse(buffer, at, verify=False)
-                for mark, offset in zip(_marks(batch), batch.offsets(), strict=True):
+                for mark, offset in zip(_marks(batch, readable_headers), batch.offsets(), strict=True):
                     time_us = header.append_time_us
                     # The first one is the original; whatever else has its id was sent on purpose (a replay).
                     if mark and self._window.find(mark, now_us=time_us, window_us=window_us) is None:
