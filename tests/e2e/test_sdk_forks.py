@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,6 +46,19 @@ with client.queue("t") as queue, client.producer("t", linger_ms=200) as producer
     assert queue.stats.connections == 1, "the child has ended the parent's connection"
 """
 
+_ASKS = """
+import os, sys, millstream
+client = millstream.connect(sys.argv[1], timeout_s=10)
+assert client.request("echo", "before", timeout=10).text == "before"
+child = os.fork()
+me = "parent" if child else "child"
+for number in range(50):
+    assert client.request("echo", f"{me} {number}", timeout=5).text == f"{me} {number}"
+if child:
+    assert os.waitpid(child, 0)[1] == 0, "the child has failed"
+    assert client.request("echo", "after", timeout=5).text == "after"
+"""
+
 
 @pytest.fixture
 def run(broker: BrokerForTests) -> Callable[[str], None]:
@@ -80,3 +94,17 @@ def test_a_child_that_ends_leaves_the_parents_queue_and_producer_alone(
     broker.connect().publish("t", b"work")
     run(_WORKS)
     assert values(broker) == [b"work", b"from the producer"]
+
+
+def test_parent_and_child_ask_with_one_client_and_each_gets_its_own_replies(
+    broker: BrokerForTests, run: Callable[[str], None]
+) -> None:
+    """With one inbox for both, the child took the parent's replies, some of them for its own."""
+    with broker.connect().subscribe("echo") as requests:
+        service = threading.Thread(target=lambda: [request.reply(request.value) for request in requests])
+        service.start()
+        try:
+            run(_ASKS)
+        finally:
+            requests.close()
+            service.join(10)

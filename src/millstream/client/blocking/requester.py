@@ -12,6 +12,7 @@ from typing import Any
 
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.link import Link
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import Message, Receipt, TopicPartition, receipt
 from millstream.client.requests import Inbox
 from millstream.errors import ConnectionLost, RequestTimeout, ShuttingDown, TopicNotFound
@@ -26,11 +27,19 @@ class Requester:
     def __init__(self, link: Link, reply: Callable[..., Any]) -> None:
         self._link = link
         self._reply = reply
+        self._begin()
+        belongs_to_one_process(self)
+
+    def _begin(self) -> None:
         self._inbox = Inbox()
         #: The connection on which the inbox is open.
         self._open_on: Connection | None = None
         self._lock = threading.Lock()
         self._replies: dict[int, Message] = {}
+
+    def _forked(self) -> None:
+        """With an inbox for two, each would get replies to the other's requests, which have the same numbers."""
+        self._begin()
 
     @property
     def late(self) -> int:
