@@ -22,6 +22,7 @@ import zstandard
 
 from millstream.errors import DataDamaged, InvalidArgument, MillstreamError, StorageFailed
 from millstream.log.holding import RESTORING
+from millstream.log.storage import make_data_directory
 from millstream.version import VERSION
 
 __all__ = ["ArchivedFile", "Heading", "read_archive", "restore_archive", "write_archive"]
@@ -279,7 +280,7 @@ def restore_archive(
     written: list[Path] = []
     try:
         existed = directory.exists()
-        directory.mkdir(parents=True, exist_ok=True, mode=0o750)
+        make_data_directory(directory)
         marker = directory / RESTORING
         _write(marker, iter([b""]))
         _sync(directory)

@@ -17,13 +17,14 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
 from millstream.log.holding import Holding
 from millstream.records import Buffer
 
-__all__ = ["DiskStorage", "File", "Storage", "Syncable", "parent_of", "write_fully"]
+__all__ = ["DiskStorage", "File", "Storage", "Syncable", "make_data_directory", "parent_of", "write_fully"]
 
 
 class Syncable(Protocol):
@@ -180,9 +181,7 @@ class DiskStorage:
         return os.path.exists(self._at(path))
 
     def make_directory(self, *paths: str) -> None:
-        if not os.path.isdir(self._root):
-            os.makedirs(self._root, mode=0o750)
-            _sync_directory(os.path.dirname(os.path.abspath(self._root)))
+        make_data_directory(Path(self._root))
         changed: dict[str, None] = {}
         for path in paths:
             missing: list[str] = []
@@ -240,6 +239,19 @@ class DiskStorage:
     def read_all(self, path: str) -> bytes:
         with open(self._at(path), "rb") as file:
             return file.read()
+
+
+def make_data_directory(path: Path) -> None:
+    """Make a directory and whatever is missing above it; their names are on disk when this returns."""
+    made = os.path.abspath(path)
+    missing: list[str] = []
+    while not os.path.isdir(made):
+        missing.append(made)
+        made = os.path.dirname(made)
+    for made in reversed(missing):
+        Path(made).mkdir(0o750 if made == missing[0] else 0o777, exist_ok=True)  # another broker may begin there, too
+        with suppress(PermissionError):  # who may write to a directory need not be allowed to list it, which this takes
+            _sync_directory(os.path.dirname(made))
 
 
 def _sync_directory(path: str) -> None:

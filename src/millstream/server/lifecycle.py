@@ -18,7 +18,7 @@ from millstream.clock import SystemClock
 from millstream.config import Settings
 from millstream.errors import StartFailed
 from millstream.log.lock import DirectoryLock
-from millstream.log.storage import DiskStorage
+from millstream.log.storage import DiskStorage, make_data_directory
 from millstream.server.exposure import check_exposure, check_keys
 from millstream.server.http.listener import HttpListener
 from millstream.server.logs import set_log_level
@@ -120,7 +120,7 @@ async def offline(settings: Settings, work: Callable[[Broker], Awaitable[T]]) ->
 
 def _lock(data: Path) -> DirectoryLock:
     try:
-        data.mkdir(mode=0o750, parents=True, exist_ok=True)
+        make_data_directory(data)
         lock = DirectoryLock(data)
         lock.acquire()
     except OSError as error:
