@@ -6,6 +6,7 @@ import asyncio
 import errno
 from collections.abc import Awaitable, Callable
 from random import Random
+from typing import Literal
 
 import pytest
 
@@ -108,6 +109,32 @@ def test_what_fires_is_there_once_wherever_the_power_goes() -> None:
 
         in_a_world(scenario, seed=cut_at)
     assert tried > 15, "the power went while messages fired"
+
+
+@pytest.mark.parametrize(("catch_up", "minutes"), [("none", [0, 4]), ("latest", [0, 3, 4]), ("all", [0, 1, 2, 3, 4])])
+def test_an_occurrence_that_was_published_and_not_noted_does_not_stand_for_a_later_one(
+    catch_up: Literal["none", "latest", "all"], minutes: list[int]
+) -> None:
+    """The power goes between the message and the fact, and comes back after other occurrences."""
+
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            made = await client.schedules.repeat("tick", "orders", "* * * * *", "x", catch_up=catch_up)
+        machine.storage.inject(Fault.POWER_CUT, when=lambda operation: operation.path.startswith("state/schedules"))
+        await asyncio.sleep(made.next_ms / 1000 - machine.clock.now_us() / 1e6 + 1)
+        assert not machine.is_running
+        machine.storage.heal()
+        await asyncio.sleep(3 * 60 + 30)
+        await machine.start()
+        await asyncio.sleep(60)
+        async with aio.connect(machine.address) as client:
+            stream = client.stream("orders", start="earliest", timeout_s=0.5)
+            times = [int(message.headers["millstream-schedule-time-ms"]) async for message in stream]
+            assert [(time_ms - made.next_ms) // 60_000 for time_ms in times] == minutes
+            shown = await client.schedules.show_repeating("tick")
+            assert (shown.published, shown.last_ms) == (len(times), times[-1])
+
+    in_a_world(scenario)
 
 
 def test_a_full_disk_delays_and_loses_nothing() -> None:

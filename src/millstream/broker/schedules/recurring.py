@@ -1,7 +1,8 @@
 """Recurring schedules at run time: an alarm, a message for each occurrence, and a fact once it is stored.
 
 Each schedule publishes under a producer identity of its own, numbered by its occurrences.  After a crash between the
-message and the fact the same number is published again and recognised, so an occurrence is one message.
+message and the fact the same number is published again and recognised, so an occurrence is one message.  What is
+recognised is looked at: if the broker was down for longer, a later occurrence may go by that number.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any, Final, Protocol
 import msgspec
 import structlog
 
+from millstream.broker.partition import Partition
+from millstream.broker.schedules.messages import collect
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
 from millstream.broker.traffic.modes import ModeKeeper
@@ -133,7 +136,8 @@ class Recurring:
 
     async def _occur(self, schedule: RecurringSchedule, at_ms: int) -> RecurringSchedule:
         try:
-            await self._publish(schedule, at_ms)
+            while not await self._publish(schedule, at_ms):
+                schedule = msgspec.structs.replace(schedule, published=schedule.published + 1)
         except (OutOfSequence, ProducerFenced):
             # The topic got more partitions and back, or lost what it knew: count anew, under another identity.
             producer_id = await self._host.topics.new_producer_id()
@@ -147,7 +151,8 @@ class Recurring:
             msgspec.structs.replace(schedule, done_ms=at_ms, last_ms=at_ms, published=schedule.published + 1)
         )
 
-    async def _publish(self, schedule: RecurringSchedule, at_ms: int) -> None:
+    async def _publish(self, schedule: RecurringSchedule, at_ms: int) -> bool:
+        """Have an occurrence stored; False when its number is that of another, which a crash kept from being noted."""
         topics = self._host.topics
         topic = topics.registry.get(schedule.namespace, schedule.topic)
         # Without a key by its name: always the same partition, so that its messages stay in order.
@@ -162,7 +167,10 @@ class Recurring:
             producer=schedule.producer_id << 16,
             first_sequence=schedule.published & _SEQUENCE,
         )
-        await topics.partition_of(topic, number).append_durably(batch)
+        partition = topics.partition_of(topic, number)
+        end = partition.log.next_offset
+        offset = await partition.append_durably(batch)
+        return offset >= end or await _holds(partition, offset, at_ms)
 
     async def _record(self, schedule: RecurringSchedule) -> RecurringSchedule:
         await self._log.record({f"{schedule.namespace}/{schedule.name}": schedule}, now_us=self._clock.now_us())
@@ -247,6 +255,15 @@ class Recurring:
         if schedule is None:
             raise ScheduleNotFound(f"no recurring schedule is called {name!r}")
         return schedule
+
+
+async def _holds(partition: Partition, offset: int, at_ms: int) -> bool:
+    """Whether the message that is stored there is that of an occurrence; not if it is gone: rather twice than never."""
+    await partition.warm(offset)
+    if offset < partition.log.start_offset:
+        return False
+    message = collect(partition.log, [offset], partition.high_watermark).get(offset)
+    return message is not None and message.timestamp_us == at_ms * 1000
 
 
 def _answer(schedule: RecurringSchedule) -> Repeating:
