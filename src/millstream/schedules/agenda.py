@@ -11,6 +11,7 @@ stands for all facts before it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
@@ -47,8 +48,8 @@ class Agenda:
         self._special = {kind: BitMap64() for kind in _SPECIAL}
         self._moved: dict[int, int] = {}
         self._firing = BitMap64()
-        #: Messages about to be cancelled or moved: the decision is on its way to the disk.
-        self._held = BitMap64()
+        #: Messages about to be cancelled or moved: how many decisions about each are on their way to the disk.
+        self._held: Counter[int] = Counter()
         self._held_rows: list[int] = []
 
     # --- looking -------------------------------------------------------------------------------------------------
@@ -168,11 +169,14 @@ class Agenda:
         self.timers.add(rows)
 
     def hold(self, offsets: Iterable[int]) -> None:
-        """Do not deliver these until `release`."""
+        """Do not deliver these until `release`, as often as this."""
         self._held.update(offsets)
 
     def release(self, offsets: Iterable[int]) -> None:
-        self._held.difference_update(BitMap64(offsets))
+        for offset in offsets:
+            self._held[offset] -= 1
+            if not self._held[offset]:
+                del self._held[offset]
         rows, self._held_rows = self._held_rows, []
         self.timers.add(rows)
 

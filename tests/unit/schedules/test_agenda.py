@@ -137,6 +137,21 @@ def test_a_message_that_is_being_cancelled_is_not_delivered_meanwhile() -> None:
     assert agenda.take_due(20, 10) == [row(10, 0)]
 
 
+def test_a_message_that_is_moved_and_cancelled_at_once_waits_for_both() -> None:
+    """Delivered behind the first of them, it would be delivered although the second is answered with success."""
+    agenda = Agenda()
+    agenda.extend(1)
+    agenda.timers.add([row(10, 0)])
+    agenda.hold([0])
+    agenda.hold([0])
+    agenda.release([0])
+    assert agenda.take_due(20, 10) == []
+    agenda.apply(settled_fact("cancelled", [0]))
+    agenda.release([0])
+    assert agenda.take_due(20, 10) == []
+    assert agenda.state(0) == "cancelled"
+
+
 def test_ten_million_settled_messages_in_any_order_fit_into_two_megabytes() -> None:
     agenda = Agenda()
     agenda.extend(10_000_000)
