@@ -274,6 +274,24 @@ def test_a_disk_that_is_full_refuses_the_batch_and_takes_it_later() -> None:
     life(storage, scenario)
 
 
+@pytest.mark.parametrize("times", [1, 2, 3])
+@pytest.mark.parametrize("fault", [Fault.NO_SPACE, Fault.WRITE_ERROR])
+def test_a_write_that_is_refused_before_a_target_knows_the_query_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, fault: Fault, times: int
+) -> None:
+    """Rounds are written ahead, and a target that has never heard of a producer takes any of them for the first."""
+    monkeypatch.setattr(publishing, "_ROUND_BYTES", 64)
+    storage = world()
+
+    async def scenario(client: Client) -> None:
+        part = await staged(client, 0)
+        storage.inject(fault, when=lambda it: it.path.startswith("topics") and it.kind == "write", times=times)
+        assert (await publish(client, 0, part)).lost == 0
+        await check(client, 1)
+
+    life(storage, scenario)
+
+
 def test_a_put_that_the_disk_refuses_spoils_the_stage() -> None:
     storage = world()
 

@@ -102,7 +102,8 @@ class _Move:
                 unconfirmed.append((counts, appending))
                 # It begins now, so that everything is written in its order; and others have their turn.
                 await asyncio.sleep(0)
-                if appending.done() or len(unconfirmed) >= _UNCONFIRMED:
+                # A target that has never heard of the query takes any round for its first: that must not be the second.
+                if appending.done() or len(unconfirmed) >= (_UNCONFIRMED if moved.messages else 1):
                     await confirm()
             while unconfirmed:
                 await confirm()
