@@ -46,6 +46,20 @@ def in_broker(scenario: Callable[[Client], Awaitable[None]], **settings: Any) ->
     asyncio.run(asyncio.wait_for(main(), 30))
 
 
+def test_a_query_whose_disk_has_failed_keeps_no_other_from_expiring() -> None:
+    async def scenario(client: Client) -> None:
+        failed = await stage_values(client, 0, [b"a"], query="failed")
+        await stage_values(client, 0, [b"b"], query="other")
+        client.broker.stages._of_stage[failed.stage].log.fail("the disk failed to sync")
+        clock = client.broker._clock
+        assert isinstance(clock, SkippingClock)
+        clock.advance("2m")
+        await client.broker.stages.sweep()
+        assert {query.query: len(query.stages) for query in await queries(client)} == {"failed": 1, "other": 0}
+
+    in_broker(scenario, ttl_ms="1m")
+
+
 async def queries(client: Client, **options: Any) -> list[QueryInfo]:
     found = await client.call(ListStages(**options))
     assert isinstance(found, list)

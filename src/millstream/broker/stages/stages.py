@@ -381,22 +381,27 @@ class Stages:
 
     async def sweep(self) -> None:
         """Forget stages that nobody comes back for, files that nobody needs, and queries that are long gone."""
-        now_ms = self._now_ms()
-        settings = self._host.settings.stages
         for query in list(self._queries.values()):
             if query.turn.locked() or query.in_doubt or query.document.publishing is not None:
                 continue
-            late = [stage for stage in query.stages.values() if stage.touched_ms + settings.ttl_ms <= now_ms]
-            if late:
-                _log.warning("stages expired", query=query.document.query, stages=len(late))
-                self._drop(query, late)
-                self._host.metrics.stages_expired += len(late)
-            if query.document.used_ms + settings.query_ttl_ms <= now_ms:
-                await self._forget(query)
-            elif query.open_log is not None and query.document.used_ms + _QUIET_MS <= now_ms:
-                async with query.files:
-                    if query.is_idle:
-                        await self._remove_files(query)
+            try:
+                await self._tidy(query, self._now_ms())
+            except MillstreamError as error:  # its disk has failed; that of others has not
+                _log.error("a query could not be tidied up", query=query.document.query, reason=str(error))
+
+    async def _tidy(self, query: Query, now_ms: int) -> None:
+        settings = self._host.settings.stages
+        late = [stage for stage in query.stages.values() if stage.touched_ms + settings.ttl_ms <= now_ms]
+        if late:
+            _log.warning("stages expired", query=query.document.query, stages=len(late))
+            self._drop(query, late)
+            self._host.metrics.stages_expired += len(late)
+        if query.document.used_ms + settings.query_ttl_ms <= now_ms:
+            await self._forget(query)
+        elif query.open_log is not None and query.document.used_ms + _QUIET_MS <= now_ms:
+            async with query.files:
+                if query.is_idle:
+                    await self._remove_files(query)
 
     async def forget_namespace(self, namespace: str) -> None:
         for query in [query for query in self._queries.values() if query.document.namespace == namespace]:
