@@ -15,6 +15,7 @@ from millstream.client import Outgoing
 from millstream.config import Settings
 from millstream.errors import StorageFailed
 from millstream.log.storage import File
+from millstream.schedules.cron import Cron
 from millstream.testing.machine import Machine
 from millstream.testing.network import Network
 from millstream.testing.storage import Fault
@@ -75,6 +76,32 @@ def test_a_clock_that_is_set_ahead_brings_messages_within_a_second() -> None:
         machine.clock.jump(6_000_000)
         await asyncio.sleep(1.5)
         assert sorted(await values(machine)) == ["far", "soon", "tick"]
+
+    in_a_world(scenario)
+
+
+def test_schedules_whose_time_has_not_come_are_not_looked_at() -> None:
+    """Each look at an expression takes some 30 us in which nobody else runs; there may be thousands of them."""
+
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            for number in range(50):
+                await client.schedules.repeat(f"yearly-{number}", "orders", "@yearly", "x")
+            await client.schedules.repeat("tick", "orders", "* * * * *", "tick")
+            looks = 0
+            original = Cron.next_ms
+
+            def counted(cron: Cron, after_ms: int) -> int | None:
+                nonlocal looks
+                looks += 1
+                return original(cron, after_ms)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Cron, "next_ms", counted)
+                await asyncio.sleep(600)
+            assert (await client.schedules.show_repeating("tick")).published == 10
+            assert len(await client.schedules.repeating()) == 51
+        assert looks < 100
 
     in_a_world(scenario)
 

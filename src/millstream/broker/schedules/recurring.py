@@ -65,6 +65,8 @@ class Recurring:
         self._clock = clock
         self._loop = loop
         self._schedules: dict[tuple[str, str], RecurringSchedule] = {}
+        #: When each of them occurs next, for those that do: to find out takes a while.
+        self._upcoming: dict[tuple[str, str], int] = {}
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
@@ -74,8 +76,18 @@ class Recurring:
 
     def replay(self, documents: Mapping[str, Any]) -> None:
         for document in documents.values():
-            schedule = msgspec.convert(document, RecurringSchedule)
-            self._schedules[schedule.namespace, schedule.name] = schedule
+            self._keep(msgspec.convert(document, RecurringSchedule))
+
+    def _keep(self, schedule: RecurringSchedule) -> None:
+        key = (schedule.namespace, schedule.name)
+        self._schedules[key] = schedule
+        self._upcoming.pop(key, None)
+        if (at_ms := upcoming_ms(schedule)) is not None:
+            self._upcoming[key] = at_ms
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        del self._schedules[key]
+        self._upcoming.pop(key, None)
 
     async def close(self) -> None:
         self._closed = True
@@ -93,9 +105,8 @@ class Recurring:
         self._disarm()
         if self._closed or self._task is not None:
             return
-        upcoming = [at_ms for schedule in self._schedules.values() if (at_ms := upcoming_ms(schedule)) is not None]
-        if upcoming:
-            wait_s = (min(upcoming) * 1000 - self._clock.now_us()) / 1_000_000
+        if self._upcoming:
+            wait_s = (min(self._upcoming.values()) * 1000 - self._clock.now_us()) / 1_000_000
             self._alarm = self._loop.call_later(min(max(at_least_s, wait_s), _ALARM_S_MAX), self._ring)
 
     def _ring(self) -> None:
@@ -107,7 +118,8 @@ class Recurring:
     async def _publish_due(self) -> None:
         pause_s = 0.001  # the alarm may ring a little early, and must not ring in circles
         try:
-            for key in list(self._schedules):
+            now_ms = self._clock.now_us() // 1000
+            for key in [key for key, at_ms in self._upcoming.items() if at_ms <= now_ms]:
                 if self._closed or self._host.modes.publish_refusal is not None:
                     pause_s = _RETRY_S
                     break
@@ -174,7 +186,7 @@ class Recurring:
 
     async def _record(self, schedule: RecurringSchedule) -> RecurringSchedule:
         await self._log.record({f"{schedule.namespace}/{schedule.name}": schedule}, now_us=self._clock.now_us())
-        self._schedules[schedule.namespace, schedule.name] = schedule
+        self._keep(schedule)
         return schedule
 
     # --- calls ---------------------------------------------------------------------------------------------------
@@ -216,7 +228,7 @@ class Recurring:
             )
             await self._record(schedule)
         self.arm()
-        return _answer(schedule)
+        return self._answer(schedule)
 
     async def pause(self, namespace: str, name: str, *, paused: bool) -> Repeating:
         """Stop a schedule, or let it go on from now: what fell into the pause is not made up for."""
@@ -226,13 +238,13 @@ class Recurring:
                 done_ms = max(schedule.done_ms, self._clock.now_us() // 1000)
                 schedule = await self._record(msgspec.structs.replace(schedule, paused=paused, done_ms=done_ms))
         self.arm()
-        return _answer(schedule)
+        return self._answer(schedule)
 
     async def delete(self, namespace: str, name: str) -> None:
         async with self._changing:
             self._get(namespace, name)
             await self._log.record({f"{namespace}/{name}": None}, now_us=self._clock.now_us())
-            del self._schedules[namespace, name]
+            self._drop((namespace, name))
         self.arm()
 
     async def forget_namespace(self, namespace: str) -> None:
@@ -241,20 +253,38 @@ class Recurring:
             if gone:
                 await self._log.record({f"{namespace}/{name}": None for _, name in gone}, now_us=self._clock.now_us())
             for key in gone:
-                del self._schedules[key]
+                self._drop(key)
         self.arm()
 
     def show(self, namespace: str, name: str) -> Repeating:
-        return _answer(self._get(namespace, name))
+        return self._answer(self._get(namespace, name))
 
     def all(self, namespace: str) -> list[Repeating]:
-        return [_answer(self._schedules[key]) for key in sorted(self._schedules) if key[0] == namespace]
+        return [self._answer(self._schedules[key]) for key in sorted(self._schedules) if key[0] == namespace]
 
     def _get(self, namespace: str, name: str) -> RecurringSchedule:
         schedule = self._schedules.get((namespace, name))
         if schedule is None:
             raise ScheduleNotFound(f"no recurring schedule is called {name!r}")
         return schedule
+
+    def _answer(self, schedule: RecurringSchedule) -> Repeating:
+        return Repeating(
+            name=schedule.name,
+            topic=schedule.topic,
+            cron=schedule.cron,
+            timezone=schedule.timezone,
+            paused=schedule.paused,
+            catch_up=schedule.catch_up,
+            key=schedule.key,
+            value=schedule.value,
+            headers=schedule.headers,
+            priority=schedule.priority,
+            created_ms=schedule.created_ms,
+            next_ms=self._upcoming.get((schedule.namespace, schedule.name), 0),
+            last_ms=schedule.last_ms,
+            published=schedule.published,
+        )
 
 
 async def _holds(partition: Partition, offset: int, at_ms: int) -> bool:
@@ -264,22 +294,3 @@ async def _holds(partition: Partition, offset: int, at_ms: int) -> bool:
         return False
     message = collect(partition.log, [offset], partition.high_watermark).get(offset)
     return message is not None and message.timestamp_us == at_ms * 1000
-
-
-def _answer(schedule: RecurringSchedule) -> Repeating:
-    return Repeating(
-        name=schedule.name,
-        topic=schedule.topic,
-        cron=schedule.cron,
-        timezone=schedule.timezone,
-        paused=schedule.paused,
-        catch_up=schedule.catch_up,
-        key=schedule.key,
-        value=schedule.value,
-        headers=schedule.headers,
-        priority=schedule.priority,
-        created_ms=schedule.created_ms,
-        next_ms=upcoming_ms(schedule) or 0,
-        last_ms=schedule.last_ms,
-        published=schedule.published,
-    )
