@@ -11,6 +11,7 @@ from fake_broker import FakeBroker, Fault
 
 import millstream
 from millstream import aio
+from millstream.client.asynchronous import client as client_module
 from millstream.client.asynchronous.producer import AsyncProducer
 from millstream.client.messages import TopicPartition
 from millstream.errors import (
@@ -60,6 +61,27 @@ def test_tasks_that_publish_together_share_batches_and_get_their_own_receipts(fa
     run(fake, scenario)
     assert fake.values("t") == [b"first", *numbered(500)]
     assert len(fake.publishes) < 30
+
+
+def test_a_program_that_publishes_to_ever_new_topics_does_not_keep_something_of_each(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten to twenty KB of it, and a task; those that are in use stay."""
+    monkeypatch.setattr(client_module, "_PUBLISHERS_MAX", 5)
+    monkeypatch.setattr(client_module, "_UNUSED_S", 0.0)
+
+    async def scenario(client: aio.Client) -> None:
+        for round_ in range(3):
+            for number in range(40):
+                await client.publish(f"topic-{number}", b"%d" % round_)
+        assert len(client._publishers) <= 6
+        assert len(asyncio.all_tasks()) < 20
+        # All at once, so that some are opened while others are being sent to.
+        await asyncio.gather(*(client.publish(f"topic-{n % 40}", b"more", key=b"k") for n in range(400)))
+
+    run(fake, scenario)
+    for number in range(40):
+        assert sorted(fake.values(f"topic-{number}")) == sorted([b"0", b"1", b"2", *[b"more"] * 10])
 
 
 def test_publishing_on_and_on_does_not_wake_the_background_task(

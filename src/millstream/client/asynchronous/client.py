@@ -37,6 +37,9 @@ __all__ = ["AsyncClient", "connect"]
 
 #: Memory for messages published but not confirmed, per topic.
 _PUBLISH_BUFFER_BYTES = 32 * 1024 * 1024
+#: Beyond so many topics, those that nobody has published to for some time are let go.
+_PUBLISHERS_MAX = 1000
+_UNUSED_S = 10.0
 
 
 def connect(
@@ -75,6 +78,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         self._prepare_work()
         self._topics: dict[str, Topic] = {}
         self._publishers: dict[tuple[str, str | None], AsyncProducer] = {}
+        #: When there are so many of them, look which are not used any more.
+        self._publishers_limit = _PUBLISHERS_MAX
         self._lock = asyncio.Lock()
         self._children: weakref.WeakSet[AsyncProducer | AsyncStream | AsyncQueue] = weakref.WeakSet()
         self._closed = False
@@ -219,6 +224,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             if publisher is None:
                 if self._closed:
                     raise ConnectionLost("the client is closed")
+                if len(self._publishers) >= self._publishers_limit:
+                    await self._close_unused()
                 settings = ProducerSettings(
                     linger_ms=0,
                     batch_bytes=256 * 1024,
@@ -245,6 +252,15 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
                 )
                 self._publishers[topic, fsync] = publisher
             return publisher
+
+    async def _close_unused(self) -> None:
+        """Let go of publishers, for a program that publishes to ever new topics."""
+        unused = [key for key, publisher in self._publishers.items() if publisher.unused_s >= _UNUSED_S]
+        closing = [self._publishers.pop(key) for key in unused]
+        self._publishers_limit = max(_PUBLISHERS_MAX, 2 * len(self._publishers))
+        for publisher in closing:
+            with contextlib.suppress(MillstreamError):
+                await publisher.close()
 
     # --- producers and streams -----------------------------------------------------------------------------------
 

@@ -79,6 +79,9 @@ class AsyncProducer:
         self._progress: asyncio.Future[None] | None = None
         self._soon: asyncio.Handle | None = None
         self._closing = False
+        #: Messages that wait for something before they are taken; when the last ones were sent on their way.
+        self._coming = 0
+        self._used_at_s = self._loop.time()
         self._task = self._loop.create_task(self._run(), name=f"millstream-producer-{topic.name}")
         link.listen(self._on_trouble)
 
@@ -139,13 +142,17 @@ class AsyncProducer:
         """The slow path: whatever may be in the way of a message is dealt with here."""
         outbox = self._outbox
         self._accumulator.check_size(entry)
-        if not outbox.knows(partition):
-            await self._look_again()
-        self._check()
-        if outbox.full:
-            limit_s = outbox.settings.send_timeout_s
-            await self._await(lambda: not outbox.full, limit_s, "no room in the producer's buffer")
+        self._coming += 1
+        try:
+            if not outbox.knows(partition):
+                await self._look_again()
             self._check()
+            if outbox.full:
+                limit_s = outbox.settings.send_timeout_s
+                await self._await(lambda: not outbox.full, limit_s, "no room in the producer's buffer")
+                self._check()
+        finally:
+            self._coming -= 1
         idle = not self._accumulator.gate_open
         outbox.add(entry, partition, ticket)
         if not outbox.settings.linger_ms:
@@ -159,6 +166,7 @@ class AsyncProducer:
 
     def _seal_soon(self) -> None:
         self._soon = None
+        self._used_at_s = self._loop.time()
         self._outbox.seal_all()
         self._pump()
         self._wake_if_needed()
@@ -206,6 +214,12 @@ class AsyncProducer:
             return
         with contextlib.suppress(MillstreamError):  # the exception that ended the block says more
             await self.close()
+
+    @property
+    def unused_s(self) -> float:
+        """For how long nothing was published by `submit`; -1 while something is under way."""
+        busy = self._coming or not self._outbox.delivery.idle or not self._accumulator.empty
+        return -1.0 if busy else self._loop.time() - self._used_at_s
 
     @property
     def stats(self) -> ProducerStats:
