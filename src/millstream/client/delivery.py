@@ -62,6 +62,11 @@ def after_refusal(error: MillstreamError, refusal: MillstreamError | None) -> Mi
     return told
 
 
+def _precedes(one: int, other: int) -> bool:
+    """Whether a sequence number comes before another; they wrap around."""
+    return (one - other) & _SEQUENCE > _SEQUENCE >> 1
+
+
 class SealedBatch:
     """Messages that travel together."""
 
@@ -149,10 +154,18 @@ class Line:
         self.attempts = 0
         self.retry_at_ms = 0
 
-    def renumber(self, first_sequence: int) -> None:
+    def close_gap(self, at: int) -> None:
+        """Number what waits behind a batch that is not stored, from its number on.
+
+        What was sent before it may be stored under the number it has: an answer that waits for the disk comes later
+        than a refusal.
+        """
+        self.renumber(at, sum(_precedes(batch.first_sequence, at) for batch in self.ready))
+
+    def renumber(self, first_sequence: int, skip: int = 0) -> None:
         """Number everything that waits, from here on."""
         sequence = first_sequence
-        for batch in self.ready:
+        for batch in itertools.islice(self.ready, skip, None):
             batch.head, batch.tail = renumbered(batch.head, batch.tail, producer=self.producer, first_sequence=sequence)
             batch.first_sequence = sequence
             sequence = (sequence + batch.count) & _SEQUENCE
@@ -276,7 +289,7 @@ class Delivery:
             line.proven = False  # the next batch finds out
         else:
             line.stalled = True
-            if line.gap_at is None:
+            if line.gap_at is None or _precedes(batch.first_sequence, line.gap_at):
                 line.gap_at = batch.first_sequence
         return settled
 
@@ -299,7 +312,7 @@ class Delivery:
             line.lost, line.gap_at = False, None
             self._wanting[line] = None
         elif line.gap_at is not None:
-            line.renumber(line.gap_at)
+            line.close_gap(line.gap_at)
             line.gap_at = None
 
     def disconnected(self) -> None:

@@ -148,6 +148,33 @@ def test_a_connection_lost_after_a_refusal_for_good_still_closes_the_gap() -> No
     assert numbers(take_all(delivery)) == [(b"b", 1)]
 
 
+def test_what_was_sent_before_a_batch_that_is_refused_keeps_its_number() -> None:
+    """A refusal comes at once, an answer waits for the disk; then the connection is lost, with the first one stored."""
+    delivery = make()
+    line = proven_line(delivery)
+    for value in (b"a", b"b", b"c"):
+        put(delivery, line, value)
+    _, second, _ = take_all(delivery)
+    delivery.answered(second, QuotaExceeded("no"), 0)
+    delivery.disconnected()
+    again = take_all(delivery)
+    assert numbers(again) == [(b"a", 1)], "under another number it would be stored twice"
+    delivery.answered(next(iter(again)), OK, 0)
+    assert numbers(take_all(delivery)) == [(b"c", 2)]
+
+
+def test_a_passing_refusal_in_front_of_one_for_good_leaves_the_numbers_in_order() -> None:
+    delivery = make()
+    line = proven_line(delivery)
+    for value in (b"a", b"b", b"c"):
+        put(delivery, line, value)
+    first, second, third = take_all(delivery)
+    delivery.answered(first, Throttled("wait"), 0)
+    delivery.answered(second, QuotaExceeded("no"), 0)
+    delivery.answered(third, OutOfSequence("expected 1"), 0)
+    assert numbers(take_all(delivery, now_ms=60_000)) == [(b"a", 1), (b"c", 2)]
+
+
 def test_a_broker_that_lost_confirmed_messages_meets_a_new_identity() -> None:
     delivery = make()
     line = proven_line(delivery)
@@ -321,6 +348,8 @@ def test_any_history_of_faults_stores_each_message_once_and_in_order(seed: int, 
                 wire.append((correlation, QuotaExceeded("no")))
             else:
                 wire.append((correlation, broker.publish(batch)))
+        if source.random() < 0.5:  # a refusal comes at once, the others wait for the disk
+            wire.sort(key=lambda it: isinstance(it[1], PublishResult))
         if sent < 40 and source.random() < 0.15:
             for answer in wire[: source.randint(0, len(wire))]:
                 settle(delivery.answered(*answer, now_ms))
