@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from struct import Struct
 from typing import Any, Final, NamedTuple
 
@@ -78,6 +78,7 @@ class SealedBatch:
         "first_sequence",
         "head",
         "line",
+        "place",
         "refusal",
         "sent_ms",
         "settled",
@@ -97,6 +98,8 @@ class SealedBatch:
         self.first_sequence = first_sequence
         self.deadline_ms = deadline_ms
         self.sent_ms: int | None = None
+        #: How many were in front of it on their way when it was refused.
+        self.place = 0
         #: It may be stored: it was sent, and the answer was lost or said nothing.
         self.doubtful = False
         #: The refusal after which it waits to be sent again.
@@ -220,6 +223,25 @@ class Delivery:
         self._active[line] = None
         self.buffered_bytes += batch.size
 
+    def put_instead(self, refused: SealedBatch, messages: Sequence[tuple[bytes, bytes, Any]], now_ms: int) -> None:
+        """Have messages of a batch go again where that was, each as a batch of its own with a ticket.
+
+        Called as soon as it is refused, when it is certain that neither it nor anything sent behind it is stored.
+        """
+        line, place, number = refused.line, refused.place, refused.first_sequence
+        deadline_ms = now_ms + self._delivery_timeout_ms
+        batches = [SealedBatch(line, head, tail, 1, number, deadline_ms, ticket) for head, tail, ticket in messages]
+        self.buffered_bytes += sum(batch.size for batch in batches)
+        # While answers are missing everything sent is there, and comes back from there in its order.
+        waiting = line.flying if line.stalled else line.ready
+        first_sequence = waiting[place].first_sequence if place < len(waiting) else line.next_sequence
+        waiting.rotate(-place)
+        waiting.extendleft(reversed(batches))
+        waiting.rotate(place)
+        if not line.stalled:
+            line.renumber(first_sequence, place)
+            self._active.setdefault(line)
+
     # --- out -----------------------------------------------------------------------------------------------------
 
     def take(self, now_ms: int) -> tuple[int, SealedBatch] | None:
@@ -281,7 +303,8 @@ class Delivery:
 
     def _refused(self, line: Line, batch: SealedBatch, error: MillstreamError) -> list[Settled]:
         """Take a batch out for good."""
-        line.flying.remove(batch)
+        batch.place = line.flying.index(batch)
+        del line.flying[batch.place]
         settled = [self._settle(batch, None, error)]
         if not line.producer:
             return settled

@@ -18,7 +18,7 @@ from millstream.client.metadata import METADATA_AGE_S, Topic
 from millstream.client.publishing import acks_number, fsync_number
 from millstream.client.settings import ProducerSettings
 from millstream.clock import monotonic_ms
-from millstream.entries import AnyEntry
+from millstream.entries import AnyEntry, encode_entries
 from millstream.errors import MillstreamError, PartitionNotFound
 from millstream.ids import SCHEDULES
 from millstream.wire.messages import PublishResult, decode_publish_result, encode_publish_head
@@ -93,6 +93,15 @@ class Outbox:
         if self._linger_s and not self.accumulator.gate_open:
             self.accumulator.open_gate()
             self._linger_due_s = time.monotonic() + self._linger_s
+
+    def send_singly(self, refused: SealedBatch, entries: Iterable[tuple[AnyEntry, object]]) -> None:
+        """Send messages of a refused batch again, each by itself; with a ticket each."""
+        made_us, producer = now_us(), refused.line.producer
+        messages = [
+            (*encode_entries((entry,), base_timestamp_us=made_us, producer=producer), [ticket])
+            for entry, ticket in entries
+        ]
+        self.delivery.put_instead(refused, messages, monotonic_ms())
 
     def knows(self, partition: int | None) -> bool:
         return partition is None or partition < len(self.topic.uids)

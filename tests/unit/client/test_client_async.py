@@ -158,6 +158,25 @@ def test_a_message_that_is_refused_takes_no_others_with_it(fake: FakeBroker) -> 
     assert fake.values("t") == [b"first", b"a", b"c"]
 
 
+def test_messages_of_a_refused_batch_do_not_fall_behind_later_ones(fake: FakeBroker) -> None:
+    """They share a key, and were published in this order, though not one after the answer to the other."""
+
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"first", key=b"k")
+        fake.hold_answers.clear()
+        fake.faults.append(Fault(error=InvalidArgument("one of them")))
+        tasks = []
+        for number in range(6):
+            tasks.append(asyncio.create_task(client.publish("t", b"%d" % number, key=b"k")))
+            if number % 2:
+                await asyncio.sleep(0.01)  # so that two of them share a batch, and no more
+        fake.hold_answers.set()
+        await asyncio.gather(*tasks)
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", *(b"%d" % number for number in range(6))]
+
+
 def test_what_waits_for_its_time_does_not_wait_for_the_answer_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("millstream.client.asynchronous.producer._IDLE_S", 60.0)
 

@@ -175,6 +175,48 @@ def test_a_passing_refusal_in_front_of_one_for_good_leaves_the_numbers_in_order(
     assert numbers(take_all(delivery, now_ms=60_000)) == [(b"a", 1), (b"c", 2)]
 
 
+@pytest.mark.parametrize("answered_first", [False, True])
+def test_messages_of_a_refused_batch_go_again_in_its_place(answered_first: bool) -> None:
+    delivery = make()
+    line = proven_line(delivery)
+    for value in (b"a", b"b", b"c"):
+        put(delivery, line, value, count=2)
+    (first, _), (second, refused), (third, _) = take_all(delivery).items()
+    put(delivery, line, b"d")
+    if answered_first:
+        delivery.answered(third, OutOfSequence("expected 3"), 0)
+        delivery.answered(first, OK, 0)
+    delivery.answered(second, QuotaExceeded("no"), 0)
+    parts = [encode_parts([value], base_timestamp_us=1, producer=line.producer) for value in (b"b1", b"b2")]
+    delivery.put_instead(refused, [(*parts[0], b"b1"), (*parts[1], b"b2")], 0)
+    if not answered_first:
+        delivery.answered(third, OutOfSequence("expected 3"), 0)
+        delivery.answered(first, OK, 0)
+    again = take_all(delivery)
+    assert numbers(again) == [(b"b1", 3), (b"b2", 4), (b"c", 5), (b"d", 7)]
+    for correlation in again:
+        delivery.answered(correlation, OK, 0)
+    assert delivery.idle
+    assert delivery.buffered_bytes == 0
+
+
+def test_a_refused_batch_behind_another_goes_again_in_its_place_too() -> None:
+    delivery = make()
+    line = proven_line(delivery)
+    for value, count in ((b"a", 1), (b"b", 2), (b"c", 3), (b"d", 1)):
+        put(delivery, line, value, count=count)
+    flying = take_all(delivery)
+    refused = list(flying.values())[2]
+    first, second, third, fourth = flying
+    delivery.answered(first, OK, 0)
+    delivery.answered(second, QuotaExceeded("no"), 0)
+    delivery.answered(fourth, OutOfSequence("expected 2"), 0)
+    delivery.answered(third, QuotaExceeded("no"), 0)
+    head, tail = encode_parts([b"c1"], base_timestamp_us=1, producer=line.producer)
+    delivery.put_instead(refused, [(head, tail, b"c1")], 0)
+    assert numbers(take_all(delivery)) == [(b"c1", 2), (b"d", 3)]
+
+
 def test_a_broker_that_lost_confirmed_messages_meets_a_new_identity() -> None:
     delivery = make()
     line = proven_line(delivery)
@@ -327,6 +369,10 @@ def test_any_history_of_faults_stores_each_message_once_and_in_order(seed: int, 
 
     def settle(outcomes: list[Settled]) -> None:
         for outcome in outcomes:
+            if outcome.batch.count > 1 and isinstance(outcome.error, QuotaExceeded) and not outcome.in_doubt:
+                head, tail = encode_parts([b""], base_timestamp_us=1, producer=line.producer)
+                delivery.put_instead(outcome.batch, [(head, tail, outcome.batch.ticket)], now_ms)
+                continue
             (confirmed if outcome.error is None else failed).append(outcome.batch.ticket)
             if outcome.in_doubt:
                 doubtful.add(outcome.batch.ticket)

@@ -23,7 +23,6 @@ from millstream.client.settings import ProducerSettings
 from millstream.client.values import Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestError, RequestTimeout
-from millstream.ids import SCHEDULES
 from millstream.wire.frames import FrameType
 
 __all__ = ["AsyncProducer"]
@@ -304,16 +303,18 @@ class AsyncProducer:
             return
         assert error is not None
         refused = isinstance(error, RequestError) and not settled.in_doubt and batch.count > 1
+        again: list[tuple[AnyEntry, _Ticket]] = []
         for future, entry in tickets:
             if future.done():
                 continue
             if refused and entry is not None:
-                self._outbox.add(entry, place.partition & ~SCHEDULES, (future, entry))
-                self._outbox.seal_all()
+                again.append((entry, (future, entry)))
             else:
                 told = type(error)(str(error))  # each its own: who raises it adds where
                 told.__cause__ = error.__cause__
                 future.set_exception(told)
+        if again:
+            self._outbox.send_singly(batch, again)
 
     # --- the background task -------------------------------------------------------------------------------------
 
