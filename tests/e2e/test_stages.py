@@ -73,6 +73,31 @@ def test_staging_needs_the_right_to_produce_to_every_target() -> None:
             assert producer.call("stage.publish", query="q", batch=0, stages=[part])["messages"] == 1
 
 
+def test_a_query_is_only_for_those_who_may_produce_to_its_topics() -> None:
+    """A batch without messages has no targets to ask for; but all batches up to its number count as published."""
+    with guarded() as broker:
+        admin = broker.connect(key=key_for(broker, "admin"))
+        for topic in ("orders", "bills"):
+            admin.create_topic(topic)
+        with (
+            NativeClient(broker.address, hello=False) as producer,
+            NativeClient(broker.address, hello=False) as stranger,
+        ):
+            producer.hello(namespace="default", token=key_for(broker, "produce", scopes=["orders"]))
+            stranger.hello(namespace="default", token=key_for(broker, "produce", scopes=["bills"]))
+            for batch in range(2):
+                stage = producer.call("stage.open", query="q", batch=batch)["stage"]
+                producer.publish(stage_address(stage, "orders"), [b"mine"])
+                with pytest.raises(Forbidden):
+                    stranger.call("stage.publish", query="q", batch=1000, stages=[])
+                with pytest.raises(Forbidden):
+                    stranger.call("stage.abort", query="q", batch=batch)
+                part = {"stage": stage, "batches": 1, "messages": 1}
+                assert not producer.call("stage.publish", query="q", batch=batch, stages=[part])["already"]
+            with pytest.raises(Forbidden):
+                stranger.call("stage.publish", query="q", batch=1000, stages=[])
+
+
 def test_a_claim_over_a_socket_comes_back_with_its_connection(client: NativeClient, broker: BrokerForTests) -> None:
     client.call("topic.create", name="orders")
     client.publish("orders", [b"%d" % n for n in range(10)])

@@ -21,7 +21,7 @@ from millstream.errors import MillstreamError, RequestError
 from millstream.records import BatchHeader, assign_producer
 from millstream.wire.stage_calls import StagedOffsets
 
-__all__ = ["messages_by_target", "move_all", "target_key"]
+__all__ = ["messages_by_target", "move_all", "target_key", "topic_of"]
 
 _log = structlog.get_logger("millstream.stages")
 
@@ -35,6 +35,10 @@ _UNCONFIRMED: Final = 3
 
 def target_key(topic: str, partition: int) -> str:
     return f"{topic}/{partition}"
+
+
+def topic_of(key: str) -> str:
+    return key.rpartition("/")[0]
 
 
 def messages_by_target(stages: Iterable[Stage]) -> dict[tuple[str, int], int]:

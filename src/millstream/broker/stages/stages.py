@@ -15,7 +15,7 @@ import structlog
 
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition, PublishReply
-from millstream.broker.stages.publishing import messages_by_target, move_all, target_key
+from millstream.broker.stages.publishing import messages_by_target, move_all, target_key, topic_of
 from millstream.broker.stages.query import Publication, Query, QueryDocument
 from millstream.broker.stages.stage import Stage
 from millstream.broker.state import StateLog
@@ -245,6 +245,7 @@ class Stages:
         self, session: Session, query: Query, call: stage_calls.PublishStages
     ) -> stage_calls.Published:
         async with query.turn:
+            _check_query(session, query)
             if query.document.publishing is not None:
                 await self._finish(query)
             already = call.batch <= query.document.published
@@ -341,6 +342,7 @@ class Stages:
         if query is None:
             return stage_calls.StagesAborted(aborted=0)
         async with query.turn:
+            _check_query(session, query)
             if query.in_doubt:
                 raise StorageFailed("whether the batch is published is not known before the broker has restarted")
             going = query.document.publishing
@@ -441,3 +443,11 @@ class Stages:
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1000
+
+
+def _check_query(session: Session, query: Query) -> None:
+    """Raises Forbidden unless a client may produce to all topics of a query: it decides what becomes of its batches."""
+    topics = {topic_of(target) for target in query.document.sequences}
+    topics |= {staged.topic for stage in query.stages.values() for staged in stage.staged}
+    for topic in sorted(topics):
+        session.access.require("produce", session.namespace, topic)
