@@ -207,3 +207,73 @@ def test_a_move_that_its_target_does_not_follow_goes_without_identity_as_often_a
         assert client.broker.topics.moves_undone == 0
 
     run(scenario)
+
+
+def test_a_snapshot_of_more_facts_than_a_batch_takes_is_written_all_the_same() -> None:
+    """Such as a queue with a hundred thousand messages that wait for a retry."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=8)
+        client = await with_topics(storage, "orders")
+        journal = journal_of(client)
+        known = [["returned", number] for number in range(120_000)]
+        journal.claim("queue/a", lambda: known)
+        journal.record("queue/a", ["old"])
+        await journal.checkpoint()
+        await asyncio.sleep(0)
+        assert journal.partition.log.start_offset > 0, "what the snapshot replaces was not removed"
+        journal.record("queue/a", ["new"])
+        await journal.sync()
+        client = await after_power_cut(client, storage, lose_everything=True)
+        assert list(journal_of(client).claim("queue/a", list)) == [*known, ["new"]]
+
+    run(scenario)
+
+
+def test_half_of_a_snapshot_is_none_wherever_the_power_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "_BATCH_FACTS", 10)
+    told, known = [["add", number] for number in range(25)], [["known", number] for number in range(95)]
+
+    async def scenario(seed: int, cut_after: int) -> tuple[bool, bool]:
+        storage = SimulatedStorage(seed=seed)
+        client = await with_topics(storage, "orders")
+        journal = journal_of(client)
+        journal.claim("queue/a", lambda: known)
+        for fact in told:
+            journal.record("queue/a", fact)
+        await journal.sync()
+        storage.inject(Fault.POWER_CUT, at=storage.operations + 1 + cut_after)
+        try:
+            await asyncio.wait_for(journal.checkpoint(), 0.2)
+            finished = True
+        except (MillstreamError, PowerCut, TimeoutError):
+            finished = False
+        client = await after_power_cut(client, storage)
+        journal = journal_of(client)
+        found = list(journal.unclaimed()["queue/a"])
+        assert found in (told, known)
+        # It goes on from there, also behind what was left of half a snapshot.
+        await journal.record_durably(("queue/a", "more"))
+        client = await after_power_cut(client, storage)
+        assert list(journal_of(client).claim("queue/a", list)) == [*found, "more"]
+        return finished, found == known
+
+    outcomes = set()
+    for seed in range(5):
+        for cut_after in range(12):
+            outcomes.add(asyncio.run(asyncio.wait_for(scenario(seed, cut_after), 30)))
+    assert {known for _, known in outcomes} == {True, False}
+
+
+def test_more_facts_than_a_batch_takes_can_wait_for_a_disk_that_refuses() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=9)
+        client = await with_topics(storage, "orders")
+        journal = journal_of(client)
+        for number in range(120_000):
+            journal.record("queue/a", number)
+        await journal.record_durably(("queue/a", "relied on"))
+        client = await after_power_cut(client, storage, lose_everything=True)
+        assert list(journal_of(client).claim("queue/a", list)) == [*range(120_000), "relied on"]
+
+    run(scenario)

@@ -6,20 +6,21 @@ must be on disk before anybody acts on it is recorded durably, together with eve
 there as a whole or not at all.
 
 A restart replays the facts of each entity, in order, to whoever claims it.  When the log has grown, the claimants are
-asked for the facts that rebuild them; these are written as one batch, and everything before it is removed.
+asked for the facts that rebuild them; these are written together, and everything before them is removed.  More of them
+than a batch takes are several, each numbered: a snapshot counts from its last one on, so that half of one is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
 import structlog
 
-from millstream.broker.partition import Partition
+from millstream.broker.partition import Partition, PublishReply
 from millstream.broker.state import all_batches
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, StorageFailed
@@ -39,6 +40,10 @@ SEGMENT_BYTES: Final = 16 * 1024 * 1024
 #: A snapshot is due when this much was written since the last one, and at least twice as much as it had.
 _GROWN_BYTES: Final = 4 * 1024 * 1024
 _MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+#: A batch gets so many facts and about so many bytes of them: half of what it may have, as those that are waited for
+#: come on top and stay together.
+_BATCH_FACTS: Final = 50_000
+_BATCH_BYTES: Final = 16 * 1024 * 1024
 _RETRY_S: Final = 1.0
 #: What waits for a disk that refuses; beyond it the oldest facts are lost, which costs repetitions.
 _BUFFER_MAX: Final = 1_000_000
@@ -48,6 +53,10 @@ _NOBODY: Final = ""
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack: Final = msgspec.msgpack.Decoder().decode
 _NOTHING: Final = _pack(None)
+
+
+#: Facts for one batch, with the entity of each.
+_Part: TypeAlias = tuple[list[bytes], list[bytes]]
 
 
 class Facts:
@@ -138,19 +147,27 @@ class Journal:
 
     def _replay(self) -> dict[str, Facts]:
         facts: dict[str, Facts] = {}
+        snapshot: dict[str, Facts] = {}  # what is known of one whose end has not come yet
+        snapshot_bytes = 0
         for batch in all_batches(self.partition.log):
             self._written_bytes += batch.header.length
+            into, ends = facts, False
             for key, value in zip(batch.keys() or (), batch.values(), strict=True):
                 assert key is not None
                 assert value is not None
                 if key == _SNAPSHOT:
-                    facts = {}
-                    self._snapshot_bytes = self._written_bytes = batch.header.length
-                    continue
-                if value == _NOTHING:
-                    facts.pop(key.decode(), None)
+                    place, count = (0, 1) if value == _NOTHING else _unpack(value)
+                    if place == 0:
+                        snapshot, snapshot_bytes = {}, 0
+                    snapshot_bytes += batch.header.length
+                    into, ends = snapshot, place == count - 1
+                elif value == _NOTHING:
+                    into.pop(key.decode(), None)
                 else:
-                    facts.setdefault(key.decode(), Facts()).append(value)
+                    into.setdefault(key.decode(), Facts()).append(value)
+            if ends:
+                facts, snapshot = snapshot, {}
+                self._snapshot_bytes = self._written_bytes = snapshot_bytes
         return facts
 
     # --- writing -------------------------------------------------------------------------------------------------
@@ -237,19 +254,31 @@ class Journal:
             if reply is not None:
                 reply(error)
 
-        batch = encode_batch(
-            [*earlier_facts, *facts], keys=[*earlier_keys, *keys], base_timestamp_us=self._clock.now_us()
-        )
+        *before, (last_keys, last_facts) = _parts(earlier_keys, earlier_facts)
+        # What is waited for is there as a whole or not at all, so it is never cut.
+        parts = [*before, (last_keys + keys, last_facts + facts)]
         try:
-            self.partition.publish(memoryview(batch), fsync=fsync, max_message_bytes=_MESSAGE_BYTES_MAX, reply=answered)
-            self.partition.flush()
+            size = self._append(parts, fsync, answered)
         except MillstreamError as error:
             answered(error, 0, 0, 0, False)
             return
-        self._written_bytes += len(batch)
+        self._written_bytes += size
         if self._written_bytes > max(_GROWN_BYTES, 2 * self._snapshot_bytes) and self._snapped.is_set():
             self._snapped.clear()
             self._loop.call_soon(self._snapshot)
+
+    def _append(self, parts: Sequence[_Part], fsync: str, reply: PublishReply) -> int:
+        """Write a batch for each part, all in one write; how many bytes they have.  The reply is that of the last."""
+        batches = [encode_batch(facts, keys=keys, base_timestamp_us=self._clock.now_us()) for keys, facts in parts]
+        for place, batch in enumerate(batches, 1):
+            self.partition.publish(
+                memoryview(batch),
+                fsync=fsync,
+                max_message_bytes=_MESSAGE_BYTES_MAX,
+                reply=reply if place == len(batches) else None,
+            )
+        self.partition.flush()
+        return sum(map(len, batches))
 
     def _keep(self, keys: list[bytes], facts: list[bytes]) -> None:
         """The disk refused facts that nobody waits for: try again, unless it has failed for good."""
@@ -266,13 +295,14 @@ class Journal:
     # --- snapshots -----------------------------------------------------------------------------------------------
 
     def _snapshot(self) -> None:
-        """Write what rebuilds everything as one batch in a new segment; then what came before can go."""
+        """Write what rebuilds everything into a new segment; then what came before can go."""
         if self._in_flight or self._snapped.is_set():
             return  # called again by the last of them
         self.flush()
         self._snapped.set()
         log = self.partition.log
-        keys, facts = [_SNAPSHOT], [_NOTHING]
+        keys: list[bytes] = []
+        facts: list[bytes] = []
         for entity, known in self._unclaimed.items():
             keys += [entity.encode()] * len(known)
             facts += known.packed()
@@ -280,21 +310,23 @@ class Journal:
             made = [_pack(fact) for fact in snapshot()]
             keys += [entity.encode()] * len(made)
             facts += made
-        batch = encode_batch(facts, keys=keys, base_timestamp_us=self._clock.now_us())
-        self._snapshot_bytes = self._written_bytes = len(batch)
+        parts = _parts(keys, facts)
+        numbers = [_pack((place, len(parts))) for place in range(len(parts))] if len(parts) > 1 else [_NOTHING]
+        parts = [([_SNAPSHOT, *keys], [number, *facts]) for number, (keys, facts) in zip(numbers, parts, strict=True)]
+        # Before it is tried: after a refusal the next one is due when as much again was written.
+        self._snapshot_bytes = self._written_bytes = sum(map(len, keys)) + sum(map(len, facts))
+        first = log.next_offset
 
-        def written(error: MillstreamError | None, _label: int, base: int, _time: int, _again: bool) -> None:
-            if error is not None:
-                return  # what came before is still there; the next one is due when as much again was written
-            # Not now: this is called from within a commit, whose files must not be removed under it.
-            self._loop.call_soon(self._remove_before, base)
+        def written(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
+            if error is None:
+                # Not now: this is called from within a commit, whose files must not be removed under it.
+                self._loop.call_soon(self._remove_before, first)
+            else:
+                _log.warning("facts could not be written anew; what came before stays", reason=str(error))
 
         try:
             log.roll()
-            self.partition.publish(
-                memoryview(batch), fsync="group", max_message_bytes=_MESSAGE_BYTES_MAX, reply=written
-            )
-            self.partition.flush()
+            self._snapshot_bytes = self._written_bytes = self._append(parts, "group", written)
         except MillstreamError as error:
             written(error, 0, 0, 0, False)
 
@@ -304,3 +336,18 @@ class Journal:
                 self.partition.log.delete_before(offset)
             except StorageFailed as error:
                 _log.warning("old facts could not be removed", reason=str(error))
+
+
+def _parts(keys: list[bytes], facts: list[bytes]) -> list[_Part]:
+    """Cut facts, in their order, to what a batch takes; one part at least."""
+    if len(facts) <= _BATCH_FACTS and sum(map(len, facts)) <= _BATCH_BYTES:
+        return [(keys, facts)]
+    parts: list[_Part] = []
+    start = size = 0
+    for place, fact in enumerate(facts):
+        if place > start and (size + len(fact) > _BATCH_BYTES or place - start == _BATCH_FACTS):
+            parts.append((keys[start:place], facts[start:place]))
+            start, size = place, 0
+        size += len(fact)
+    parts.append((keys[start:], facts[start:]))
+    return parts
