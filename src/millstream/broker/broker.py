@@ -45,7 +45,7 @@ from millstream.broker.queues.queues import Queues
 from millstream.broker.queues.text_leases import TextLeases
 from millstream.broker.queues.views import QueueViews
 from millstream.broker.queues.why import Why
-from millstream.broker.registry import Registry
+from millstream.broker.registry import Registry, Topic
 from millstream.broker.rounds import open_rounds
 from millstream.broker.schedules.schedules import Schedules
 from millstream.broker.sessions import Session
@@ -218,7 +218,7 @@ class Broker:
             recorder=self.recorder,
         )
         self.queues.registry.replay(log.replay())
-        self.topics.on_changed = self.queues.registry.topic_changed
+        self.topics.on_changed = self._topic_changed
         self._sender = Sender(loop, clock=self._clock, allow_private=self.settings.webhooks.allow_private)
         self.letters = Letters(self, self._sender, clock=self._clock, loop=loop)
         self.letters.listeners.append(self.recorder.dead_letter)
@@ -360,6 +360,11 @@ class Broker:
             partition.log.close()
         if not failed:
             leave_clean_marker(self._storage)
+
+    async def _topic_changed(self, topic: Topic) -> None:
+        """Made or altered, by a client or by the broker itself."""
+        await self.queues.registry.topic_changed(topic)
+        await self.groups.refresh(topic.namespace)
 
     async def _topic_deleted(self, namespace: str, name: str) -> None:
         await self.groups.forget_topic(namespace, name)

@@ -19,7 +19,7 @@ _LIST_LIMIT_MAX: Final = 10_000
 
 
 class TopicCalls:
-    """Answers them, and tells groups, queues and quotas what has changed."""
+    """Answers them, and tells whoever is concerned what is gone."""
 
     def __init__(self, host: Broker) -> None:
         self._host = host
@@ -61,9 +61,7 @@ class TopicCalls:
     async def _create_topic(self, session: Session, call: calls.CreateTopic) -> calls.TopicInfo:
         if self._host.settings.topics.auto_create:
             await self._topics.ensure_namespace(session.namespace)
-        info = await self._topics.create(session.namespace, call)
-        await self._host.groups.refresh(session.namespace)
-        return info
+        return await self._topics.create(session.namespace, call)
 
     async def _describe_topic(self, session: Session, call: calls.DescribeTopic) -> calls.TopicInfo:
         return await self._topics.describe(session.namespace, call.name)
@@ -77,10 +75,7 @@ class TopicCalls:
         return [self._topics.info(topic) for topic in found[: call.limit]]
 
     async def _alter_topic(self, session: Session, call: calls.AlterTopic) -> calls.TopicInfo:
-        info = await self._topics.alter(session.namespace, call)
-        if call.partitions is not None:
-            await self._host.groups.refresh(session.namespace)
-        return info
+        return await self._topics.alter(session.namespace, call)
 
     async def _delete_topic(self, session: Session, call: calls.DeleteTopic) -> None:
         readers = self._host.groups.readers_of(session.namespace, call.name)
@@ -94,11 +89,7 @@ class TopicCalls:
         await self._host.groups.refresh(session.namespace)
 
     async def _metadata(self, session: Session, call: calls.Metadata) -> list[calls.TopicMetadata]:
-        before = len(self._topics.registry.namespaces.get(session.namespace, ()))
-        answer = await self._topics.metadata(session.namespace, call)
-        if len(self._topics.registry.namespaces.get(session.namespace, ())) != before:
-            await self._host.groups.refresh(session.namespace)
-        return answer
+        return await self._topics.metadata(session.namespace, call)
 
     async def _list_offsets(self, session: Session, call: calls.ListOffsets) -> list[calls.OffsetEntry]:
         topic = self._topics.registry.get(session.namespace, call.topic)

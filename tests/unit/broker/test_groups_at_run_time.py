@@ -6,7 +6,9 @@ import asyncio
 
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls
+from millstream.wire.leases import Settle
 from tests.simulated_broker import after_power_cut, run, started
+from tests.waiting import eventually_async
 
 
 def held(assignment: calls.Assignment) -> set[tuple[str, int]]:
@@ -82,5 +84,26 @@ def test_two_clients_of_a_new_namespace_make_it_together() -> None:
         await asyncio.gather(
             *[client.broker.call(session, calls.Metadata(topics=[name], create=True)) for name in ("a", "b")]
         )
+
+    run(scenario)
+
+
+def test_a_group_follows_topics_that_the_broker_makes_itself() -> None:
+    """Dead letters above all: whoever waits for them has subscribed before there are any."""
+
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        await client.call(calls.CreateTopic(name="orders"))
+        joined = await client.call(calls.JoinGroup(group="g", topics=["orders.dlq"], member_id="m"))
+        assert isinstance(joined, calls.Assignment)
+        assert held(joined) == set()
+        await client.send([b"spoilt"])
+        queue = await client.open_queue()
+        (message,) = await client.lease(queue)
+        await client.settle(Settle.REJECT, message)
+        await eventually_async(lambda: client.broker.metrics.messages_dead_lettered)
+        seen = await client.call(calls.HeartbeatGroup(group="g", member_id="m", generation=joined.generation, owned=[]))
+        assert isinstance(seen, calls.Assignment)
+        assert held(seen) == {("orders.dlq", 0)}
 
     run(scenario)
