@@ -268,3 +268,17 @@ def test_a_session_that_is_too_short_is_refused_in_words(broker: BrokerForTests)
     client.publish("t", b"x")
     with pytest.raises(InvalidArgument, match="not within 1000 to 3600000"):
         client.stream("t", group="g", session_ms=5).next(5)
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.create_topic("t", partitions=1)
+        publish(client, 7, partitions=1)
+        with client.stream("t", group="g") as stream:
+            for _ in range(7):
+                assert stream.next(10) is not None
+            client.delete_topic("t", force=True)
+            client.create_topic("t", partitions=1)
+            stored = [client.publish("t", b"new").id for _ in range(9)]
+            read = [message.id for _ in range(9) if (message := stream.next(10)) is not None]
+            assert read == stored

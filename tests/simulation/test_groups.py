@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,7 @@ from millstream.groups.core import (
     decide_expire,
     decide_heartbeat,
     decide_join,
+    decide_lapse,
     decide_leave,
     decide_refresh,
     new_group,
@@ -67,6 +69,7 @@ class Consumer:
     generation: int = 0
     held: set[TopicPartition] = field(default_factory=set)
     dropping: set[TopicPartition] = field(default_factory=set)
+    logs: dict[TopicPartition, int] = field(default_factory=dict)  # which log it began to read, of several of one name
     running: bool = True
     stalled_until_ms: int = 0
     drop_ms: int = 0
@@ -93,6 +96,7 @@ class World:
         self.boot = 0
         self.generation_seen = 0
         self.consumers: list[Consumer] = []
+        self.logs: Counter[str] = Counter()  # how often each topic was made anew
         self.last_commit: dict[TopicPartition, tuple[str, int]] = {}
         self.commits_accepted = 0
         self.commits_refused = 0
@@ -222,6 +226,8 @@ class World:
         if reply.generation < consumer.generation:
             return
         consumer.generation = reply.generation
+        for partition in reply.assigned - consumer.held:
+            consumer.logs[partition] = self.logs[partition.topic]
         consumer.held |= reply.assigned
         consumer.dropping -= reply.assigned
         leaving = consumer.held - reply.assigned - consumer.dropping
@@ -249,10 +255,11 @@ class World:
         if consumer.held:
             partition = self.random.choice(sorted(consumer.held))
             sender, generation, sent_at_ms = consumer.member_id, consumer.generation, self.now_ms
+            log = consumer.logs[partition]
             delay_ms = self.random.choice((0, 5, 500, 5_000, 20_000))
-            self.later(delay_ms, lambda: self.take_commit(sender, generation, partition, sent_at_ms))
+            self.later(delay_ms, lambda: self.take_commit(sender, generation, partition, log, sent_at_ms))
 
-    def take_commit(self, sender: str, generation: int, partition: TopicPartition, sent_at_ms: int) -> None:
+    def take_commit(self, sender: str, generation: int, partition: TopicPartition, log: int, sent_at_ms: int) -> None:
         try:
             validate_commit(self.state, member_id=sender, generation=generation, partition=partition)
         except (UnknownMember, StaleGeneration):
@@ -260,6 +267,7 @@ class World:
             return
         owner = [m.member_id for m in self.state.members.values() if partition in m.owned]
         assert owner == [sender], f"commit for {partition} taken from {sender}, the owner is {owner}"
+        assert log == self.logs[partition.topic], f"{sender} committed an offset of an earlier log of {partition}"
         last, last_at_ms = self.last_commit.get(partition, (sender, 0))
         assert last == sender or last_at_ms <= sent_at_ms, f"{sender} undid a commit of {last} in {partition}"
         self.last_commit[partition] = (sender, self.now_ms)
@@ -284,7 +292,7 @@ class World:
         running = [consumer for consumer in self.consumers if consumer.running]
         stopped = [consumer for consumer in self.consumers if not consumer.running]
         victim = self.random.choice(running) if running else None
-        match self.random.randrange(11):
+        match self.random.randrange(12):
             case 0 | 1 if len(self.consumers) < 9:
                 self.start_consumer()
             case 2 if victim:
@@ -306,6 +314,8 @@ class World:
                 self.change_topics()
             case 10 if victim:
                 self.request_join(victim, renew=True)
+            case 11:
+                self.make_anew()
             case _:
                 pass
         self.later(self.random.randrange(200, 8_000), self.trouble)
@@ -328,6 +338,21 @@ class World:
         else:
             self.topics[name] = self.topics.get(name, 0) + self.random.randrange(1, 4)
         self.apply(decide_refresh(self.state, topics=self.topics, now_ms=self.now_ms))
+
+    def make_anew(self) -> None:
+        """Delete a topic with its offsets, and make another of its name; perhaps before anybody hears of it."""
+        name = self.random.choice(sorted(self.topics))
+        number = self.topics.pop(name)
+        gone = [TopicPartition(name, place) for place in range(number)]
+        while not self.apply(decide_lapse(self.state, gone, topics=self.topics, now_ms=self.now_ms)):
+            pass  # a deletion that a crash has cut short is finished at the next start
+        self.logs[name] += 1
+
+        def make() -> None:
+            self.topics.setdefault(name, number)
+            self.apply(decide_refresh(self.state, topics=self.topics, now_ms=self.now_ms))
+
+        self.later(self.random.choice((0, 50, 5_000)), make)
 
     # The rules.
 

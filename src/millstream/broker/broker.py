@@ -150,8 +150,7 @@ class Broker:
             self.topics.recover()
         await self.topics.finish_deletions()
         await self.queues.registry.forget_stale()
-        if not clean:
-            await self.groups.mend()
+        await self.groups.mend(clean=clean)
         await self.mqtt.mend(clean=clean)
         self._open_watches(loop)
         self._handlers = self._call_handlers()

@@ -24,6 +24,10 @@ class GroupTopics:
     def partition_counts(self, namespace: str) -> Mapping[str, int]:
         return self._topics.registry.partition_counts(namespace)
 
+    def in_memory(self, namespace: str, topic: str) -> bool:
+        """Whether its messages end with the broker."""
+        return self._topics.registry.get(namespace, topic).config.mode == "ephemeral"
+
     def bounds(self, namespace: str, partition: TopicPartition) -> Bounds:
         topic = self._topics.registry.get(namespace, partition.topic)
         if self._topics.is_untouched(topic, partition.partition):

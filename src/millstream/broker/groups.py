@@ -21,6 +21,7 @@ from millstream.groups.core import (
     decide_expire,
     decide_heartbeat,
     decide_join,
+    decide_lapse,
     decide_leave,
     decide_pause,
     decide_rebalance,
@@ -76,6 +77,8 @@ class GroupsHost(Protocol):
     """What groups ask of the broker around them."""
 
     def partition_counts(self, namespace: str) -> Mapping[str, int]: ...
+
+    def in_memory(self, namespace: str, topic: str) -> bool: ...
 
     def bounds(self, namespace: str, partition: TopicPartition) -> Bounds: ...
 
@@ -144,22 +147,28 @@ class Groups:
                 partition = TopicPartition(rest[0], int(rest[1]))
                 group.offsets.replay(partition, committed_from_document(document))
 
-    async def mend(self) -> None:
-        """After a crash: follow the topics that changed unseen, and take back positions beyond a log that lost its
-        end, or the next messages to get those offsets would count as read."""
-        for namespace in sorted({group.namespace for group in self._groups.values()}):
-            await self.refresh(namespace)
+    async def mend(self, *, clean: bool) -> None:
+        """After a start: take back positions beyond a log that lost its end, as those in memory always do, or the next
+        messages to get those offsets would count as read.  After a crash also follow the topics that changed unseen."""
+        if not clean:
+            for namespace in sorted({group.namespace for group in self._groups.values()}):
+                await self.refresh(namespace)
         for group in self._groups.values():
             counts = self._host.partition_counts(group.namespace)
+            known = {at.topic for at, _ in group.offsets} | {at.topic for at in _held(group.state)}
+            emptied = {topic for topic in known & counts.keys() if self._host.in_memory(group.namespace, topic)}
             moved: dict[TopicPartition, Committed | None] = {}
             for at, committed in group.offsets:
-                if at.partition < counts.get(at.topic, 0):
+                if at.partition < counts.get(at.topic, 0) and (at.topic in emptied or not clean):
                     end = self._host.bounds(group.namespace, at).end
                     if committed.offset > end:
                         moved[at] = decide_commit(end, metadata=committed.metadata, now_ms=self._now_ms())
             if moved:
                 _log.warning("the log lost its end; positions beyond it are taken back", group=group.name)
                 await self._record_offsets(group, moved)
+            lapsed = moved.keys() | {at for at in _held(group.state) if at.topic in emptied}
+            if lapsed:
+                await self._apply(group, decide_lapse(group.state, lapsed, topics=counts, now_ms=self._now_ms()))
 
     # --- members -------------------------------------------------------------------------------------------------
 
@@ -238,6 +247,8 @@ class Groups:
             if not group.state.members or not group.sessions.late(group.state, now_ms=now_ms):
                 continue
             async with group.lock:
+                if not self._is_known(group):
+                    continue
                 late = group.sessions.late(group.state, now_ms=self._clock.monotonic_ms())
                 for member_id, reason in late.items():
                     _log.warning("member removed", group=group.name, member=member_id, reason=reason)
@@ -250,6 +261,8 @@ class Groups:
         for group in [group for group in self._groups.values() if group.namespace == namespace]:
             if group.state.members:
                 async with group.lock:
+                    if not self._is_known(group):
+                        continue
                     await self._apply(group, decide_refresh(group.state, topics=topics, now_ms=self._now_ms()))
 
     def disconnected(self, push: Callable[[object], None]) -> None:
@@ -363,10 +376,16 @@ class Groups:
             group.offsets.replay(at, value)
 
     async def forget_topic(self, namespace: str, topic: str) -> None:
-        """A topic was deleted: a new one of its name must not start in the middle."""
+        """A topic was deleted: a new one of its name must not start in the middle, nor be taken for it by members."""
         for group in [group for group in self._groups.values() if group.namespace == namespace]:
             async with group.lock:
+                if not self._is_known(group):
+                    continue
                 await self._record_offsets(group, dict.fromkeys(group.offsets.of_topic(topic)))
+                held = {at for at in _held(group.state) if at.topic == topic}
+                if held:
+                    topics = self._host.partition_counts(namespace)
+                    await self._apply(group, decide_lapse(group.state, held, topics=topics, now_ms=self._now_ms()))
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -452,7 +471,8 @@ class Groups:
         """A namespace is gone: its groups, too, whoever is still in them."""
         for group in [group for group in self._groups.values() if group.namespace == namespace]:
             async with group.lock:
-                await self._forget(group)
+                if self._is_known(group):
+                    await self._forget(group)
 
     async def forget_idle(self, retention_ms: int) -> None:
         """Drop groups that have had no members for long; 0 keeps them."""
@@ -490,7 +510,7 @@ class Groups:
                     raise GroupNotFound(f"group {name!r} does not exist in namespace {namespace!r}")
                 group = self._groups[key] = _Group(namespace, name, new_group(name, now_ms=self._now_ms()))
             async with group.lock:
-                if self._groups.get(key) is not group:
+                if not self._is_known(group):
                     continue
                 try:
                     yield group
@@ -498,6 +518,10 @@ class Groups:
                     if not group.recorded and self._groups.get(key) is group:
                         del self._groups[key]
                 return
+
+    def _is_known(self, group: _Group) -> bool:
+        """Whether it was not forgotten while we waited for it."""
+        return self._groups.get((group.namespace, group.name)) is group
 
     @staticmethod
     def _check_empty(group: _Group) -> None:
@@ -524,6 +548,10 @@ def _summary(group: _Group) -> calls.GroupSummary:
         generation=state.generation,
         paused=state.paused,
     )
+
+
+def _held(state: GroupState) -> set[TopicPartition]:
+    return {at for member in state.members.values() for at in member.owned}
 
 
 def _topics_of(members: Iterable[Any]) -> set[str]:

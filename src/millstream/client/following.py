@@ -125,6 +125,8 @@ class Following(Reading):
         for place in places:
             self._remove(place)
         if self._membership is not None:
+            for topic in {at.topic for at in places} - {at.topic for at in self._positions.places}:
+                self._uids.pop(topic, None)  # when it comes back it may be another topic of that name
             self._membership.dropped(places, lost=lost)
 
     async def _commit_finished(self, places: set[TopicPartition]) -> None:

@@ -42,6 +42,7 @@ __all__ = [
     "decide_expire",
     "decide_heartbeat",
     "decide_join",
+    "decide_lapse",
     "decide_leave",
     "decide_pause",
     "decide_rebalance",
@@ -111,6 +112,9 @@ def decide_heartbeat(state: GroupState, command: Heartbeat) -> Transition[Reply]
     if command.generation >= member.revoke_generation:
         freed = must_give_back(state, member) - command.owned
     released = release(state, member.member_id, freed)
+    if freed & member.lapsed:
+        # The member may get it again at once, while a commit of an offset of the old log is still on its way.
+        released = replace(released, generation=state.generation + 1)
     after = grant(released, member.member_id)
     nudged = gainers(state, released, freed) - {member.member_id}
     return Transition(after, reply_to(after, member.member_id, command.owned), nudged)
@@ -143,6 +147,26 @@ def decide_expire(
 def decide_refresh(state: GroupState, *, topics: Topics, now_ms: int) -> Transition[None]:
     """Follow topics that were created, deleted or given more partitions."""
     after = _retarget(state, topics, now_ms)
+    return Transition(after, None, _nudged(state, after))
+
+
+def decide_lapse(
+    state: GroupState, partitions: Collection[TopicPartition], *, topics: Topics, now_ms: int
+) -> Transition[None]:
+    """The logs of these partitions are gone, whether or not there are others in their place.
+
+    Who holds one lets go of it before it is granted again: offsets of the old log say nothing about the new one.
+    """
+    held = {key: (member.owned.keys() & set(partitions)) - member.lapsed for key, member in state.members.items()}
+    after = _retarget(state, topics, now_ms)
+    if not any(held.values()):
+        return Transition(after, None, _nudged(state, after))
+    generation = state.generation + 1
+    members = {
+        key: replace(member, lapsed=member.lapsed | held[key], revoke_generation=generation) if held[key] else member
+        for key, member in after.members.items()
+    }
+    after = replace(after, generation=generation, members=members)
     return Transition(after, None, _nudged(state, after))
 
 
@@ -184,7 +208,7 @@ def validate_commit(
     member = _member(state, member_id)
     _check_generation(state, generation)
     granted = member.owned.get(partition)
-    if granted is None:
+    if granted is None or partition in member.lapsed:
         raise StaleGeneration(
             f"{partition} is not held by member {member_id} (generation {generation}; "
             f"group {state.name} is at {state.generation})"

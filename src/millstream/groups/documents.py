@@ -69,6 +69,7 @@ def _member_document(member: Member) -> dict[str, Any]:
         "joined_at_ms": member.joined_at_ms,
         "target": _by_topic(member.target),
         "owned": _by_grant(member.owned),
+        "lapsed": _by_topic(member.lapsed),
         "revoke_generation": member.revoke_generation,
     }
 
@@ -85,6 +86,7 @@ def _member(entry: Mapping[str, Any]) -> Member:
         joined_at_ms=entry.get("joined_at_ms", 0),
         target=frozenset(_partitions(entry["target"])),
         owned={p: grant["generation"] for grant in entry["owned"] for p in _partitions(grant["partitions"])},
+        lapsed=frozenset(_partitions(entry.get("lapsed", {}))),
         revoke_generation=entry["revoke_generation"],
     )
 

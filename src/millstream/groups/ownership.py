@@ -33,13 +33,13 @@ _NOTHING: frozenset[TopicPartition] = frozenset()
 
 def must_give_back(state: GroupState, member: Member) -> frozenset[TopicPartition]:
     """What the member owns and may not keep."""
-    return frozenset(member.owned) if state.draining else frozenset(member.owned.keys() - member.target)
+    return frozenset(member.owned if state.draining else member.owned.keys() - (member.target - member.lapsed))
 
 
 def reply_to(state: GroupState, member_id: str, reported: Iterable[TopicPartition] = ()) -> Reply:
     """What to tell a member that says it holds `reported`.  Call `grant` first: only what is owned counts."""
     member = state.members[member_id]
-    assigned = _NOTHING if state.draining else frozenset(member.owned.keys() & member.target)
+    assigned = _NOTHING if state.draining else frozenset(member.owned.keys() & (member.target - member.lapsed))
     return Reply(
         member_id=member_id,
         generation=state.generation,
@@ -70,7 +70,7 @@ def release(state: GroupState, member_id: str, freed: Collection[TopicPartition]
         return state
     member = state.members[member_id]
     owned = {partition: granted for partition, granted in member.owned.items() if partition not in freed}
-    state = with_member(state, replace(member, owned=owned))
+    state = with_member(state, replace(member, owned=owned, lapsed=member.lapsed.difference(freed)))
     if state.draining and not any(other.owned for other in state.members.values()):
         state = replace(state, draining=False)
     return state
@@ -92,7 +92,7 @@ def views(state: GroupState) -> dict[str, tuple[frozenset[TopicPartition], froze
         member_id: (
             _NOTHING
             if state.draining
-            else frozenset(p for p in member.target if owners.get(p, member_id) == member_id),
+            else frozenset(p for p in member.target - member.lapsed if owners.get(p, member_id) == member_id),
             must_give_back(state, member),
         )
         for member_id, member in state.members.items()
@@ -102,7 +102,8 @@ def views(state: GroupState) -> dict[str, tuple[frozenset[TopicPartition], froze
 def group_phase(state: GroupState) -> Phase:
     if not state.members:
         return Phase.EMPTY
-    if state.draining or any(member.owned.keys() != member.target for member in state.members.values()):
+    members = state.members.values()
+    if state.draining or any(member.lapsed or member.owned.keys() != member.target for member in members):
         return Phase.REBALANCING
     return Phase.STABLE
 
@@ -113,7 +114,7 @@ def explain(state: GroupState, partition: TopicPartition) -> str:
     heir = next((m.member_id for m in state.members.values() if partition in m.target), None)
     if owner is not None and state.draining:
         return f"{partition} must be given back by {owner} before the eager rebalance can go on"
-    if owner is not None and owner == heir:
+    if owner is not None and owner == heir and partition not in state.members[owner].lapsed:
         return f"{partition} is read by {owner}"
     if owner is not None:
         return f"{partition} must be given back by {owner}" + (f", then {heir} gets it" if heir else "")

@@ -92,6 +92,9 @@ class Member:
     #: Partitions granted and not given back, each with the generation it was granted in.  That number is what
     #: fences a commit from an earlier time the same member held the same partition.
     owned: Mapping[TopicPartition, int] = field(default_factory=dict)
+    #: Owned partitions whose log is another one since they were granted.  What the member knows of them is wrong, so it
+    #: lets go of them, and whoever gets them next, it or another, begins with what is committed.
+    lapsed: frozenset[TopicPartition] = frozenset()
     #: The last generation that took something away.  A heartbeat which acknowledges an older one was sent by
     #: a member that may not know yet, so what it does not list is not taken as given back.
     revoke_generation: int = 0

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from millstream.errors import StaleGeneration
+from millstream.groups.sessions import Sessions
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls
 from millstream.wire.leases import Settle
@@ -105,5 +109,70 @@ def test_a_group_follows_topics_that_the_broker_makes_itself() -> None:
         seen = await client.call(calls.HeartbeatGroup(group="g", member_id="m", generation=joined.generation, owned=[]))
         assert isinstance(seen, calls.Assignment)
         assert held(seen) == {("orders.dlq", 0)}
+
+    run(scenario)
+
+
+def test_a_group_that_is_forgotten_while_others_wait_for_it_stays_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=2))
+        await client.call(calls.JoinGroup(group="g", topics=["orders"]))
+        groups = client.broker.groups
+        monkeypatch.setattr(groups._host, "partition_counts", lambda _: {"orders": 3})
+        late = dict.fromkeys(groups._groups["default", "g"].state.members, "silent")
+        monkeypatch.setattr(Sessions, "late", lambda *_, **__: late)
+        await asyncio.gather(groups.forget_namespace("default"), groups.refresh("default"), groups.expire())
+        assert await client.call(calls.ListGroups()) == []
+        client = await after_power_cut(client, storage)
+        assert await client.call(calls.ListGroups()) == []
+
+    run(scenario)
+
+
+def test_positions_in_a_topic_in_memory_end_with_the_broker() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", config={"mode": "ephemeral"}))
+        await client.send([b"old"] * 7, label=1)
+        entry = calls.OffsetEntry(topic="orders", partition=0, offset=7)
+        await client.call(calls.CommitOffsets(group="g", offsets=[entry]))
+        await client.broker.stop()
+        client = await started(storage)
+        await client.send([b"new"] * 9, label=1)
+        found = await client.call(calls.CommittedOffsets(group="g"))
+        assert [entry.offset for entry in found] == [0], "seven of the new messages would count as read"
+
+    run(scenario)
+
+
+def test_a_topic_made_anew_is_read_from_its_beginning_by_who_held_the_old_one() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        await client.call(calls.CreateTopic(name="orders"))
+        joined = await client.call(calls.JoinGroup(group="g", topics=["orders"], member_id="m"))
+        owned = joined.partitions
+        await client.call(calls.DeleteTopic(name="orders", force=True))
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"new"] * 9)
+
+        # It has read the old topic up to 7, and no heartbeat has told it yet.
+        read = calls.OffsetEntry(topic="orders", partition=0, offset=7)
+        for generation in (joined.generation, joined.generation + 2):
+            commit = calls.CommitOffsets(group="g", offsets=[read], member_id="m", generation=generation)
+            with pytest.raises(StaleGeneration):
+                await client.call(commit)
+        seen = await client.call(
+            calls.HeartbeatGroup(group="g", member_id="m", generation=joined.generation, owned=owned)
+        )
+        assert held(seen) == set(), "it must let go of the old one first"
+        with pytest.raises(StaleGeneration):
+            await client.call(calls.CommitOffsets(group="g", offsets=[read], member_id="m", generation=seen.generation))
+        again = await client.call(calls.HeartbeatGroup(group="g", member_id="m", generation=seen.generation, owned=[]))
+        assert held(again) == {("orders", 0)}
+        assert await client.call(calls.CommittedOffsets(group="g")) == []
+        await client.call(calls.CommitOffsets(group="g", offsets=[read], member_id="m", generation=again.generation))
 
     run(scenario)

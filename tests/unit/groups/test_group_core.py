@@ -19,6 +19,7 @@ from millstream.groups.core import (
     decide_expire,
     decide_heartbeat,
     decide_join,
+    decide_lapse,
     decide_leave,
     decide_refresh,
     new_group,
@@ -466,3 +467,53 @@ def test_explain_says_who_reads_and_why_not(group: Group) -> None:
     assert explain(group.state, TopicPartition("orders", 4)) == "orders/4 goes to a with its next heartbeat"
     group.refresh({})
     assert explain(group.state, first) == "orders/0 must be given back by a"
+
+
+# A log that is another one
+
+
+def lapse(group: Group, *numbers: int) -> None:
+    group.take(decide_lapse(group.state, orders(*numbers), topics=group.topics, now_ms=6))
+
+
+def test_who_holds_a_log_that_was_replaced_lets_go_of_it_before_it_gets_the_new_one(group: Group) -> None:
+    pair(group)
+    lapse(group, 0, 2)
+    assert group.nudged == {"a", "b"}
+    assert group_phase(group.state) is Phase.REBALANCING
+    assert explain(group.state, TopicPartition("orders", 0)) == "orders/0 must be given back by a, then a gets it"
+    with pytest.raises(StaleGeneration):
+        validate_commit(group.state, member_id="a", generation=3, partition=TopicPartition("orders", 0))
+    validate_commit(group.state, member_id="a", generation=2, partition=TopicPartition("orders", 1))
+    assert group.beat("a", 2, orders(1)).assigned == orders(1), "sent before it knew: that it let go is not certain"
+    assert group.beat("a", 3, orders(0, 1)) == Reply("a", 3, orders(1), revoke=orders(0), waiting=orders(0))
+    assert group.beat("a", 3, orders(1)).assigned == orders(0, 1)
+    with pytest.raises(StaleGeneration):
+        validate_commit(group.state, member_id="a", generation=3, partition=TopicPartition("orders", 0))
+    validate_commit(group.state, member_id="a", generation=4, partition=TopicPartition("orders", 0))
+    group.beat("b", 4, orders(3))
+    assert group_phase(group.state) is Phase.STABLE
+
+
+def test_a_log_that_nobody_holds_lapses_without_a_new_generation(group: Group) -> None:
+    pair(group)
+    before = group.state
+    group.take(decide_lapse(before, [TopicPartition("audit", 0)], topics=group.topics, now_ms=6))
+    assert group.state is before
+
+
+def test_the_successor_of_a_static_member_gets_the_new_log_at_once(group: Group) -> None:
+    group.join(joining("a", instance_id="seat"))
+    lapse(group, 0)
+    assert group.join(joining("a2", instance_id="seat")).assigned == orders(0, 1, 2, 3)
+    assert not group.state.members["a2"].lapsed
+
+
+def test_a_deleted_topic_that_comes_back_before_a_heartbeat_is_not_taken_for_the_old_one(group: Group) -> None:
+    reply = group.join(joining("a"))
+    group.topics = {}
+    lapse(group, 0, 1, 2, 3)
+    group.refresh({"orders": 4})
+    seen = group.beat("a", reply.generation, orders(0, 1, 2, 3))
+    assert (seen.assigned, seen.waiting) == (NOTHING, orders(0, 1, 2, 3))
+    assert group.beat("a", seen.generation, NOTHING).assigned == orders(0, 1, 2, 3)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from millstream.groups.core import decide_heartbeat, decide_join, new_group
+from millstream.groups.core import decide_heartbeat, decide_join, decide_lapse, new_group
 from millstream.groups.documents import from_document, to_document
 from millstream.groups.records import (
     GroupState,
@@ -35,6 +35,14 @@ def test_a_document_brings_back_a_group_in_the_middle_of_a_rebalance(protocol: R
     given_back = decide_heartbeat(state, Heartbeat("a", 2, frozenset())).state
     assert given_back != state
     assert from_document(json.loads(json.dumps(to_document(given_back)))) == given_back
+
+
+def test_a_document_knows_what_has_to_be_let_go_of() -> None:
+    state = rebalancing(RebalanceProtocol.COOPERATIVE)
+    gone = [TopicPartition("orders.eu", number) for number in range(3)]
+    state = decide_lapse(state, gone, topics=TOPICS, now_ms=20).state
+    assert state.members["a"].lapsed
+    assert from_document(json.loads(json.dumps(to_document(state)))) == state
 
 
 def test_an_empty_group_survives_too() -> None:
