@@ -22,6 +22,7 @@ from millstream.client.address import Target
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import METADATA_AGE_S, Place, offsets_call
 from millstream.client.ownership import Changes
+from millstream.client.positions import Position
 from millstream.client.reading import Reading
 from millstream.client.settings import StreamSettings
 from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, RequestError
@@ -34,6 +35,8 @@ _log = logging.getLogger("millstream.client")
 
 #: A call to make, and the type of its answer.
 _Resolve = tuple[calls.Call, Any]
+#: Per partition: offset, whether the user gave it, and what is committed.
+_Starts = dict[TopicPartition, tuple[int, bool, int | None]]
 _LOOK_AGAIN_S: Final = 1.0
 _COMMIT_S: Final = 10.0
 
@@ -108,18 +111,35 @@ class Following(Reading):
                 unknown = self._unknown_topics(wanted)
                 if unknown:
                     self._learn(await self._ask(*self._metadata_lookup(unknown)))
-                answers = [await self._ask(*lookup) for lookup in self._lookups(wanted)]
+                starts = self._starts(wanted, [await self._ask(*lookup) for lookup in self._lookups(wanted)])
             except RequestError as error:
                 if self._membership is None:
                     raise
                 _log.warning("stream: cannot begin with topic %s yet: %s", topic, error)  # it is being deleted
                 continue
-            starts = self._starts(wanted, answers)
+            if not await self._record_starts(topic, starts):
+                continue
             # Asked only now: meanwhile the group may have passed on what we were about to read.
             taken = set(wanted) if self._membership is None else self._membership.took(wanted)
             self._add({place: starts[place] for place in sorted(taken)})
             if taken:
                 await self._tell(self._settings.on_assigned, sorted(taken))
+
+    async def _record_starts(self, topic: str, starts: _Starts) -> bool:
+        """Have it known where the group begins, if that is another place a moment later; False when that failed.
+
+        Whoever reads on, should we be gone before we commit anything, would otherwise skip what we have in hand.
+        """
+        if self._membership is None or self._settings.start != "latest":
+            return True
+        begun = {place: offset for place, (offset, _, committed) in starts.items() if committed is None}
+        try:
+            if begun:
+                await self._commit(begun, min(_COMMIT_S, self._target.timeout_s))
+        except MillstreamError as error:
+            _log.warning("stream: cannot begin with topic %s yet: %s", topic, error)
+            return False
+        return True
 
     def _remove_all(self, places: set[TopicPartition], *, lost: bool) -> None:
         for place in places:
@@ -165,17 +185,15 @@ class Following(Reading):
         ]
         return wanted
 
-    def _starts(
-        self, places: Iterable[TopicPartition], answers: list[list[calls.OffsetEntry]]
-    ) -> dict[TopicPartition, tuple[int, bool, int | None]]:
-        """Per partition: offset, whether the user gave it, and what is committed."""
+    def _starts(self, places: Iterable[TopicPartition], answers: list[list[calls.OffsetEntry]]) -> _Starts:
+        """Where to begin, from the answers to `_lookups`."""
         committed: dict[TopicPartition, int] = {}
         if self._settings.group is not None:
             first, *answers = answers
             committed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in first}
         found = {TopicPartition(entry.topic, entry.partition): entry.offset for answer in answers for entry in answer}
         start = self._settings.start
-        starts: dict[TopicPartition, tuple[int, bool, int | None]] = {}
+        starts: _Starts = {}
         for place in places:
             if place in committed:
                 starts[place] = (committed[place], False, committed[place])
@@ -191,18 +209,29 @@ class Following(Reading):
         return [position.place for position in self._positions if position.out_of_range is not None]
 
     async def _restart(self, gone: list[TopicPartition]) -> None:
-        """Go on from the start for partitions whose offset is gone; raises if the user named that offset."""
+        """Go on with partitions whose offset is gone; raises if the user named that offset.
+
+        What retention has passed goes on with the oldest message there is, as nothing else was read.  Where the log is
+        shorter than it was, nobody knows what is in it: from the start, as if nothing were committed.
+        """
         for position in self._positions:
             if position.out_of_range is not None and position.explicit:
                 raise position.out_of_range
-        for call, kind in self._lookups(gone):
-            if not isinstance(call, calls.ListOffsets):
-                continue  # what is committed is what is gone
-            entries: list[calls.OffsetEntry] = await self._ask(call, kind)
-            for entry in entries:
-                position_now = self._positions.get(TopicPartition(entry.topic, entry.partition))
-                if position_now is not None and position_now.out_of_range is not None:
-                    self._move(position_now, entry.offset, explicit=False)
+        for topic, places in groupby(sorted(gone), key=lambda place: place.topic):
+            oldest = offsets_call(topic, "earliest", [place.partition for place in places])
+            for position, offset in await self._gone_positions(oldest):
+                if position.fetch_offset < offset:
+                    self._move(position, offset, explicit=False)
+        for call, _ in self._lookups(self._out_of_range()):
+            if isinstance(call, calls.ListOffsets):  # what is committed is what is gone
+                for position, offset in await self._gone_positions(call):
+                    self._move(position, offset, explicit=False)
+
+    async def _gone_positions(self, call: calls.ListOffsets) -> list[tuple[Position, int]]:
+        """Those of a lookup that have nowhere to go on yet, with what was found."""
+        entries: list[calls.OffsetEntry] = await self._ask(call, list[calls.OffsetEntry])
+        found = [(self._positions.get(TopicPartition(entry.topic, entry.partition)), entry.offset) for entry in entries]
+        return [(at, offset) for at, offset in found if at is not None and at.out_of_range is not None]
 
     async def _seek(self, place: TopicPartition, to: Place) -> None:
         self._known(place)
@@ -263,7 +292,7 @@ class Following(Reading):
     def _unknown_topics(self, places: Iterable[TopicPartition]) -> list[str]:
         return sorted({at.topic for at in places if at.partition >= len(self._uids.get(at.topic, ()))})
 
-    def _add(self, starts: dict[TopicPartition, tuple[int, bool, int | None]]) -> None:
+    def _add(self, starts: _Starts) -> None:
         for place, (offset, explicit, committed) in starts.items():
             uids = self._uids.get(place.topic, ())
             uid = uids[place.partition] if place.partition < len(uids) else 0

@@ -62,6 +62,7 @@ class FakePartition:
     uid: int
     batches: list[bytes] = field(default_factory=list)
     next_offset: int = 0
+    start_offset: int = 0  # retention took what was before
     values: list[bytes | None] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
     #: producer -> stored ranges, newest last
@@ -341,8 +342,9 @@ class FakeBroker:
     def _fetch(self, peer: _Peer, correlation: int, request: FetchRequest) -> None:
         try:
             partition = self.topic(request.topic, create=False)[request.partition]
-            if request.offset > partition.next_offset:
-                raise OffsetOutOfRange(f"offset {request.offset} is after the end at {partition.next_offset}")
+            first, end = partition.start_offset, partition.next_offset
+            if not first <= request.offset <= end:
+                raise OffsetOutOfRange(f"offset {request.offset} is not in {first}..{end}")
         except MillstreamError as error:
             peer.send(encode_error(error, correlation))
             return
@@ -408,7 +410,7 @@ class FakeBroker:
                     calls.OffsetEntry(
                         topic=topic,
                         partition=number,
-                        offset=partitions[number].next_offset if at == "latest" else 0,
+                        offset=partitions[number].next_offset if at == "latest" else partitions[number].start_offset,
                     )
                     for number in (range(len(partitions)) if numbers is None else numbers)
                 ]

@@ -364,6 +364,32 @@ def test_start_counts_only_where_the_group_has_no_progress(group: FakeBroker, cl
     assert group.committed["g", "t", 1] == 10
 
 
+@pytest.mark.parametrize("commit", ["auto", "manual"])
+def test_where_a_group_began_is_recorded_before_the_first_message_is_handed_out(
+    group: FakeBroker, client: millstream.Client, commit: str
+) -> None:
+    """Or the message in hand would be lost with its reader: the next one would begin at the latest again."""
+    with client.stream("t", group="g", start="latest", commit=commit, commit_interval_s=3600) as stream:
+        assert stream.next(0.01) is None
+        eventually(lambda: stream.assignment() or stream.next(0.01))
+        assert group.committed == {("g", "t", 0): 10, ("g", "t", 1): 10}
+        client.publish("t", b"in hand", partition=0)
+        message = stream.next(10)
+        assert message is not None
+        assert message.offset == 10
+        assert group.committed == {("g", "t", 0): 10, ("g", "t", 1): 10}
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+def test_progress_that_retention_has_passed_goes_on_with_the_oldest_message_there_is(
+    group: FakeBroker, client: millstream.Client, start: str
+) -> None:
+    group.committed |= {("g", "t", 0): 3, ("g", "t", 1): 10}
+    group.topic("t")[0].start_offset = 6
+    with client.stream("t", group="g", start=start, timeout_s=10) as stream:
+        assert [message.offset for message in islice(stream, 4)] == [6, 7, 8, 9]
+
+
 def test_progress_beyond_the_log_falls_back_to_start(group: FakeBroker, client: millstream.Client) -> None:
     group.committed["g", "t", 0] = 700
     with client.stream("t", group="g", timeout_s=10) as stream:
