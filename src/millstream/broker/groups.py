@@ -67,7 +67,9 @@ __all__ = ["Groups", "GroupsHost", "Standing"]
 
 _log = structlog.get_logger("millstream.groups")
 
-#: A gap this long between two looks at the members means that the broker, not a member, was away.
+#: A gap this long between two looks at the members means that the broker, not a member, was away: a moment, which does
+#: not count as silence; or so long that connections are lost, and everybody needs a whole session to be heard again.
+_STALL_MS: Final = 1_000
 _PAUSE_MS: Final = 5_000
 
 _GroupKey: TypeAlias = tuple[str, str]
@@ -235,14 +237,22 @@ class Groups:
     async def expire(self) -> None:
         """Remove members that are late.  Called every fraction of a second."""
         now_ms = self._clock.monotonic_ms()
-        paused = now_ms - self._expired_at_ms > _PAUSE_MS
-        self._expired_at_ms = now_ms
-        if paused:
+        away_ms = now_ms - self._expired_at_ms
+        try:
+            if away_ms <= _STALL_MS:
+                await self._remove_late(now_ms)
+                return
             # This process stood still (suspended, swapped out): nobody could be heard, so nobody is late.
             for group in self._groups.values():
-                group.sessions = Sessions()
-                group.sessions.follow(group.state, now_ms=now_ms)
-            return
+                if away_ms > _PAUSE_MS:
+                    group.sessions = Sessions()
+                    group.sessions.follow(group.state, now_ms=now_ms)
+                else:
+                    group.sessions.excuse(away_ms, now_ms=now_ms)
+        finally:
+            self._expired_at_ms = self._clock.monotonic_ms()  # while we waited for the disk, members were heard
+
+    async def _remove_late(self, now_ms: int) -> None:
         for group in list(self._groups.values()):
             if not group.state.members or not group.sessions.late(group.state, now_ms=now_ms):
                 continue

@@ -27,6 +27,14 @@ class Sessions:
         self._seen_at_ms[member_id] = now_ms
         self._acknowledged[member_id] = max(generation, self._acknowledged.get(member_id, 0))
 
+    def excuse(self, away_ms: int, *, now_ms: int) -> None:
+        """Nobody could be heard for so long, up to now: it does not count."""
+        for member_id, at_ms in self._seen_at_ms.items():
+            self._seen_at_ms[member_id] = min(at_ms + away_ms, now_ms)
+        for asked in self._asked_at_ms.values():
+            for partition, at_ms in asked.items():
+                asked[partition] = min(at_ms + away_ms, now_ms)
+
     def follow(self, state: GroupState, *, now_ms: int) -> None:
         """Take up a state that was just recorded or recovered; new members start their session now."""
         for member_id in self._seen_at_ms.keys() - state.members.keys():

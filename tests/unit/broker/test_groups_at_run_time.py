@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from millstream.clock import SystemClock
 from millstream.errors import StaleGeneration
 from millstream.groups.sessions import Sessions
 from millstream.testing.storage import SimulatedStorage
@@ -144,6 +145,40 @@ def test_positions_in_a_topic_in_memory_end_with_the_broker() -> None:
         await client.send([b"new"] * 9, label=1)
         found = await client.call(calls.CommittedOffsets(group="g"))
         assert [entry.offset for entry in found] == [0], "seven of the new messages would count as read"
+
+    run(scenario)
+
+
+class HandClock(SystemClock):
+    """Monotonic time that stands still until it is moved."""
+
+    at_ms = 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return self.at_ms
+
+
+@pytest.mark.parametrize("stood_still_ms", [1_500, 3_000, 60_000])
+def test_nobody_is_late_while_the_broker_stands_still(stood_still_ms: int) -> None:
+    """Heartbeats that came meanwhile wait in the sockets; a session may be shorter than such a moment."""
+
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        groups, clock = client.broker.groups, HandClock()
+        groups._clock = clock
+        groups._expired_at_ms = clock.at_ms
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.call(calls.JoinGroup(group="g", topics=["orders"], session_ms=1_000))
+
+        async def look(after_ms: int) -> int:
+            clock.at_ms += after_ms
+            await groups.expire()
+            return len(groups._groups["default", "g"].state.members)
+
+        assert await look(250) == 1
+        assert await look(stood_still_ms) == 1
+        assert await look(250) == 1
+        assert [await look(250) for _ in range(4)][-1] == 0, "then it was silent by itself"
 
     run(scenario)
 
