@@ -14,12 +14,14 @@ __all__ = ["CommitTicket"]
 class CommitTicket:
     """A commit under way."""
 
-    __slots__ = ("_callback", "done", "error", "offsets")
+    __slots__ = ("_callback", "done", "epoch", "error", "offsets")
 
     def __init__(
-        self, offsets: dict[TopicPartition, int], callback: Callable[[CommitTicket], None] | None = None
+        self, offsets: dict[TopicPartition, int], epoch: int, callback: Callable[[CommitTicket], None] | None = None
     ) -> None:
         self.offsets = offsets
+        #: Of the membership in which these messages were read.
+        self.epoch = epoch
         self.error: MillstreamError | None = None
         self.done = threading.Event()
         self._callback = callback

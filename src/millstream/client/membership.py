@@ -139,10 +139,13 @@ class Membership:
         self._bell.ring()
 
     def commit(
-        self, offsets: dict[TopicPartition, int], callback: Callable[[CommitTicket], None] | None = None
+        self, offsets: dict[TopicPartition, int], epoch: int, callback: Callable[[CommitTicket], None] | None = None
     ) -> CommitTicket:
-        """Commit in the background; the ticket tells when it is done."""
-        ticket = CommitTicket(offsets, callback)
+        """Commit, in the background, what a stream has read that has followed up to `epoch`.
+
+        The ticket tells when it is done.
+        """
+        ticket = CommitTicket(offsets, epoch, callback)
         with self._lock:
             if not self._stopping and self.failure is None:
                 self._tickets.append(ticket)
@@ -332,6 +335,9 @@ class Membership:
         while self._tickets:
             ticket = self._tickets[0]
             try:
+                if ticket.epoch != self._ownership.epoch:
+                    # In the name of the next membership it would take back what others have committed since.
+                    raise UnknownMember(f"this member of group {self._group!r} was removed, and has joined again since")
                 if ticket.offsets:
                     self._call(self._commit_call(ticket.offsets), Any)
             except (ConnectionLost, ShuttingDown):

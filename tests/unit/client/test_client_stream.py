@@ -26,6 +26,7 @@ from millstream.errors import (
     StaleGeneration,
     TopicNotFound,
     Unauthorized,
+    UnknownMember,
 )
 from tests.waiting import eventually
 
@@ -394,6 +395,26 @@ def test_progress_beyond_the_log_falls_back_to_start(group: FakeBroker, client: 
     group.committed["g", "t", 0] = 700
     with client.stream("t", group="g", timeout_s=10) as stream:
         assert len(list(islice(stream, 20))) == 20
+
+
+def test_a_commit_of_a_membership_that_has_ended_does_not_count_for_the_next_one(
+    group: FakeBroker, client: millstream.Client
+) -> None:
+    """Others have read on since: it would take their progress back, and the docs say that it is refused."""
+    with client.stream("t", group="g", commit="manual", session_ms=1000) as stream:
+        message = stream.next(10)
+        assert message is not None
+        (first,) = group.members
+        group.members.clear()
+        group.wait_for(lambda: group.members and first not in group.members)
+        group.committed["g", "t", message.partition] = 9
+        with pytest.raises(UnknownMember):
+            stream.commit(message)
+        assert group.committed["g", "t", message.partition] == 9
+        again = stream.next(10)
+        assert again is not None
+        stream.commit(again)
+        assert group.committed["g", "t", again.partition] == again.offset + 1
 
 
 def test_manual_commits_happen_only_on_demand(group: FakeBroker, client: millstream.Client) -> None:

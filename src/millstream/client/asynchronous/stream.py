@@ -237,7 +237,7 @@ class AsyncStream(Following):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish, ticket.error)
 
-        self._membership.commit(offsets, on_done)
+        self._membership.commit(offsets, self._epoch, on_done)
         try:
             async with asyncio.timeout(timeout_s):
                 await done
@@ -286,7 +286,7 @@ class AsyncStream(Following):
         self._closed = True
         if self._membership is not None:
             if self._settings.commits_itself:
-                self._membership.commit(self.finished())
+                self._membership.commit(self.finished(), self._epoch)
             self._membership.stop(wait_s=0)
         if not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):

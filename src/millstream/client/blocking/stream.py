@@ -246,7 +246,7 @@ class Stream(Following):
 
     async def _commit(self, offsets: dict[TopicPartition, int], timeout_s: float) -> None:
         assert self._membership is not None
-        self._membership.commit(offsets).wait(timeout_s)
+        self._membership.commit(offsets, self._epoch).wait(timeout_s)
 
     async def _tell(self, callback: Callable[..., Any] | None, *arguments: object) -> None:
         if callback is not None:
@@ -296,7 +296,7 @@ class Stream(Following):
         self._closed = True
         if self._membership is not None:
             if self._settings.commits_itself:
-                self._membership.commit(self.finished())
+                self._membership.commit(self.finished(), self._epoch)
             self._membership.stop(wait_s=0)
         if self._transport is not None:
             self._transport.close()
