@@ -34,6 +34,7 @@ from millstream.client.settings import StreamSettings
 from millstream.errors import (
     ConnectionLost,
     GroupNotFound,
+    InternalError,
     InvalidArgument,
     MillstreamError,
     RequestTimeout,
@@ -191,6 +192,10 @@ class Membership:
                     self._fail(error)
                     return
             self._leave()
+        except Exception as error:
+            # Without heartbeats the partitions go to others: the stream must not read on as if nothing were.
+            _log.exception("group %s: the membership ended in a way it does not know", self._group)
+            self._fail(InternalError(f"the membership in group {self._group!r} failed: {error!r}"))
         finally:
             for ticket in self._tickets:
                 ticket.finish(self.failure or ConnectionLost("the stream is closed"))

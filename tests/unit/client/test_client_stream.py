@@ -19,6 +19,7 @@ from millstream.client.messages import TopicPartition
 from millstream.client.settings import StreamSettings
 from millstream.errors import (
     DataDamaged,
+    InternalError,
     InvalidArgument,
     OffsetOutOfRange,
     PartitionNotFound,
@@ -415,6 +416,25 @@ def test_a_commit_of_a_membership_that_has_ended_does_not_count_for_the_next_one
         assert again is not None
         stream.commit(again)
         assert group.committed["g", "t", again.partition] == again.offset + 1
+
+
+def test_a_stream_whose_membership_fails_in_an_unknown_way_does_not_read_on(
+    group: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would send heartbeats: its partitions go to others, and it would read them with them for ever."""
+    with client.stream("t", group="g", session_ms=1000) as stream:
+        assert stream.next(10) is not None
+
+        def broken(_: Membership) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(Membership, "_heartbeat", broken)
+        assert stream._membership is not None
+        stream._membership._thread.join(10)
+        with pytest.raises(InternalError, match="a bug"):
+            stream.next(10)
+        with pytest.raises(InternalError, match="a bug"):
+            stream.commit()
 
 
 def test_manual_commits_happen_only_on_demand(group: FakeBroker, client: millstream.Client) -> None:
