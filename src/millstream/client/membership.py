@@ -327,7 +327,13 @@ class Membership:
             return
         if self._settings.commits_itself:
             offsets = self._finished() or {}
-            self._commit_each({place: offsets[place] for place in sorted(late & offsets.keys())})
+            try:
+                self._commit_each({place: offsets[place] for place in sorted(late & offsets.keys())})
+            except (ConnectionLost, ShuttingDown, RequestTimeout):
+                raise  # then nothing else goes through either
+            except MillstreamError as error:
+                again = "messages will be delivered again"
+                _log.warning("group %s: progress could not be committed, %s: %s", self._group, again, error)
         with self._lock:
             self._ownership.force(late)
             self._heartbeat_due_s = 0.0

@@ -25,6 +25,7 @@ from millstream.errors import (
     PartitionNotFound,
     ReadOnly,
     StaleGeneration,
+    StorageFailed,
     TopicNotFound,
     Unauthorized,
     UnknownMember,
@@ -518,6 +519,20 @@ def test_a_slow_handler_keeps_its_partition_and_its_membership(group: FakeBroker
     group.wait_for(lambda: who.owned == {("t", 1 - message.partition)})
     assert group.committed["g", "t", message.partition] == 1
     stream.close()
+
+
+def test_a_partition_is_given_up_in_time_although_its_progress_cannot_be_committed(
+    group: FakeBroker, client: millstream.Client
+) -> None:
+    """Such as on a full disk: without heartbeats the whole member would be removed."""
+    with client.stream("t", group="g", session_ms=1000, rebalance_ms=300) as stream:
+        message = stream.next(10)
+        assert message is not None
+        who = member(group)
+        group.call_errors["CommitOffsets"] = deque([StorageFailed("full")] * 1000)
+        reassign(group, 1 - message.partition)
+        group.wait_for(lambda: who.owned == {("t", 1 - message.partition)})
+        group.call_errors["CommitOffsets"].clear()
 
 
 def test_a_handler_that_takes_too_long_loses_the_partition_but_not_its_membership(
