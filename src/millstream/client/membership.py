@@ -56,6 +56,8 @@ _PATIENCE: Final = 0.8
 _LEAVE_S: Final = 5.0
 #: Long enough to be told that a session is too short.
 _LIMIT_S_MIN: Final = 1.0
+#: As the broker cuts it; a member's id has little room for more.
+_CLIENT_ID_LETTERS_MAX: Final = 256
 #: How long the end of the program waits for its members to leave.
 _EXIT_S: Final = 2.0
 
@@ -264,7 +266,7 @@ class Membership:
     def _join(self) -> None:
         settings = self._settings
         if not self._member_id:
-            self._member_id = f"{self._target.client_id}-{secrets.token_hex(4)}"
+            self._member_id = f"{self._target.client_id[:_CLIENT_ID_LETTERS_MAX]}-{secrets.token_hex(4)}"
         call = calls.JoinGroup(
             group=self._group,
             topics=list(settings.topics),

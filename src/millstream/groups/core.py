@@ -20,6 +20,7 @@ from millstream.errors import GroupNotEmpty, InvalidArgument, QuotaExceeded, Sta
 from millstream.groups.assignors import assign
 from millstream.groups.ownership import gainers, grant, must_give_back, release, reply_to, views, with_member
 from millstream.groups.records import (
+    MEMBER_LETTERS_MAX,
     MEMBERS_MAX,
     SESSION_MS_MAX,
     SESSION_MS_MIN,
@@ -224,6 +225,9 @@ def _check_join(command: Join) -> None:
         raise InvalidArgument("a member id must not be empty")
     if command.instance_id == "":
         raise InvalidArgument("an instance id must not be empty; leave it out for a dynamic member")
+    for kind, text in (("a member id", command.member_id), ("an instance id", command.instance_id or "")):
+        if len(text) > MEMBER_LETTERS_MAX:
+            raise InvalidArgument(f"{kind} has at most {MEMBER_LETTERS_MAX} letters, not {len(text)}")
     for name, value in (("session_ms", command.session_ms), ("rebalance_ms", command.rebalance_ms)):
         if not SESSION_MS_MIN <= value <= SESSION_MS_MAX:
             raise InvalidArgument(f"{name} is {value}, not within {SESSION_MS_MIN} to {SESSION_MS_MAX}")

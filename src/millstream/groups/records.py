@@ -13,6 +13,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 __all__ = [
     "MEMBERS_MAX",
+    "MEMBER_LETTERS_MAX",
     "REBALANCE_MS",
     "SESSION_MS",
     "SESSION_MS_MAX",
@@ -35,6 +36,8 @@ __all__ = [
 #: A group is one document in the state log, rewritten when it changes; a thousand members keep it well below
 #: 1 MiB.
 MEMBERS_MAX: Final = 1_000
+#: Ids of members and instances are in that document: a client's id and what makes it unique fit.
+MEMBER_LETTERS_MAX: Final = 512
 #: One subscription is matched against every topic; more than this is a pattern that was spelled out.
 SUBSCRIPTIONS_MAX: Final = 1_000
 #: Below a second an ordinary pause of a garbage collector or a disk would cost the member its partitions.

@@ -469,6 +469,16 @@ def test_explain_says_who_reads_and_why_not(group: Group) -> None:
     assert explain(group.state, first) == "orders/0 must be given back by a"
 
 
+@pytest.mark.parametrize(
+    "command", [joining("m" * 513), joining("a", instance_id="i" * 513)], ids=["member id", "instance id"]
+)
+def test_names_of_members_are_no_place_for_data(group: Group, command: Join) -> None:
+    """They are written down with every change of the group, and told to everybody."""
+    with pytest.raises(InvalidArgument, match="512 letters"):
+        group.join(command)
+    group.join(joining("m" * 512, instance_id="i" * 512))
+
+
 # A log that is another one
 
 
