@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
@@ -209,5 +211,48 @@ def test_a_topic_made_anew_is_read_from_its_beginning_by_who_held_the_old_one() 
         assert held(again) == {("orders", 0)}
         assert await client.call(calls.CommittedOffsets(group="g")) == []
         await client.call(calls.CommitOffsets(group="g", offsets=[read], member_id="m", generation=again.generation))
+
+    run(scenario)
+
+
+def test_groups_that_follow_the_same_topic_share_the_disks_time() -> None:
+    """A thousand groups must not make whoever makes a topic wait for a thousand syncs, one after the other."""
+
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        for number in range(50):
+            await client.call(calls.JoinGroup(group=f"g{number}", topics=["#"], member_id="m"))
+        before = client.broker.metrics.sync_rounds
+        await client.call(calls.CreateTopic(name="orders"))
+        made = client.broker.metrics.sync_rounds
+        await client.call(calls.DeleteTopic(name="orders", force=True))
+        assert made - before < 10
+        assert client.broker.metrics.sync_rounds - made < 20
+
+    run(scenario)
+
+
+def test_a_topic_made_while_the_first_member_joins_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        log, written = client.broker.groups._log, asyncio.Event()
+        honest = log.record
+
+        async def slowly(facts: Mapping[str, Any], *, now_us: int) -> None:
+            await written.wait()
+            await honest(facts, now_us=now_us)
+
+        monkeypatch.setattr(log, "record", slowly)
+        joining = asyncio.create_task(client.call(calls.JoinGroup(group="g", topics=["#"], member_id="m")))
+        making = asyncio.create_task(client.call(calls.CreateTopic(name="orders")))
+        await eventually_async(lambda: client.broker.topics.registry.find("default", "orders"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        written.set()
+        joined, _ = await asyncio.gather(joining, making)
+        assert isinstance(joined, calls.Assignment)
+        seen = await client.call(calls.HeartbeatGroup(group="g", member_id="m", generation=0, owned=[]))
+        assert isinstance(seen, calls.Assignment)
+        assert held(seen) == {("orders", 0)}
 
     run(scenario)
