@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlparse
 
 import httpx
 import pytest
@@ -131,6 +133,32 @@ def test_what_a_stream_has_not_settled_goes_back_when_it_ends(broker: BrokerForT
         assert (consumer.name, consumer.leased, consumer.detached) == ("reader", 2, False)
     eventually(lambda: client.queues.describe("ends").leased == 0)
     assert client.queues.describe("ends").ready == 2
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        "GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "GET /api/v1/ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+    ],
+    ids=["request", "upgrade"],
+)
+def test_a_stream_with_a_request_behind_it_ends_with_its_connection(
+    broker: BrokerForTests, client: Client, behind: str
+) -> None:
+    topic = f"behind-{len(behind)}"
+    client.publish(topic, "x")
+    place = urlparse(broker.url)
+    path = f"/api/v1/queues/{topic}/default/stream?lease_ms=60000&heartbeat_ms=100"
+    with socket.create_connection((place.hostname, place.port), timeout=10) as connection:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        received = b""
+        while b"receipt" not in received:
+            received += connection.recv(65_536)
+        connection.sendall(behind.encode())
+    eventually(lambda: not client.queues.describe(topic).consumers)
+    assert client.queues.describe(topic).ready == 1
 
 
 def test_a_quiet_stream_says_that_it_is_alive(broker: BrokerForTests, client: Client) -> None:

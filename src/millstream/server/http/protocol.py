@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from millstream.broker.metrics import Metrics
@@ -42,11 +43,16 @@ class _Limited(HttpToolsProtocol):
             transport.abort()  # no word: whoever floods a broker would not read it
             return
         super().connection_made(transport)
+        #: Requests without a whole answer, as they came: one may follow before the one before it is answered.
+        self._under_way: deque[RequestResponseCycle] = deque()
         self._wait(self.request_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._has_come()
         if self.transport is not None:  # as it is while a connection was turned away
+            for cycle in self._unanswered():  # uvicorn tells the one that came last, which may not even have begun
+                cycle.disconnected = True
+                cycle.message_event.set()
             super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -63,6 +69,10 @@ class _Limited(HttpToolsProtocol):
             self._wait(self.request_s)
 
     def handle_websocket_upgrade(self) -> None:
+        if self._unanswered():
+            # Its answer would go on between the frames, and nobody would tell it that the client has gone.
+            self.transport.abort()
+            return
         self._upgraded = True
         self._has_come()
         super().handle_websocket_upgrade()
@@ -86,11 +96,20 @@ class _Limited(HttpToolsProtocol):
         self._has_come()
         self._wait(self.request_s + _LATER_S)  # for its body; whoever reads that has given up by then, and said so
         self._in_head = False
+        before = self.cycle
         super().on_headers_complete()
+        if self.cycle is not before:  # as it is for an upgrade
+            self._unanswered().append(self.cycle)
 
     def on_message_complete(self) -> None:
         self._has_come()
         super().on_message_complete()
+
+    def _unanswered(self) -> deque[RequestResponseCycle]:
+        """What is under way; answers are given in the order of the requests."""
+        while self._under_way and self._under_way[0].response_complete:
+            self._under_way.popleft()
+        return self._under_way
 
     def _grow(self, size: int) -> None:
         self._head_bytes += size
