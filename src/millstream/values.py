@@ -112,5 +112,8 @@ def to_headers(pairs: Iterable[tuple[str, bytes]]) -> dict[str, str | list[str]]
         shown, encoding = to_json(data, "text")
         text = f"base64:{shown}" if encoding == "base64" else str(shown)
         before = headers.get(name)
-        headers[name] = text if before is None else [*([before] if isinstance(before, str) else before), text]
+        if isinstance(before, list):
+            before.append(text)  # a message may have a hundred thousand of them
+        else:
+            headers[name] = text if before is None else [before, text]
     return headers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from typing import Any
 
 import msgspec
@@ -116,6 +117,12 @@ def test_headers_that_repeat_are_a_list_and_bytes_are_marked() -> None:
         "a": ["1", "2", "3"],
         "b": "base64:/w==",
     }
+
+
+def test_headers_of_one_name_take_no_longer_each_where_there_are_many() -> None:
+    began_s = time.process_time()
+    assert len(to_headers([("a", b"")] * 150_000)["a"]) == 150_000  # as a message of 1 MiB may have
+    assert time.process_time() - began_s < 3
 
 
 # --- paths -------------------------------------------------------------------------------------------------------
