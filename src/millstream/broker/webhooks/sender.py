@@ -13,9 +13,9 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from typing import Final, SupportsIndex
 
 import h11
 
@@ -40,10 +40,25 @@ class TargetForbidden(Exception):
     """The host of a URL has an address that the broker must not connect to."""
 
 
+class _Reader(asyncio.StreamReader):
+    """Knows how much has come that nobody has read."""
+
+    unread = 0
+
+    def feed_data(self, data: Iterable[SupportsIndex]) -> None:
+        self.unread += len(bytes(data))
+        super().feed_data(data)
+
+    async def read(self, n: int = _READ_BYTES) -> bytes:
+        data = await super().read(n)
+        self.unread -= len(data)
+        return data
+
+
 class _Connection:
     """One connection to a receiver."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: _Reader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES_MAX)
@@ -74,7 +89,7 @@ class _Connection:
                     raise
                 break
             if event is h11.NEED_DATA:
-                data = await self.reader.read(_READ_BYTES)
+                data = await self.reader.read()
                 if not data and response is None:
                     raise ConnectionResetError
                 self.http.receive_data(data)
@@ -88,10 +103,15 @@ class _Connection:
         return response, body[:_BODY_BYTES_MAX]
 
     def is_reusable(self) -> bool:
-        if self.http.our_state is h11.DONE and self.http.their_state is h11.DONE and not self.reader.at_eof():
+        said_more = self.http.trailing_data[0]
+        if self.http.our_state is self.http.their_state is h11.DONE and not said_more and self.is_quiet():
             self.http.start_next_cycle()
             return True
         return False
+
+    def is_quiet(self) -> bool:
+        """Whether the receiver has said nothing unasked: that would be taken for the answer to the next request."""
+        return not self.reader.unread and not self.reader.at_eof() and not self.writer.is_closing()
 
     def close(self) -> None:
         if self.expiry is not None:
@@ -165,16 +185,20 @@ class Sender:
         problem: OSError | None = None
         for address in await self._addresses(target):
             try:
-                reader, writer = await asyncio.open_connection(
-                    address, target.port, ssl=tls, server_hostname=target.host if tls else None
-                )
+                return await self._connect_to(address, target, tls)
             except ssl.SSLError:
                 raise
             except OSError as error:
                 problem = error
-            else:
-                return _Connection(reader, writer)
         raise problem or OSError(f"{target.host} has no address")
+
+    async def _connect_to(self, address: str, target: Target, tls: ssl.SSLContext | None) -> _Connection:
+        reader = _Reader(loop=self._loop)
+        protocol = asyncio.StreamReaderProtocol(reader, loop=self._loop)
+        transport, _ = await self._loop.create_connection(
+            lambda: protocol, address, target.port, ssl=tls, server_hostname=target.host if tls else None
+        )
+        return _Connection(reader, asyncio.StreamWriter(transport, protocol, reader, self._loop))
 
     async def _addresses(self, target: Target) -> list[str]:
         """The addresses of a host, all of them checked."""
@@ -195,7 +219,7 @@ class Sender:
         while key in self._idle:
             connection = self._idle[key][-1]
             self._forget(key, connection)
-            if not connection.reader.at_eof() and not connection.writer.is_closing():
+            if connection.is_quiet():
                 return connection
             connection.close()
         return None

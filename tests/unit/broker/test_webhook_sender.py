@@ -1,0 +1,75 @@
+"""The sender's connections: an answer belongs to the request that was asked on them, or to none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from millstream.broker.webhooks.sender import Sender
+from millstream.clock import SystemClock
+from millstream.webhooks.targets import parse_target
+from millstream.webhooks.verdicts import Answer
+from tests.waiting import eventually_async
+
+FINE = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+FAILED = b"HTTP/1.1 500 Oops\r\nContent-Length: 0\r\n\r\n"
+BORED = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+Post = Callable[[], Awaitable[Answer]]
+
+
+class Receiver:
+    """Answers request after request with these bytes."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self._answers = list(answers)
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writers.append(writer)
+        while await reader.read(65_536):
+            writer.write(self._answers.pop(0))
+
+
+def run(receiver: Receiver, work: Callable[[Sender, Post], Awaitable[None]]) -> None:
+    async def body() -> None:
+        server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+        target = parse_target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        sender = Sender(asyncio.get_running_loop(), clock=SystemClock(), allow_private=True)
+        try:
+            await work(sender, lambda: sender.post(target, [], b"x", timeout_s=5))
+        finally:
+            sender.close()
+            server.close()
+
+    asyncio.run(asyncio.wait_for(body(), 20))
+
+
+def test_a_connection_is_used_again() -> None:
+    receiver = Receiver(FINE, FAILED)
+
+    async def work(_: Sender, post: Post) -> None:
+        assert [(await post()).status, (await post()).status] == [200, 500]
+        assert len(receiver.writers) == 1
+
+    run(receiver, work)
+
+
+def test_two_answers_to_one_request_do_not_answer_the_next_one() -> None:
+    async def work(_: Sender, post: Post) -> None:
+        assert [(await post()).status, (await post()).status] == [200, 500]
+
+    run(Receiver(FINE + FINE, FAILED), work)
+
+
+def test_what_a_receiver_says_to_an_idle_connection_answers_nothing() -> None:
+    receiver = Receiver(FINE, FAILED)
+
+    async def work(sender: Sender, post: Post) -> None:
+        assert (await post()).status == 200
+        [[connection]] = sender._idle.values()
+        receiver.writers[0].write(BORED)
+        await eventually_async(lambda: connection.reader._buffer)  # type: ignore[attr-defined]
+        assert (await post()).status == 500
+
+    run(receiver, work)
