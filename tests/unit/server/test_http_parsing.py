@@ -19,7 +19,14 @@ from millstream.server.http.app import API
 from millstream.server.http.endpoints import decode_query, decode_with
 from millstream.server.http.families.messages import BrowseQuery, StreamQuery, _lines, _one_or_many
 from millstream.server.http.families.topics import OffsetsQuery, TopicsQuery
-from millstream.server.http.outgoing import NewMessage, PublishQuery, cloud_event, entries_of, raw_message
+from millstream.server.http.outgoing import (
+    NewMessage,
+    PublishQuery,
+    cloud_event,
+    entries_of,
+    raw_message,
+    trace_headers,
+)
 from millstream.server.http.router import Router
 from millstream.server.http.site import FAMILIES
 from millstream.values import Encoding, from_json, from_raw, to_headers, to_json, to_json_start
@@ -220,6 +227,15 @@ def published(messages: list[NewMessage]) -> None:
         if some:
             head, tail = encode_entries(some, base_timestamp_us=NOW_US)
             assert len(Batch.parse(head + tail, verify=False).values()) == len(some)
+
+
+@pytest.mark.parametrize(
+    ("parent", "state", "kept"),
+    [(55, 512, ["traceparent", "tracestate"]), (55, 513, ["traceparent"]), (513, 8, []), (0, 8, [])],
+)
+def test_a_trace_is_passed_on_to_every_message_and_therefore_short(parent: int, state: int, kept: list[str]) -> None:
+    headers = {b"traceparent": b"p" * parent, b"tracestate": b"s" * state}
+    assert [name for name, _ in trace_headers(headers)] == kept
 
 
 @given(

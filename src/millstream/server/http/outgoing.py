@@ -29,6 +29,9 @@ __all__ = [
 
 #: In one request; more would keep everybody else waiting for too long.
 MESSAGES_MAX: Final = 10_000
+#: W3C asks for so much of a `tracestate` to be passed on.  Every message of a request gets it: more would make
+#: gigabytes of a few kilobytes.
+_TRACE_BYTES_MAX: Final = 512
 _YEAR_9999_MS: Final = 253_402_300_799_999
 
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=_YEAR_9999_MS)]
@@ -185,10 +188,10 @@ def media_type(headers: Mapping[bytes, bytes]) -> str:
 
 def trace_headers(headers: Mapping[bytes, bytes]) -> list[tuple[str, bytes]]:
     """What a request says about the trace that it belongs to."""
-    if b"traceparent" not in headers:
+    if not 0 < len(headers.get(b"traceparent", b"")) <= _TRACE_BYTES_MAX:
         return []
-    names = ("traceparent", "tracestate")
-    return [(name, headers[name.encode()]) for name in names if name.encode() in headers]
+    said = ((name, headers.get(name.encode())) for name in ("traceparent", "tracestate"))
+    return [(name, value) for name, value in said if value is not None and len(value) <= _TRACE_BYTES_MAX]
 
 
 def raw_message(
