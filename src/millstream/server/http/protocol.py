@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 from millstream.broker.metrics import Metrics
 
@@ -141,6 +142,18 @@ def limited(*, connections_max: int, request_s: float, metrics: Metrics) -> type
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):
     """A client after its upgrade: what it does wrong ends its connection, without a traceback for each."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        #: What has come of a message after its first piece.
+        self._rest = bytearray()
+
+    def handle_cont(self, event: Frame) -> None:
+        self._rest += event.data  # not a list of pieces: they may be empty, and as many as a client likes
+        if event.fin:
+            self.frames.append(bytes(self._rest))
+            self._rest.clear()
+            self.send_receive_event_to_app()
 
     def pause_writing(self) -> None:
         super().pause_writing()
