@@ -32,6 +32,8 @@ from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import access_calls, calls
 from millstream.wire.queue_calls import ListQueues, QueueSummary
 from tests.e2e.access_world import ROLES, guarded, key_for, new_key, sample
+from tests.native import NativeClient
+from tests.waiting import eventually
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +125,25 @@ def test_a_key_that_is_revoked_ends_its_connections_and_opens_no_new_ones(
     assert made.info.id not in [key.id for key in admin.keys.list()]
     with pytest.raises(KeyNotFound):
         admin.keys.revoke(made.info.id)
+
+
+def test_a_key_that_is_revoked_gives_back_what_a_client_holds_that_does_not_read() -> None:
+    with guarded() as broker:
+        admin = broker.connect(key=key_for(broker, "admin"))
+        made = new_key(broker, "read", "consume")
+        admin.publish("jobs", b"one")
+        admin.publish_many("bulk", [bytes(1024 * 1024 - 100)] * 4)
+        with NativeClient(broker.address, hello=False) as client:
+            client.hello(namespace="default", client_id="deaf", token=made.key)
+            consumer = client.open_queue("jobs", lease_ms=3_600_000)
+            assert len(client.lease(consumer)) == 1
+            for _ in range(20):
+                client.send_fetch("bulk", 0, max_bytes=4 * 1024 * 1024)
+            [session] = [one for one in broker.broker._sessions if one.client_id == "deaf"]
+            eventually(lambda: session.end.__self__._paused)  # type: ignore[union-attr]
+            admin.keys.revoke(made.info.id)
+            assert admin.queues.describe("jobs").ready == 1
+            eventually(lambda: broker.broker.metrics.connections == 1)
 
 
 def test_a_rotated_key_is_good_in_both_forms_until_the_grace_period_ends() -> None:

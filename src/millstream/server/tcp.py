@@ -53,6 +53,8 @@ _log = structlog.get_logger("millstream.tcp")
 _PARKED_REQUESTS_MAX: Final = 20_000
 #: Who takes longer over the greetings, TLS's or ours, has something else in mind.
 _HANDSHAKE_S: Final = 10.0
+#: For the last words to reach a client that has stopped reading.
+_GOODBYE_S: Final = 5.0
 #: Who moves more at a time does not wait for each answer.
 _SMALL_BYTES: Final = 16 * 1024
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
@@ -85,6 +87,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._fetch_bytes_max = listener.settings.server.frame_bytes_max - FETCH_RESULT_BYTES - 16
         #: Publishes and settles whose answer waits for the disk.
         self._unconfirmed = 0
+        #: Ends it although it does not read its last words.
+        self._farewell: asyncio.TimerHandle | None = None
         self._heard = True  # since the last tick
         self._came_ms = self._last_heard_ms = listener.now_ms()
 
@@ -104,6 +108,12 @@ class NativeConnection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self._closing = True
         self._listener.connections.forget(self)
+        if self._farewell is not None:
+            self._farewell.cancel()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Give back what the client holds, and ask for nothing more on its behalf."""
         for request in self._waiting.values():
             request.cancel()
         self._waiting.clear()
@@ -458,10 +468,15 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._has_room()
 
     def _close_with(self, error: MillstreamError) -> None:
-        """Say what was wrong, then close: one sentence, no harm to others."""
+        """Say what was wrong, then close: one sentence, no harm to others.
+
+        What it holds is free at once: a client that has stopped reading would never hear of it, nor be gone.
+        """
+        self._let_go()
         self._write(encode_error(error, None))
         self.send()
         self.close()
+        self._farewell = self._listener.loop.call_later(_GOODBYE_S, self.abort)
 
 
 class NativeListener:
