@@ -13,6 +13,7 @@ from websockets.frames import Frame, Opcode
 
 from millstream.config import Settings
 from millstream.testing.broker import BrokerForTests
+from tests.waiting import eventually
 
 CONNECTIONS_MAX = 20
 
@@ -20,7 +21,10 @@ CONNECTIONS_MAX = 20
 @pytest.fixture
 def broker() -> Iterator[BrokerForTests]:
     settings = Settings.model_validate(
-        {"server": {"max_connections": CONNECTIONS_MAX, "heartbeat_ms": 3_600_000}, "http": {"request_ms": 300}}
+        {
+            "server": {"max_connections": CONNECTIONS_MAX, "heartbeat_ms": 3_600_000},
+            "http": {"request_ms": 300, "keep_alive_ms": 1000},
+        }
     )
     with BrokerForTests(settings=settings, http=True) as running:
         yield running
@@ -120,6 +124,26 @@ def test_one_header_without_end_is_refused_long_before_its_time_is_over() -> Non
         with contextlib.suppress(ConnectionError):
             client.sendall(b"x" * 1024 * 1024)
         read_until_closed(client)
+
+
+@pytest.mark.parametrize("options", [b"", b"Connection: close\r\n"])
+def test_who_does_not_read_an_answer_does_not_keep_it(broker: BrokerForTests, options: bytes) -> None:
+    broker.connect().publish_many("large", [bytes(900_000)] * 5)
+    crowd = [connect(broker) for _ in range(CONNECTIONS_MAX)]
+    try:
+        for client in crowd:
+            client.sendall(b"GET /api/v1/topics/large/messages HTTP/1.1\r\nHost: localhost\r\n" + options + b"\r\n")
+        eventually(lambda: is_served(broker), "a place is free again")
+    finally:
+        for client in crowd:
+            client.close()
+
+
+def is_served(broker: BrokerForTests) -> bool:
+    try:
+        return httpx.get(f"{broker.url}/health/live").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 # --- WebSocket ---------------------------------------------------------------------------------------------------

@@ -593,6 +593,27 @@ def test_a_key_that_is_revoked_ends_its_connections(strict: BrokerForTests) -> N
             known.connection.recv(SOON_S)
 
 
+def test_a_key_that_is_revoked_ends_its_connection_although_nobody_reads() -> None:
+    with guarded(http=True, server={"max_connections": 1}) as crowded:
+        admin = crowded.connect(key=key_for(crowded, "admin"))
+        admin.create_topic("flood", config={"fsync": "never"})
+        made = new_key(crowded, "admin")
+        with open_socket(crowded, f"/api/v1/ws?key={made.key}", max_size=None, max_queue=1, close_timeout=0) as deaf:
+            deaf.result(type="subscribe", patterns=["flood"])
+            for _ in range(30):
+                admin.publish("flood", "x" * 900_000)
+            assert not is_served(crowded)
+            crowded.run(crowded.broker.access.revoke(made.info.id))
+            eventually(lambda: is_served(crowded), "its place is free")
+
+
+def is_served(broker: BrokerForTests) -> bool:
+    try:
+        return httpx.get(f"{broker.url}/health/live").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 def test_frames_count_where_requests_are_limited() -> None:
     with guarded(http=True, limits={"requests_per_s_per_key": 5.0}) as limited:
         key = key_for(limited, "admin")

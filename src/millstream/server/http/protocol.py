@@ -20,6 +20,9 @@ HEADER_BYTES_MAX: Final = 65_536
 _LATER_S: Final = 1.0
 #: For the last bytes to reach a client that has stopped reading.
 _GOODBYE_S: Final = 5.0
+#: So many times as long as a client has for a request, it may read nothing of the answer before the connection is cut.
+#: The kernel holds megabytes of it, and says in large steps how much of them was read.
+_UNREAD_TIMES: Final = 4
 #: Close codes of RFC 6455: bytes that are no frame, and data that is not of the kind it says.
 _VIOLATION: Final = 1002
 _NOT_TEXT: Final = 1007
@@ -132,6 +135,36 @@ class _Limited(HttpToolsProtocol):
             self._wait(self.request_s)  # while we do not listen its silence says nothing
         else:
             self.transport.close()
+            self._see_off()
+
+    # --- the end: a transport that closes waits until everything was read, however long that takes -----------------
+
+    def send_400_response(self, msg: str) -> None:
+        super().send_400_response(msg)
+        self._see_off()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._see_off()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._see_off()
+
+    def _see_off(self) -> None:
+        """Cut it off if for long it takes nothing of what is left for it."""
+        self._has_come()
+        if self in self.connections:
+            left = self.transport.get_write_buffer_size()
+            self._deadline = self.loop.call_later(_UNREAD_TIMES * self.request_s, self._look_after, left)
+
+    def _look_after(self, left: int) -> None:
+        self._deadline = None
+        if self.transport.get_write_buffer_size() < left:
+            self._see_off()
+        else:
+            self.transport.abort()
 
 
 def limited(*, connections_max: int, request_s: float, metrics: Metrics) -> type[asyncio.Protocol]:
@@ -147,6 +180,7 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         super().__init__(*args, **options)
         #: What has come of a message after its first piece.
         self._rest = bytearray()
+        self._farewell: asyncio.TimerHandle | None = None
 
     def handle_cont(self, event: Frame) -> None:
         self._rest += event.data  # not a list of pieces: they may be empty, and as many as a client likes
@@ -189,7 +223,21 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
     def keepalive_timeout(self) -> None:
         super().keepalive_timeout()
         self.disconnected = True
-        self.loop.call_later(_GOODBYE_S, self.transport.abort)  # it may never read what is left for it
+        self._see_off(_GOODBYE_S)
+
+    def on_task_complete(self, task: asyncio.Task[None]) -> None:
+        super().on_task_complete(task)
+        self._see_off(_GOODBYE_S if self.transport.is_closing() else self.close_timeout + _GOODBYE_S)
+
+    def _see_off(self, seconds: float) -> None:
+        """Cut it off then: it may never read what is left for it, and a transport that closes waits for that."""
+        if self._farewell is None and self in self.connections:
+            self._farewell = self.loop.call_later(seconds, self.transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._farewell is not None:
+            self._farewell.cancel()
 
 
 def _is_text(data: bytes) -> bool:
