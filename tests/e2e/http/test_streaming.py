@@ -16,6 +16,7 @@ import pytest
 
 from millstream.client import Client
 from millstream.entries import AnyEntry, Entry
+from millstream.errors import TopicNotFound
 from millstream.server.http.following import Follower
 from millstream.server.publishing import publish
 from millstream.testing.broker import BrokerForTests
@@ -242,6 +243,32 @@ def test_a_topic_that_is_deleted_ends_the_stream_with_an_error(broker: BrokerFor
         assert json.loads(next(lines))["error"]["code"] == "TOPIC_NOT_FOUND"
         assert list(lines) == []
     assert httpx.get(url).status_code == 404
+
+
+def test_a_stream_does_not_go_on_in_another_topic_of_the_same_name(broker: BrokerForTests, client: Client) -> None:
+    client.create_topic("again")
+    client.publish_many("again", [bytes(1000)] * 600)  # more than fits into one piece
+
+    async def follow() -> tuple[int, str]:
+        inside = broker.broker
+        uids = inside.topics.registry.get("default", "again").partition_uids
+        session = inside.own_session("default", "test")
+        follower = Follower(inside, session, "again", uids, {0: 0}, encoding="auto")
+        pieces = follower.lines(limit=0, heartbeat_ms=60_000)
+        await anext(pieces)
+        await inside.call(session, calls.DeleteTopic(name="again"))
+        await inside.call(session, calls.CreateTopic(name="again"))
+        entries: list[AnyEntry] = [b"another"] * 1_000
+        await publish(inside, session, "again", entries, now_us=inside.now_us())
+        lines = b""
+        try:
+            async for piece in pieces:
+                lines += piece
+        except TopicNotFound as error:
+            return lines.count(b"another"), str(error)
+        return lines.count(b"another"), "it came to an end"
+
+    assert broker.run(follow()) == (0, "topic 'again' was deleted; there is another one of this name")
 
 
 def test_a_stop_of_the_broker_ends_streams_and_long_polls() -> None:

@@ -15,7 +15,7 @@ import msgspec
 
 from millstream.broker.background import comes_within
 from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, Session
-from millstream.errors import MillstreamError, OffsetOutOfRange
+from millstream.errors import MillstreamError, OffsetOutOfRange, TopicNotFound
 from millstream.records import Batch
 from millstream.server.http.incoming import ShownMessage, shown_batch
 from millstream.slicing import batches_of
@@ -118,6 +118,7 @@ class Follower:
             yield piece
 
     async def _fetch(self, number: int) -> FetchAnswer:
+        self._check_topic(number)
         done: asyncio.Future[FetchAnswer | MillstreamError] = asyncio.get_running_loop().create_future()
         request = FetchRequest(self._topic, number, self._positions[number], _READ_BYTES, 0)
         self._broker.fetch(self._session, request, lambda answer: None if done.done() else done.set_result(answer))
@@ -125,6 +126,12 @@ class Follower:
         if isinstance(answer, MillstreamError):
             raise answer
         return answer
+
+    def _check_topic(self, number: int) -> None:
+        """Positions in a topic say nothing about another that was made under its name."""
+        found = self._broker.topics.registry.get(self._session.namespace, self._topic)
+        if found.partition_uids[number : number + 1] != [self._uids[number]]:
+            raise TopicNotFound(f"topic {self._topic!r} was deleted; there is another one of this name")
 
     async def _from_the_start(self, number: int) -> FetchAnswer:
         call = ListOffsets(topic=self._topic, at="earliest", partitions=[number])
