@@ -17,6 +17,7 @@ from millstream.server.http.endpoints import Endpoint
 from millstream.server.http.site import FAMILIES
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.access_world import ROLES, guarded, key_for, new_key, sample
+from tests.waiting import eventually
 
 ENDPOINTS = [endpoint for family in FAMILIES for endpoint in family.endpoints]
 
@@ -226,4 +227,27 @@ def test_a_long_poll_ends_when_its_key_is_revoked(broker: BrokerForTests, http: 
         assert waiting.is_alive()
     broker.run(broker.broker.access.revoke(made.info.id))
     waiting.join(10)
+    assert [answer.status_code for answer in answers] == [401]
+
+
+def test_a_key_that_is_revoked_while_it_waits_is_not_shown_what_comes(
+    broker: BrokerForTests, http: httpx.Client, keys: dict[str, str]
+) -> None:
+    made = new_key(broker, "read")
+    url = f"{API}/topics/secrets/messages"
+    assert http.post(url, json={"value": "old"}, headers=bearer(keys["admin"])).status_code == 200
+    answers: list[httpx.Response] = []
+
+    def look() -> None:
+        query = {"offset": 1, "wait_ms": 30_000}
+        answers.append(httpx.get(broker.url + url, params=query, headers=bearer(made.key), timeout=60))
+
+    looking = threading.Thread(target=look, daemon=True)
+    looking.start()
+    [partition] = broker.broker.topics.registry.get("default", "secrets").partitions
+    assert partition is not None
+    eventually(lambda: partition._waiters)
+    broker.run(broker.broker.access.revoke(made.info.id))
+    assert http.post(url, json={"value": "new"}, headers=bearer(keys["admin"])).status_code == 200
+    looking.join(30)
     assert [answer.status_code for answer in answers] == [401]

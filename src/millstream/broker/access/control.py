@@ -185,7 +185,10 @@ class AccessControl:
                 await self._audit.refused(session, call, refusal)
             raise
         if not rule.audited:
-            return self._shown(session, rule, await handler(session, call))
+            answer = await handler(session, call)
+            if rule.permission == "read" and (ended := session.access.refusal) is not None:
+                raise ended  # while it waited: what has come since is not for its eyes
+            return self._shown(session, rule, answer)
         try:
             answer = await handler(session, call)
         except BaseException as problem:
