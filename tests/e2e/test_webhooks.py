@@ -269,6 +269,14 @@ def test_requests_keep_to_their_rate(client: Client, receiver: Receiver) -> None
     assert max(receiver.times) - min(receiver.times) >= 1.2  # thirty intervals of 50 ms, a fifth of them as slack
 
 
+def test_a_rate_that_is_changed_holds_at_once(client: Client, receiver: Receiver) -> None:
+    made = client.webhooks.create("orders", receiver.url, rate=0.001)
+    client.publish_many("orders", [b"x"] * 3)
+    eventually(lambda: client.webhooks.show(made.webhook.id).delivered == 1)
+    client.webhooks.update(made.webhook.id, rate=0)
+    eventually(lambda: client.webhooks.show(made.webhook.id).delivered == 3)
+
+
 def test_a_raw_payload_and_a_pattern(client: Client, receiver: Receiver) -> None:
     client.create_topic("orders.eu")
     client.webhooks.create("orders.*", receiver.url, payload="raw", group="crm")

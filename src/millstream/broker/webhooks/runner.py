@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import structlog
 
+from millstream.broker.background import comes_within
 from millstream.broker.metrics import Metrics
 from millstream.broker.webhooks.sender import Sender, TargetForbidden
 from millstream.clock import Clock
@@ -42,6 +43,8 @@ _WAIT_MS: Final = 60_000
 _PAUSE_S: Final = 1.0
 #: What is being sent when a webhook stops may finish within this time.
 GRACE_S: Final = 2.0
+#: A rate may be as small as somebody likes; no timer has to last for years.
+_WAIT_S_MAX: Final = 3_600.0
 #: How far a limited rate may catch up after a moment of being late.
 _SLACK_S: Final = 0.05
 
@@ -65,6 +68,13 @@ class Pace:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._next_s = 0.0
+        self._restarted = asyncio.Event()
+
+    def restart(self) -> None:
+        """Forget when the next request may go out: that was reckoned by another rate."""
+        self._next_s = 0.0
+        self._restarted.set()
+        self._restarted = asyncio.Event()
 
     async def open(self) -> None:
         """Wait until a request may go out."""
@@ -72,7 +82,8 @@ class Pace:
             wait_s = self._next_s - self._loop.time()
             if wait_s <= 0:
                 return
-            await asyncio.sleep(wait_s)  # and look again: another may have taken the turn
+            # And look again: another may have taken the turn.
+            await comes_within(self._restarted, min(wait_s, _WAIT_S_MAX))
 
     async def turn(self, rate: float) -> None:
         """Wait until a request may go out, and take this turn."""
@@ -82,7 +93,7 @@ class Pace:
 
 
 class Runner:
-    """Runs from `open` to `close`; `webhook` may be replaced meanwhile and holds from the next attempt on."""
+    """Runs from `open` to `close`; the webhook may be replaced meanwhile, which holds from the next attempt on."""
 
     def __init__(
         self,
@@ -162,9 +173,15 @@ class Runner:
 
     def start(self) -> None:
         self._keeper = self._loop.create_task(self._keep())
-        self.adjust()
+        self._adjust()
 
-    def adjust(self) -> None:
+    def replace(self, webhook: Webhook) -> None:
+        if webhook.rate != self.webhook.rate:
+            self._pace.restart()
+        self.webhook = webhook
+        self._adjust()
+
+    def _adjust(self) -> None:
         """Have as many workers as the webhook says; those that are too many end after the message in hand."""
         for number in range(self.webhook.concurrency):
             if number not in self._workers and not self._ending:

@@ -346,8 +346,7 @@ class Webhooks:
         await self._record(webhook)
         entry.webhook = webhook
         if entry.runner is not None:
-            entry.runner.webhook = webhook
-            entry.runner.adjust()
+            entry.runner.replace(webhook)
 
     async def _remove(self, entry: _Entry) -> None:
         async with entry.changing:
