@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+
+import pytest
 
 from millstream.broker.webhooks.sender import Sender
 from millstream.clock import SystemClock
@@ -73,3 +76,29 @@ def test_what_a_receiver_says_to_an_idle_connection_answers_nothing() -> None:
         assert (await post()).status == 500
 
     run(receiver, work)
+
+
+def test_a_name_that_is_looked_up_for_long_does_not_hold_up_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    looked_up: list[str] = []
+
+    def resolve(host: str, _: int) -> list[str]:
+        looked_up.append(host)
+        if host == "hangs.example":
+            answered.wait(20)
+        return ["127.0.0.1"]
+
+    monkeypatch.setattr("millstream.broker.webhooks.sender._resolve", resolve)
+
+    async def work(sender: Sender, post: Post) -> None:
+        hanging = parse_target("http://hangs.example:9/")
+        waiting = [asyncio.ensure_future(sender.post(hanging, [], b"x", timeout_s=20)) for _ in range(100)]
+        try:
+            await eventually_async(lambda: "hangs.example" in looked_up)
+            assert (await post()).status == 200
+            assert looked_up.count("hangs.example") == 1
+        finally:
+            answered.set()
+            await asyncio.wait(waiting)
+
+    run(Receiver(FINE), work)

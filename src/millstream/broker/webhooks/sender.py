@@ -32,8 +32,8 @@ _READ_BYTES: Final = 16 * 1024
 _IDLE_S: Final = 15.0
 #: Connections that are kept for the next request, in all.
 _IDLE_MAX: Final = 500
-#: A name server that hangs holds these, and nothing else of the broker.
-_RESOLVER_THREADS: Final = 4
+#: Names that take long to look up hold one each, and nothing else of the broker.
+_RESOLVER_THREADS: Final = 16
 
 
 class TargetForbidden(Exception):
@@ -130,6 +130,8 @@ class Sender:
         self._idle_count = 0
         self._tls: ssl.SSLContext | None = None
         self._resolver: ThreadPoolExecutor | None = None
+        #: Under way; shared by all who ask, so that a name that takes long holds one thread and not all of them.
+        self._lookups: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
 
     async def post(
         self, target: Target, headers: Sequence[tuple[str, str]], body: bytes, *, timeout_s: float
@@ -204,10 +206,21 @@ class Sender:
         """The addresses of a host, all of them checked."""
         if self._resolver is None:
             self._resolver = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="millstream-resolver")
-        found = await self._loop.run_in_executor(self._resolver, _resolve, target.host, target.port)
+        key = (target.host, target.port)
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            lookup = self._loop.run_in_executor(self._resolver, _resolve, *key)
+            self._lookups[key] = lookup
+            lookup.add_done_callback(lambda done: self._looked_up(key, done))
+        found = await asyncio.shield(lookup)
         if not self._allow_private and not all(map(is_public, found)):
             raise TargetForbidden(f"{target.host} has a private address, which webhooks.allow_private = false forbids")
         return found
+
+    def _looked_up(self, key: tuple[str, int], lookup: asyncio.Future[list[str]]) -> None:
+        del self._lookups[key]
+        if not lookup.cancelled():
+            lookup.exception()  # all who asked may have given up
 
     async def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:  # reading the certificates of the system takes a moment
