@@ -17,6 +17,7 @@ import pytest
 from millstream.client import Client
 from millstream.entries import AnyEntry, Entry
 from millstream.errors import TopicNotFound
+from millstream.ids import SCHEDULES
 from millstream.server.http.following import Follower
 from millstream.server.publishing import publish
 from millstream.testing.broker import BrokerForTests
@@ -88,6 +89,15 @@ def test_a_stream_begins_where_it_is_told(broker: BrokerForTests, client: Client
     assert [m["value"] for m in read(broker, "places", 1, from_ms=1)] == ["0"]
     answer = httpx.get(f"{broker.url}/api/v1/topics/places/stream", params={"offset": 1, "earliest": True})
     assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("partition", [-1, 1, SCHEDULES, 2**63])
+def test_a_partition_that_is_none_is_refused_before_the_stream_begins(
+    broker: BrokerForTests, client: Client, partition: int
+) -> None:
+    client.publish("whole", "x", delay=3_600)
+    answer = httpx.get(f"{broker.url}/api/v1/topics/whole/stream", params={"partition": partition, "earliest": True})
+    assert (answer.status_code, answer.json()["code"]) == (404, "PARTITION_NOT_FOUND")
 
 
 def test_a_limit_ends_the_stream(broker: BrokerForTests, client: Client) -> None:

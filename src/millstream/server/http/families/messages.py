@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 from millstream.entries import AnyEntry
-from millstream.errors import InvalidArgument, MillstreamError, UnsupportedMediaType
+from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, UnsupportedMediaType
 from millstream.server.http.endpoints import Exchange, Family, decode_with
 from millstream.server.http.following import Follower
 from millstream.server.http.incoming import ShownMessage, shown
@@ -285,6 +285,9 @@ async def stream_messages(exchange: Exchange[StreamQuery, None]) -> LineStream:
     if sum((query.offset is not None, query.from_ms is not None, query.earliest, bool(query.after))) > 1:
         raise InvalidArgument("begin at one place: offset, from_ms, earliest or after")
     [metadata] = await exchange.call(calls.Metadata(topics=[topic]))
+    count = len(metadata.partition_uids)
+    if query.partition is not None and not 0 <= query.partition < count:  # what is scheduled has numbers beyond it
+        raise PartitionNotFound(f"topic {topic!r} has partitions 0 to {count - 1}, not {query.partition}")
     follower = Follower(
         exchange.broker,
         exchange.session,
