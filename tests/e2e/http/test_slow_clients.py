@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 from collections.abc import Iterator
 from http.client import HTTPResponse
@@ -189,3 +190,21 @@ def test_frames_that_are_none_end_their_connection_and_leave_no_traceback(
         read_until_closed(client)
     assert httpx.get(f"{broker.url}/health/live").status_code == 200
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+def test_receipts_that_nobody_reads_do_not_fill_the_memory(broker: BrokerForTests) -> None:
+    topic = "t" * 250  # its name is in every receipt
+    broker.connect().create_topic(topic, config={"fsync": "never"})
+    said = json.dumps({"type": "publish", "topic": topic, "messages": [{"value": 1}] * 10_000})
+    frame = Frame(Opcode.TEXT, said.encode()).serialize(mask=True)
+    with upgraded(broker) as client, contextlib.suppress(TimeoutError):
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        received = b""
+        while b'"welcome"' not in received:
+            received += client.recv(65_536)
+        client.settimeout(3)
+        for _ in range(60):
+            client.sendall(frame)
+    [partition] = broker.broker.topics.registry.get("default", topic).partitions
+    assert partition is not None
+    assert partition.high_watermark <= 15 * 10_000, "it is not read from while answers of 8 MiB wait for it"

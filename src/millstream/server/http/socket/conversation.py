@@ -47,6 +47,8 @@ CONSUMERS_MAX: Final = 32
 SUBSCRIPTIONS_MAX: Final = 32
 #: Frames of one client that are being carried out.
 _OPEN_MAX: Final = 100
+#: What is said about one message that was published, without the name of its topic.
+_RECEIPT_BYTES: Final = 160
 _WAIT_MS: Final = 60_000
 #: A lease that runs out tells nobody; who waits for room looks again this often.
 _RECOUNT_S: Final = 1.0
@@ -108,7 +110,7 @@ class Conversation:
         #: What is to be said about flow, the latest about each topic.
         self._notices: dict[str, FlowNotice] = {}
         self._mail = asyncio.Event()
-        #: Frames that are being carried out, and their bytes.
+        #: Frames that are being carried out, and their bytes with those of their answers.
         self._open: dict[asyncio.Task[None], int] = {}
         self._progress = asyncio.Event()
         self._ended = asyncio.Event()
@@ -183,13 +185,14 @@ class Conversation:
     async def _read(self) -> None:
         with contextlib.suppress(OSError):
             while (data := await self._line.receive()) is not None:
-                size = len(data)
+                frame = frames.decode(data)
+                size = len(data) + _answer_bytes(frame)
                 while self._open and (
                     len(self._open) >= _OPEN_MAX or sum(self._open.values()) + size > self._bytes_max
                 ):
                     self._progress.clear()
                     await self._progress.wait()
-                task = asyncio.ensure_future(self._handle(frames.decode(data)))
+                task = asyncio.ensure_future(self._handle(frame))
                 self._open[task] = size
                 self._own(task)
                 task.add_done_callback(self._done)
@@ -371,6 +374,13 @@ class Conversation:
         """A call that ended after its client was gone must leave nothing behind."""
         if self._closed:
             self._broker.session_closed(self._session)
+
+
+def _answer_bytes(frame: frames.ClientFrame | frames.Unreadable) -> int:
+    """About how long an answer is that may be much longer than what it answers."""
+    if isinstance(frame, frames.Publish) and isinstance(frame.messages, list):
+        return len(frame.messages) * (_RECEIPT_BYTES + len(frame.topic))
+    return 0
 
 
 def _check_one(frame: frames.Unsubscribe | frames.Credit) -> None:
