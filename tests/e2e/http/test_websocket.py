@@ -531,6 +531,12 @@ def test_nobody_comes_in_without_a_key(strict: BrokerForTests) -> None:
             assert caught.value.rcvd.code == 1008
 
 
+def test_who_is_refused_is_no_error_of_the_broker(strict: BrokerForTests, caplog: pytest.LogCaptureFixture) -> None:
+    assert refused(strict, "/api/v1/ws?key=ms_nonsense") == (401, "UNAUTHORIZED")
+    assert httpx.get(f"{strict.url}/health/live").status_code == 200  # by now the refusal is over for the broker, too
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_who_says_nothing_is_not_waited_for(strict: BrokerForTests) -> None:
     with open_socket(strict) as silent:
         strict.clock.advance("11s")

@@ -182,6 +182,11 @@ class LimitedWebSocket(WebSocketsSansIOProtocol):
         self._rest = bytearray()
         self._farewell: asyncio.TimerHandle | None = None
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None:
+            self.handshake_complete = True  # or uvicorn logs an error for everybody who is refused
+
     def handle_cont(self, event: Frame) -> None:
         self._rest += event.data  # not a list of pieces: they may be empty, and as many as a client likes
         if event.fin:
