@@ -320,6 +320,13 @@ def test_the_rate_is_kept(client: Client) -> None:
     assert len(messages(client, "orders", 11, start=11)) == 11
 
 
+def test_what_a_replay_makes_larger_can_still_be_read(client: Client) -> None:
+    letters = bury(client, *map(str, range(12)))
+    start = client.offsets("orders")[0]
+    assert client.dead_letters.replay(letters, value=bytes(1_000_000)).wait(30).replayed == 12
+    assert [len(message.value or b"") for message in messages(client, "orders", 12, start=start)] == [1_000_000] * 12
+
+
 def test_an_aborted_replay_leaves_the_rest_where_it_is(client: Client) -> None:
     bury(client, *map(str, range(50)))
     replay = client.dead_letters.replay(everything=True, rate=10)

@@ -30,6 +30,7 @@ __all__ = [
     "dead_letter_topic",
     "read_letter",
     "replay_batch",
+    "replay_bytes",
     "replay_id_of",
     "stored_messages",
 ]
@@ -247,6 +248,15 @@ def replay_batch(letters: Sequence[DeadLetter], *, replay_id: str, edit: LetterE
     headers = [_replay_headers(letter, replay_id, edit) for letter in letters]
     options = any(name in BROKER_OPTIONS for items in headers for name, _ in items)
     return _encode(messages, [encode_headers(items) for items in headers], options=options)
+
+
+def replay_bytes(letter: DeadLetter, edit: LetterEdit) -> int:
+    """The size of the message that `replay_batch` makes of a letter, without what a replay adds to its headers."""
+    value = letter.value if edit.value is None else edit.value
+    size = len(value or b"") + len(letter.key or b"")
+    gone = {*edit.remove_headers, *edit.set_headers}
+    size += sum(len(name.encode()) + len(content) for name, content in letter.headers if name not in gone)
+    return size + sum(len(name.encode()) + len(content.encode()) for name, content in edit.set_headers.items())
 
 
 def _replay_headers(letter: DeadLetter, replay_id: str, edit: LetterEdit) -> list[tuple[str, str | bytes]]:

@@ -20,7 +20,7 @@ from millstream.broker.transfer import Target
 from millstream.dead_letters import DeadLetter, ReplayFailure, ReplayInfo
 from millstream.errors import MillstreamError, PayloadTooLarge, TopicNotFound
 from millstream.partitioning import key_partition
-from millstream.queues.letters import replay_batch
+from millstream.queues.letters import replay_batch, replay_bytes
 from millstream.queues.replay_plan import Candidate, target_of
 from millstream.wire.letter_calls import ReplayLetters
 
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 __all__ = ["ReplayHost", "ReplayJob", "ReplayOrder"]
 
 _FAILURES_MAX: Final = 100
-#: Sent together: enough to share a sync, few enough to be aborted at once.
+#: Sent together: enough to share a sync, few enough to be aborted at once; and a batch must fit into a frame when it is
+#: read.
 _CHUNK: Final = 500
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
 _READS_AT_A_TIME: Final = 50
@@ -99,8 +100,6 @@ class ReplayJob:
         letters: list[DeadLetter] = []
         size = 0
         for number, (topic, partition, offset) in enumerate(candidates):
-            if size > _CHUNK_BYTES:
-                return letters, list(candidates[number:])
             if not number % _READS_AT_A_TIME:
                 await asyncio.sleep(0)
             known = self._host.topics.registry.find(namespace, topic)
@@ -109,8 +108,11 @@ class ReplayJob:
             box = self._host.letters.box(known, partition)
             letter = await box.read(offset) if box.is_open(offset) else None
             if letter is not None:
+                # As it is sent, not as it died: an edit may make it larger.
+                size += replay_bytes(letter, self.order.call.edit)
+                if letters and size > _CHUNK_BYTES:
+                    return letters, list(candidates[number:])
                 letters.append(letter)
-                size += letter.value_bytes
         return letters, []
 
     async def _pace(self, messages: int) -> None:
@@ -145,8 +147,7 @@ class ReplayJob:
         if topic is None:
             self._failed(letter, TopicNotFound(f"topic {name!r} does not exist"))
             return None
-        value = letter.value if call.edit.value is None else call.edit.value
-        size = len(value or b"") + len(letter.key or b"")
+        size = replay_bytes(letter, call.edit)
         if size > topic.config.max_message_bytes:
             limit = topic.config.max_message_bytes
             self._failed(letter, PayloadTooLarge(f"it has {size} bytes, topic {name!r} allows {limit}"))
