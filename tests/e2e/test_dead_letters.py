@@ -320,6 +320,12 @@ def test_the_rate_is_kept(client: Client) -> None:
     assert len(messages(client, "orders", 11, start=11)) == 11
 
 
+def test_an_id_that_is_named_in_two_ways_is_sent_once(client: Client) -> None:
+    (letter,) = bury(client, "once")
+    assert client.dead_letters.replay([letter, letter.lower()]).wait(20).total == 1
+    assert client.offsets("orders")[0] == 2
+
+
 def test_what_a_replay_makes_larger_can_still_be_read(client: Client) -> None:
     letters = bury(client, *map(str, range(12)))
     start = client.offsets("orders")[0]

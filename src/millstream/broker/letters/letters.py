@@ -243,7 +243,7 @@ class Letters:
 
     async def with_ids(self, namespace: str, ids: Iterable[str]) -> AsyncIterator[DeadLetter]:
         """The letters with these ids that are still there.  Raises MessageNotFound for an id that never was one."""
-        for letter_id in dict.fromkeys(ids):
+        for letter_id in dict.fromkeys(some.upper() for some in ids):  # as they are written, each once
             box, offset = self.locate(namespace, letter_id)
             letter = await box.read(offset) if box.is_open(offset) else None
             if letter is not None and letter.id == letter_id.upper():
