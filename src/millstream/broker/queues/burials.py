@@ -21,6 +21,7 @@ from millstream.queues.letters import Place, dead_letter_batch, dead_letter_topi
 from millstream.queues.ranges import lowest, normal
 from millstream.queues.records import Attempt, Dead, History
 from millstream.records import Batch
+from millstream.slicing import batches_of
 from millstream.wire.calls import CreateTopic
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ _log = structlog.get_logger("millstream.queues")
 
 #: Dead letters are kept for two weeks, unless somebody says otherwise.
 _RETENTION_MS: Final = 14 * 24 * 3_600_000
-#: Letters that travel together; a batch of them must fit into a frame when it is read.
+#: Letters that travel together: their batch must fit into a frame when it is read, and others wait while it is made.
 _LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024
+_LETTERS_MAX: Final = 500
 _RETRY_S_FIRST: Final = 0.1
 _RETRY_S_MAX: Final = 30.0
 
@@ -172,17 +174,9 @@ class Burials:
         return Target(topic.namespace, name, number)
 
     async def _letters(self, dead: Dead) -> tuple[Dead, bytearray | None]:
-        """Letters for all of the dead, or for the first of them if they are too many for one batch."""
-        group, number, keeper = self._part.group, self._part.number, self._part.keeper
-        batches: list[Batch] = []
-        offset, end = dead.base, dead.base + dead.bits.bit_length()
-        while offset < end:
-            await keeper.partition.warm(offset)
-            run = keeper.source.read_at(offset)
-            if run is None or run.base_offset >= end:
-                break
-            batches += run.batches()
-            offset = run.next_offset
+        """Letters for the first of the dead, as many as travel together."""
+        group, number = self._part.group, self._part.number
+        dead, batches = await self._read(dead)
         place = Place(group.topic.name, number, group.topic.partition_uids[number])
         now_ms = self._host.now_us() // 1000
         while True:
@@ -191,6 +185,34 @@ class Burials:
             if letters is None or count == 1 or len(letters) <= _LETTERS_BYTES_MAX:
                 return dead, letters
             dead = _narrowed(dead, lowest(dead.bits, count // 2))
+
+    async def _read(self, dead: Dead) -> tuple[Dead, list[Batch]]:
+        """The first of the dead, and what the log still has of them; nothing is read of what lies between them."""
+        keeper = self._part.keeper
+        batches: list[Batch] = []
+        offset, bits = dead.base, dead.bits
+        chosen, count, size = 0, 0, 0
+        while bits:
+            offset, bits = normal(offset, bits)
+            await keeper.partition.warm(offset)
+            run = keeper.source.read_at(offset)
+            if run is None:
+                chosen |= bits << offset - dead.base  # nothing follows, so all of them are gone
+                break
+            gone = bits & (1 << max(run.base_offset - offset, 0)) - 1
+            here = bits & (1 << run.next_offset - offset) - 1 ^ gone
+            mean = max(run.length // run.count, 1)
+            some = lowest(here, max(min(_LETTERS_MAX - count, (_LETTERS_BYTES_MAX - size) // mean), not batches))
+            batches += batches_of(run.pieces(offset, some))
+            chosen |= (gone | some) << offset - dead.base
+            if some != here:
+                break
+            count += some.bit_count()
+            size += mean * some.bit_count()
+            bits >>= run.next_offset - offset
+            offset = run.next_offset
+            await asyncio.sleep(0)  # they may be far apart, and each of them a read
+        return _narrowed(dead, chosen), batches
 
 
 def _narrowed(dead: Dead, bits: int) -> Dead:

@@ -1,0 +1,75 @@
+"""Dead letters of many messages at once: what it takes to write them, and that each is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from millstream.broker.queues import burials
+from millstream.queues.letters import dead_letter_batch
+from millstream.queues.records import Dead
+from millstream.records import Batch
+from millstream.wire import calls
+from millstream.wire.leases import Scope, Settle, SettleEntry
+from tests.simulated_broker import Client
+from tests.unit.broker.test_queues_at_run_time import lives, publish
+
+
+async def reject(client: Client, consumer: int, most: int) -> int:
+    """Lease messages and reject them lease by lease; returns how many."""
+    leased = await client.lease(consumer, most)
+    entries = [SettleEntry(Settle.REJECT, nonce, Scope.REST) for nonce in {some.part.nonce: None for some in leased}]
+    settled = asyncio.get_running_loop().create_future()
+    client.broker.settle(client.session, entries, settled.set_result)
+    assert set(await settled) == {2}
+    return len(leased)
+
+
+def test_letters_of_thousands_that_die_together_are_made_once_and_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+
+    def counted(batches: Iterable[Batch], dead: Dead, *details: Any, **more: Any) -> bytearray | None:
+        made.append(dead.bits.bit_count())
+        return dead_letter_batch(batches, dead, *details, **more)
+
+    monkeypatch.setattr(burials, "dead_letter_batch", counted)
+
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        consumer = await client.open_queue()
+        for start in range(0, 5000, 1000):
+            await publish(client, [b"%d" % number for number in range(start, start + 1000)])
+        assert await reject(client, consumer, 5000) == 5000
+        assert sorted(map(int, filter(None, await client.read_all("orders.dlq")))) == list(range(5000))
+        assert max(made) <= 500, "others have their turn between them"
+        assert sum(made) < 10_000
+
+    lives(work)
+
+
+def test_letters_of_scattered_messages_do_not_take_what_lies_between_them_into_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held: list[int] = []
+
+    def counted(batches: Iterable[Batch], *details: Any, **more: Any) -> bytearray | None:
+        held.append(sum(batch.header.length for batch in batches))
+        return dead_letter_batch(batches, *details, **more)
+
+    monkeypatch.setattr(burials, "dead_letter_batch", counted)
+
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders", config={"lanes": "strict"}))
+        consumer = await client.open_queue()
+        for number in range(20):
+            await publish(client, [b"%d" % number, *[bytes(1000)] * 99], priorities=[0, *[2] * 99])
+        assert await reject(client, consumer, 20) == 20
+        assert await client.read_all("orders.dlq") == [b"%d" % number for number in range(20)]
+        assert sum(held) < 10_000
+
+    lives(work)
