@@ -73,3 +73,29 @@ def test_letters_of_scattered_messages_do_not_take_what_lies_between_them_into_m
         assert sum(held) < 10_000
 
     lives(work)
+
+
+def test_a_letter_is_written_although_the_segment_before_its_message_has_not_been_checked() -> None:
+    async def fail(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        for values in [[b"x"] * 1500, [bytes(15_000)], [bytes(15_000)], [bytes(15_000)], [b"bad", *[b"x"] * 10]]:
+            await publish(client, values)
+        consumer, leased = await client.open_queue(), []
+        while more := await client.lease(consumer, 2000):
+            leased += more
+        bad = [message for message in leased if message.value == b"bad"]
+        await client.settle(Settle.ACK, *(message for message in leased if message not in bad))
+        await client.settle(Settle.NACK, *bad, value=0)
+
+    async def give_up(client: Client) -> None:
+        (bad,) = await client.lease(await client.open_queue(), wait_ms=5000)
+        partition = client.broker.topics.partition("default", "orders", 0)
+        source = client.broker.queues._keepers[partition.uid].source
+        await partition.warm(0)
+        source.forget()  # as if others had needed the memory; then somebody reads from the beginning
+        assert source.batch_at(0) is not None
+        assert partition.log.cold_segment(1500) is not None
+        assert await client.settle(Settle.REJECT, bad) == [2]
+        assert await client.read_all("orders.dlq") == [b"bad"]
+
+    lives(fail, give_up)

@@ -327,7 +327,9 @@ class PartitionSource:
         before = max((window for window in self.windows if window.end <= offset), key=_end_of, default=None)
         if before is not None and 8 * (offset - before.end) <= before.end - before.start:
             # A lane passes over little: the log knows where it read on, and searches for any other place.
-            offset = max(before.end, log.start_offset)
+            near = max(before.end, log.start_offset)
+            if log.cold_segment(near) is None:  # whoever asks has seen to what it asked for, and to nothing else
+                offset = near
         if log.cold_segment(offset) is not None:
             self.cold = offset
             return None
