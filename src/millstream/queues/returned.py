@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Final
 
@@ -15,15 +15,20 @@ __all__ = ["YIELD_US", "Returned"]
 #: For so long what came back is kept for another consumer than the one that had it: long enough for one that is asking,
 #: too short to be missed if there is none.
 YIELD_US: Final = 1_000_000
+#: What was taken stays among the firsts until there are so many more than those that count.
+_STALE_MAX: Final = 64
 
 
 class Returned:
-    __slots__ = ("_alarms", "_ready", "_serial", "_waiting", "ready", "waiting")
+    __slots__ = ("_alarms", "_firsts", "_ready", "_serial", "_waiting", "ready", "waiting")
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, Parcel]] = []  # heap by due time
         # Heaps by offset, one for each consumer that had the messages last, so that its own can be passed over.
         self._ready: dict[str, list[tuple[int, int, Parcel]]] = {}
+        # A heap of what comes first for each of those consumers, as (offset, serial, consumer); of some of what was
+        # taken, too.  There may be as many consumers as messages: a detached lease is one of its own.
+        self._firsts: list[tuple[int, int, str]] = []
         self._alarms: list[int] = []  # heap of moments at which ready messages are open to all
         self._serial = 0  # keeps heaps from comparing parcels
         #: How many messages wait, and how many are ready.
@@ -51,10 +56,20 @@ class Returned:
     def add_ready(self, parcel: Parcel) -> None:
         self._serial += 1
         last = parcel.history.last_consumer
-        heappush(self._ready.setdefault(last, []), (parcel.base, self._serial, parcel))
+        heap = self._ready.setdefault(last, [])
+        heappush(heap, (parcel.base, self._serial, parcel))
+        if heap[0][1] == self._serial:
+            self._note_first(last, heap)
         self.ready += parcel.bits.bit_count()
         if last:
             heappush(self._alarms, parcel.due_us + YIELD_US)
+
+    def _note_first(self, last: str, heap: list[tuple[int, int, Parcel]]) -> None:
+        base, serial, _ = heap[0]
+        heappush(self._firsts, (base, serial, last))
+        if len(self._firsts) > 2 * len(self._ready) + _STALE_MAX:
+            self._firsts = [(heap[0][0], heap[0][1], last) for last, heap in self._ready.items()]
+            heapify(self._firsts)
 
     def due(self, now_us: int) -> None:
         """Waits that are over: their messages are ready."""
@@ -76,20 +91,34 @@ class Returned:
 
     def pop(self, consumer: str, now_us: int, *, alone: bool) -> Parcel | None:
         """The oldest ready parcel that this consumer may have."""
-        best: str | None = None
-        for last, heap in self._ready.items():
+        own: tuple[int, int, str] | None = None
+        parcel: Parcel | None = None
+        while parcel is None and (heap := self._oldest_heap()) is not None:
+            first = heappop(self._firsts)
+            last = first[2]
             if last and last == consumer and not alone and now_us < heap[0][2].due_us + YIELD_US:
+                own = first
                 continue
-            if best is None or heap[0] < self._ready[best][0]:
-                best = last
-        if best is None:
-            return None
-        heap = self._ready[best]
-        parcel = heappop(heap)[2]
-        if not heap:
-            del self._ready[best]
-        self.ready -= parcel.bits.bit_count()
+            parcel = heappop(heap)[2]
+            if heap:
+                self._note_first(last, heap)
+            else:
+                del self._ready[last]
+            self.ready -= parcel.bits.bit_count()
+        if own is not None:
+            heappush(self._firsts, own)
         return parcel
+
+    def _oldest_heap(self) -> list[tuple[int, int, Parcel]] | None:
+        """That of the oldest ready parcel, whose consumer is then the first in `_firsts`."""
+        firsts = self._firsts
+        while firsts:
+            base, serial, last = firsts[0]
+            heap = self._ready.get(last)
+            if heap is not None and heap[0][:2] == (base, serial):
+                return heap
+            heappop(firsts)  # it was taken, or is not the first any more
+        return None
 
     def take(self, wanted: RangeSet) -> list[Parcel]:
         """Whatever is here of some messages, waiting or ready; it is not here any more."""
@@ -110,11 +139,13 @@ class Returned:
 
     def oldest(self) -> int | None:
         """The first offset that is ready."""
-        return min((heap[0][0] for heap in self._ready.values()), default=None)
+        heap = self._oldest_heap()
+        return None if heap is None else heap[0][0]
 
     def clear(self) -> None:
         self._waiting.clear()
         self._ready.clear()
+        self._firsts.clear()
         self._alarms.clear()
         self.waiting = self.ready = 0
 
