@@ -23,7 +23,7 @@ from millstream.broker.transfer import Target
 from millstream.broker.webhooks.sender import Sender
 from millstream.clock import Clock
 from millstream.dead_letters import DEAD_LETTER_SUFFIX, DeadLetter, LetterFilter, LetterStatistics
-from millstream.errors import InvalidArgument, MessageNotFound
+from millstream.errors import InvalidArgument, MessageNotFound, TopicNotFound
 from millstream.ids import parse_message_id
 from millstream.queues.letter_filters import compile_filter
 from millstream.wire import letter_calls
@@ -163,10 +163,13 @@ class Letters:
                     continue
                 limit = _end_of(ends, topic.name, number)
                 box = self.box(topic, number)
-                async for letters, offset in box.scan(first, since_us=wanted.since_ms * 1000, end=limit):
-                    yield [letter for letter in letters if matches(letter)], Position(topic.name, number, offset)
-                    # Others first: looking through a million letters is nobody's emergency.
-                    await asyncio.sleep(0)
+                try:
+                    async for letters, offset in box.scan(first, since_us=wanted.since_ms * 1000, end=limit):
+                        yield [letter for letter in letters if matches(letter)], Position(topic.name, number, offset)
+                        # Others first: looking through a million letters is nobody's emergency.
+                        await asyncio.sleep(0)
+                except TopicNotFound:
+                    break  # deleted meanwhile, with its letters; nobody has asked for it by name
 
     async def page(self, namespace: str, call: letter_calls.ListLetters) -> letter_calls.LetterPage:
         if not 1 <= call.limit <= _PAGE_LETTERS_MAX:

@@ -133,7 +133,12 @@ class QueueRegistry:
         return group
 
     def implicit(self, topic: Topic, name: str) -> QueueGroup:
-        """The group, or one that only the broker itself uses until somebody opens it."""
+        """The group, or one that only the broker itself uses until somebody opens it.
+
+        Raises TopicNotFound for a topic that was deleted while somebody held it: another one may have its name.
+        """
+        if topic.deleting:
+            raise TopicNotFound(f"topic {topic.name!r} was deleted")
         group = self._groups.get((topic.namespace, topic.name), {}).get(name)
         return group or self._add(topic, name, QueuePolicy(), opened=False)
 

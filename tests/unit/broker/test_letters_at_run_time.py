@@ -1,0 +1,35 @@
+"""Dead letters inside a broker, while the topics that hold them come and go."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from millstream.wire import calls, letter_calls
+from tests.simulated_broker import Client
+from tests.unit.broker.test_queues_at_run_time import lives, publish
+
+
+@pytest.mark.parametrize("turns", [2, 5, 10])
+def test_a_topic_that_is_deleted_while_letters_are_looked_through_does_not_hide_those_of_the_next(turns: int) -> None:
+    async def work(client: Client) -> None:
+        for name in ("orders.dlq", "payments.dlq"):
+            await client.call(calls.CreateTopic(name=name))
+            await publish(client, [b"x"], topic=name)
+        for _ in range(100):
+            await publish(client, [bytes(2000)] * 10, topic="orders.dlq")
+        counting = asyncio.ensure_future(client.call(letter_calls.CountLetters()))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await client.call(calls.DeleteTopic(name="orders.dlq"))
+        found = await counting
+        assert isinstance(found, letter_calls.LetterCount)
+        assert 1 <= found.statistics.total < 1000, "the others are counted all the same"
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"new"], topic="orders.dlq")
+        page = await client.call(letter_calls.ListLetters())
+        assert isinstance(page, letter_calls.LetterPage)
+        assert [letter.value for letter in page.letters] == [b"new", b"x"]
+
+    lives(work)
