@@ -20,6 +20,8 @@ __all__ = ["PROFILES", "RetryPolicy", "parse_retry"]
 
 #: Beyond this a counter has more digits than a person can wait for.
 RETRIES_MAX: Final = 10_000
+#: A hundred years; moments must fit into what journals can hold.
+_MS_MAX: Final = 36_500 * 86_400_000
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,12 +40,14 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.max_retries <= RETRIES_MAX:
             raise ConfigInvalid(f"max_retries must be between 0 and {RETRIES_MAX}, not {self.max_retries}")
-        if self.multiplier < 1:
+        if not self.multiplier >= 1:  # nor is it what is not a number
             raise ConfigInvalid(f"the multiplier of a retry policy must be 1 or more, not {self.multiplier}")
         if not 0 <= self.jitter <= 1:
             raise ConfigInvalid(f"the jitter of a retry policy must be between 0 and 1, not {self.jitter}")
         if min(self.initial_ms, self.max_ms, self.total_ms) < 0:
             raise ConfigInvalid("the times of a retry policy must be 0 or more")
+        if max(self.initial_ms, self.max_ms, self.total_ms) > _MS_MAX:
+            raise ConfigInvalid(f"the times of a retry policy must be {format_ms(_MS_MAX)} at most")
 
     def delay_ms(self, failures: int, draw: Callable[[], float]) -> int:
         """How long to wait after the given number of failures (1 or more); `draw` gives numbers from 0 to 1."""

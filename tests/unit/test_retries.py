@@ -57,6 +57,8 @@ def test_a_profile_can_be_changed_in_its_text() -> None:
         ("standard,initial=soon", "'initial=soon' does not fit"),
         ("standard,max_retries=-1", "max_retries must be between"),
         ("standard,multiplier=0.5", "must be 1 or more"),
+        ("standard,multiplier=nan", "must be 1 or more"),
+        ("standard,initial=9999999999d", "must be 5214w2d at most"),
         ("standard,first_immediate=maybe", "a bool is expected"),
     ],
 )
