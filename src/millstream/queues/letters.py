@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import msgspec
 
 from millstream.dead_letters import DEAD_LETTER_SUFFIX, DeadAttempt, DeadLetter, LetterEdit
 from millstream.headers import encode_headers, readable_headers
 from millstream.ids import message_id
+from millstream.names import NAME_BYTES_MAX
 from millstream.options import BROKER_OPTIONS, DEDUP_ID
 from millstream.queues.records import Dead
 from millstream.records import PRIORITY_DEFAULT, Batch, encode_batch
@@ -69,8 +71,12 @@ class Place(NamedTuple):
 
 
 def dead_letter_topic(topic: str, configured: str = "") -> str:
-    """Where the dead letters of a topic go."""
-    return configured or topic + DEAD_LETTER_SUFFIX
+    """Where the dead letters of a topic go.  A name that leaves no room for the suffix is cut, and marked as cut."""
+    room = NAME_BYTES_MAX - len(DEAD_LETTER_SUFFIX)
+    if configured or len(topic) <= room:
+        return configured or topic + DEAD_LETTER_SUFFIX
+    mark = f"-{crc32(topic.encode()):08x}"
+    return topic[: room - len(mark)] + mark + DEAD_LETTER_SUFFIX
 
 
 # --- dying -------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 from millstream.dead_letters import DeadLetter, LetterEdit, LetterFilter, LetterStatistics
 from millstream.errors import InvalidName
 from millstream.ids import message_id
+from millstream.names import check_topic
 from millstream.options import DEDUP_ID, MAX_RETRIES
 from millstream.queues.letter_filters import compile_filter
 from millstream.queues.letters import (
@@ -314,3 +315,12 @@ def test_a_plan_warns_of_age_bursts_and_equal_values() -> None:
     assert "1w2d ago" in warnings
     assert "set a rate" in warnings
     assert "get the same value" in warnings
+
+
+@pytest.mark.parametrize("size", [251, 252, 255])
+def test_a_topic_with_a_name_as_long_as_can_be_has_a_place_for_its_letters(size: int) -> None:
+    names = [("a." * 200)[: size - 1] + last for last in "xy"]
+    names.append(names[0][: size - 4] + ".dlq")
+    letters = [check_topic(dead_letter_topic(name)) for name in names]
+    assert len({*names, *letters}) == 6, "a place of its own"
+    assert all(name.endswith(".dlq") for name in letters)

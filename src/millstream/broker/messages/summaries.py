@@ -12,6 +12,7 @@ from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
 from millstream.dead_letters import DEAD_LETTER_GROUP, DEAD_LETTER_SUFFIX
 from millstream.errors import InvalidArgument
+from millstream.queues.letters import dead_letter_topic
 from millstream.wire import message_calls as calls
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ class Summaries:
 
     def _dead_letters(self, topic: Topic) -> int:
         topics, queues = self._host.topics, self._host.queues
-        name = topic.config.dead_letter_topic or topic.name + DEAD_LETTER_SUFFIX
+        name = dead_letter_topic(topic.name, topic.config.dead_letter_topic)
         if topic.name.endswith(DEAD_LETTER_SUFFIX):
             name = topic.name
         box = topics.registry.find(topic.namespace, name)
