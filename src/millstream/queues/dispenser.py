@@ -131,7 +131,7 @@ class Dispenser:
         self.forget()
         return dead
 
-    def sweep(self, source: LogSource, now_us: int) -> list[Dead]:
+    def sweep(self, source: LogSource, clock_us: int) -> list[Dead]:
         """Expire what is at the front of the backlog."""
         dead: list[Dead] = []
         taken = self._book.taken
@@ -144,7 +144,7 @@ class Dispenser:
                 break
             start = max(position, view.base_offset)
             free = present(view, start) & ~taken.bits(start, view.next_offset - start)
-            expired = expired_of(view, start, free, self._rules.message_ttl_ms, now_us)
+            expired = expired_of(view, start, free, self._rules.message_ttl_ms, clock_us)
             if expired:
                 dead += self._expire(start, expired, FRESH)
             elif free:
@@ -182,7 +182,7 @@ class Dispenser:
         view, base, bits, lane = pick
         rules = self._rules
         dead: list[Dead] = []
-        expired = expired_of(view, base, bits, rules.message_ttl_ms, request.now_us)
+        expired = expired_of(view, base, bits, rules.message_ttl_ms, request.clock_us)
         if expired:
             dead = self._expire(base, expired, history)
             bits ^= expired

@@ -52,14 +52,24 @@ class Pick(NamedTuple):
 class Request:
     """What a consumer asks for, how much of it is still open, and how long we go on looking."""
 
-    __slots__ = ("alone", "bytes", "consumer", "lease_ms", "limited", "looks", "messages", "now_us")
+    __slots__ = ("alone", "bytes", "clock_us", "consumer", "lease_ms", "limited", "looks", "messages", "now_us")
 
     def __init__(
-        self, consumer: str, messages: int, now_us: int, *, lease_ms: int, alone: bool = False, bytes_max: int = 0
+        self,
+        consumer: str,
+        messages: int,
+        now_us: int,
+        *,
+        clock_us: int,
+        lease_ms: int,
+        alone: bool = False,
+        bytes_max: int = 0,
     ) -> None:
         self.consumer = consumer
         self.messages = messages
         self.now_us = now_us
+        #: By which messages were stamped, and expire.
+        self.clock_us = clock_us
         self.lease_ms = lease_ms
         self.alone = alone
         self.limited = bytes_max > 0
@@ -211,14 +221,14 @@ def rows(view: BatchView, base: int, bits: int) -> Iterator[tuple[int, int]]:
     return ((row, offset) for row, offset in enumerate(view.offsets()) if offset in wanted)
 
 
-def expired_of(view: BatchView, base: int, bits: int, ttl_ms: int, now_us: int) -> int:
+def expired_of(view: BatchView, base: int, bits: int, ttl_ms: int, clock_us: int) -> int:
     """Which of these messages are past their time."""
-    if ttl_ms and view.append_time_us + ttl_ms * 1000 <= now_us:
+    if ttl_ms and view.append_time_us + ttl_ms * 1000 <= clock_us:
         return bits
     if not view.flags & _EXPIRY:
         return 0
     expiry = view.expiry_us() or ()
-    return pack(base, [offset for row, offset in rows(view, base, bits) if 0 < expiry[row] <= now_us])
+    return pack(base, [offset for row, offset in rows(view, base, bits) if 0 < expiry[row] <= clock_us])
 
 
 def terms_of(view: BatchView, base: int, bits: int, lane: int, rules: Rules) -> Iterable[tuple[Terms, int]]:

@@ -6,7 +6,8 @@
     ledger.start_at(offset)                     # a new group only
 
 Every method below `open` decides and applies at once.  The caller collects facts with `drain` and records them; a
-`Dead` brings its own.  Times are UTC microseconds.
+`Dead` brings its own.  Times are UTC microseconds.  Where the clock was set back, the time that callers go by may be
+ahead of it; messages are stamped by the clock, and are as old as that says.
 """
 
 from __future__ import annotations
@@ -66,10 +67,21 @@ _WINDOW: Final = 65_536
 
 
 class Ledger:
-    """See the module.  `draw` gives numbers from 0 to 1, `draw_nonce` u64 that were never used, to name leases."""
+    """See the module.  `draw` gives numbers from 0 to 1, `draw_nonce` u64 that were never used, to name leases.
 
-    def __init__(self, rules: Rules, *, draw: Callable[[], float], draw_nonce: Callable[[], int]) -> None:
+    `behind_us` says how far the clock by which messages are stamped is behind the time that the ledger is told.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        draw: Callable[[], float],
+        draw_nonce: Callable[[], int],
+        behind_us: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.rules = rules
+        self._behind_us = behind_us
         self._draw = draw
         self._draw_nonce = draw_nonce
         self._book = Book()
@@ -142,7 +154,10 @@ class Ledger:
                 lease = Lease(self._draw_nonce(), start, bits, consumer, FRESH, PLAIN, now_us, deadline_us)
                 self._leases.add(lease)
                 return Delivery([lease])
-        request = Request(consumer, want, now_us, lease_ms=lease_ms, alone=alone, bytes_max=bytes_max)
+        clock_us = now_us - self._behind_us()
+        request = Request(
+            consumer, want, now_us, clock_us=clock_us, lease_ms=lease_ms, alone=alone, bytes_max=bytes_max
+        )
         strict = rules.ordering == "strict"
         if strict:
             request.messages = 0 if len(self._leases) else min(want, 1)
@@ -177,7 +192,11 @@ class Ledger:
             alone = not len(self._leases) and any(start <= first < end for start, end in wanted)
             wanted = [(first, first + 1)] if alone else []
         request = Request(
-            consumer, sum(end - start for start, end in wanted), now_us, lease_ms=lease_ms or self.rules.lease_ms
+            consumer,
+            sum(end - start for start, end in wanted),
+            now_us,
+            clock_us=now_us - self._behind_us(),
+            lease_ms=lease_ms or self.rules.lease_ms,
         )
         handout = Handout(request, self._draw_nonce)
         dead = self._dispenser.hand_out_wanted(source, wanted, request, handout)
@@ -334,7 +353,7 @@ class Ledger:
         retries = retry.max_retries if terms.max_retries < 0 else terms.max_retries
         if history.failures > retries:
             return MAX_RETRIES_EXCEEDED, history.last_error
-        if retry.total_ms and now_us - terms.born_us >= retry.total_ms * 1000:
+        if retry.total_ms and now_us - self._behind_us() - terms.born_us >= retry.total_ms * 1000:
             return TOTAL_TIMEOUT_EXCEEDED, history.last_error
         if self._delivered_too_often(history):
             return MAX_DELIVERIES_EXCEEDED, history.last_error
@@ -379,7 +398,7 @@ class Ledger:
 
     def sweep(self, source: LogSource, now_us: int) -> list[Dead]:
         """Expire what is at the front of the backlog, also when nobody asks for it.  Now and then is enough."""
-        return self._dispenser.sweep(source, now_us)
+        return self._dispenser.sweep(source, now_us - self._behind_us())
 
     def start_at(self, offset: int) -> None:
         """Begin here (a new group), or begin again (seek): nothing below is delivered, everything from here on is."""

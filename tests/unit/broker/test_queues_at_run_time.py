@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import pytest
 
+from millstream.broker.broker import Broker
 from millstream.broker.queues.steady_time import SteadyTime
 from millstream.broker.registry import Topic
+from millstream.clock import SystemClock
+from millstream.config import Settings
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.records import encode_batch
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
 from millstream.wire.leases import LeasePart, LeaseRequest, Scope, Settle, SettleEntry, encode_lease_result
 from millstream.wire.messages import PublishRequest
-from tests.simulated_broker import Client, started
+from tests.simulated_broker import Client, run, started
 
 
 def lives(*works: Callable[[Client], Awaitable[None]]) -> None:
@@ -435,6 +439,7 @@ def test_steady_time_takes_no_part_in_jumps_and_comes_back_slowly(jump_s: int) -
     before_us = steady.now_us()
     clock.wall_us += jump_s * 1_000_000
     assert steady.now_us() == before_us, "also within the same millisecond"
+    assert steady.behind_us == max(-jump_s, 0) * 1_000_000
     clock.advance(30_000)
     passed_s = (steady.now_us() - before_us) / 1e6
     assert 26.9 <= passed_s <= 33.1
@@ -450,3 +455,35 @@ def test_steady_time_follows_small_corrections() -> None:
     clock.advance(1000)
     clock.wall_us += 300_000
     assert steady.now_us() == clock.wall_us
+
+
+def test_messages_do_not_expire_early_after_the_clock_was_set_back() -> None:
+    class Corrected(SystemClock):
+        correction_us = 0
+
+        def now_us(self) -> int:
+            return super().now_us() + self.correction_us
+
+    async def scenario() -> None:
+        clock = Corrected()
+        settings = Settings.model_validate({"storage": {"free_bytes_min": 0}})
+        broker = Broker(settings, SimulatedStorage(seed=1), rng=random.Random(1), clock=clock)
+        await broker.start()
+        client = Client(broker)
+        clock.correction_us = -3_600_000_000
+        for name, config in (("short", {"message_ttl_ms": 600_000}), ("own", {}), ("tried", {})):
+            await client.call(calls.CreateTopic(name=name, config=config))
+        policy = {"retry": "standard,total=10m"}
+        consumers = {name: await client.open_queue(name, policy=policy) for name in ("short", "own", "tried")}
+        await publish(client, [b"x"], topic="short")
+        await publish(client, [b"x"], topic="own", expiry_us=[clock.now_us() + 600_000_000])
+        await publish(client, [b"x"], topic="tried")
+        for _ in range(5):
+            await broker.queues.sweep()
+        for consumer in consumers.values():
+            leased = await client.lease(consumer)
+            assert [message.value for message in leased] == [b"x"]
+            assert await client.settle(Settle.NACK, *leased) == [1], "it is tried again, not given up"
+        await broker.stop()
+
+    run(scenario)

@@ -48,7 +48,10 @@ class QueuePart:
         self._start = -1
         rng = host.rng
         self.ledger = Ledger(
-            self._rules(), draw=rng.random, draw_nonce=lambda: route << ROUTE_SHIFT | rng.getrandbits(ROUTE_SHIFT)
+            self._rules(),
+            draw=rng.random,
+            draw_nonce=lambda: route << ROUTE_SHIFT | rng.getrandbits(ROUTE_SHIFT),
+            behind_us=host.behind_us,
         )
         for fact in keeper.journal.claim(self.entity, self.ledger.snapshot):
             self.ledger.apply(fact)

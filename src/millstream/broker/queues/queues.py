@@ -97,6 +97,10 @@ class Queues:
     def now_us(self) -> int:
         return self._time.now_us()
 
+    def behind_us(self) -> int:
+        """How far the clock, which says when messages were stored and expire, is behind `now_us`."""
+        return self._time.behind_us
+
     def own(self, work: Coroutine[Any, Any, None]) -> None:
         """Let something run in the background; it ends at the latest when the broker does."""
         task = self.loop.create_task(work)

@@ -23,6 +23,11 @@ class SteadyTime:
         self._monotonic_ms = clock.monotonic_ms()
         self._ahead_us = 0  # of the clock
 
+    @property
+    def behind_us(self) -> int:
+        """How far the clock is behind since it was set back: what it stamps now looks older by as much."""
+        return max(self._ahead_us, 0)
+
     def now_us(self) -> int:
         wall_us, monotonic_ms = self._clock.now_us(), self._clock.monotonic_ms()
         passed_us = (monotonic_ms - self._monotonic_ms) * 1000
