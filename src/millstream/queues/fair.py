@@ -39,6 +39,8 @@ class Turns:
         if not self._turns:
             return None
         offsets = self._next(1)
+        if not offsets:
+            return ()  # all that was seen is settled by now
         view = source.batch_at(offsets[0])
         if view is not None:
             offsets += self._next(request.fit(view) - 1)  # what is larger than these goes over the limit, but once
@@ -57,6 +59,7 @@ class Turns:
             for _ in range(min(left, len(turns))):
                 name = turns.popleft()
                 queue = self._queues[name]
+                self._seen -= queue.skip_below(self._taken.floor)  # purged, or removed by retention
                 found += queue.take(rounds)
                 if queue:
                     turns.append(name)

@@ -148,6 +148,7 @@ class OnePerKey:
             if name in held:
                 continue
             queue = self._passed[name]
+            self._seen -= queue.skip_below(self._taken.floor)  # purged, or removed by retention
             found = None
             while found is None and queue:
                 offset = queue.pop()

@@ -44,14 +44,23 @@ class OffsetQueue:
 
     def take(self, count: int) -> Sequence[int]:
         """The next ones: so many, or all there are."""
-        offsets, first = self._offsets, self._first
-        taken = offsets[first : first + count]
-        first += len(taken)
-        if first >= _CUT_MIN and 2 * first > len(offsets):
-            del offsets[:first]
+        taken = self._offsets[self._first : self._first + count]
+        self._forget(self._first + len(taken))
+        return taken
+
+    def skip_below(self, offset: int) -> int:
+        """Leave out what is below an offset, without a look at each; returns how many."""
+        before = self._first
+        first = bisect_left(self._offsets, offset, before)
+        self._forget(first)
+        return first - before
+
+    def _forget(self, first: int) -> None:
+        """Begin at this place."""
+        if first >= _CUT_MIN and 2 * first > len(self._offsets):
+            del self._offsets[:first]
             first = 0
         self._first = first
-        return taken
 
 
 def free_offsets(view: BatchView, start: int, end: int, taken: RangeSet) -> int:

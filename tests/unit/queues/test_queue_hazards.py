@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -78,31 +79,60 @@ def test_what_was_acked_before_a_purge_is_not_counted_as_purged_after_a_restart(
     assert twin.counts(10).totals == ledger.counts(10).totals == {"acked": 2, "purged": 8}
 
 
+def _steps(work: Callable[[], None]) -> int:
+    """How many lines of Python it takes."""
+    taken = 0
+
+    def count_lines(*_: object) -> Any:
+        nonlocal taken
+        taken += 1
+        return count_lines
+
+    before = sys.gettrace()
+    sys.settrace(count_lines)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return taken
+
+
 def test_finding_what_comes_next_does_not_ask_everybody_who_had_something() -> None:
     def steps(consumers: int) -> int:
         returned = Returned()
         for number in range(consumers):  # as with detached leases, each of a consumer of its own
             attempt = Attempt(f"c#{number}", 0, 0, "timeout")
             returned.add_ready(Parcel(number, 1, History(1, 1, 0, (attempt,)), PLAIN))
-        taken = 0
 
-        def count_lines(*_: object) -> Any:
-            nonlocal taken
-            taken += 1
-            return count_lines
-
-        before = sys.gettrace()
-        sys.settrace(count_lines)
-        try:
+        def take() -> None:
             for number in range(50):
                 parcel = returned.pop("c#0", 0, alone=False)
                 assert parcel is not None
                 assert parcel.base == number + 1, "not its own, for a second"
-        finally:
-            sys.settrace(before)
-        return taken
+
+        return _steps(take)
 
     assert steps(5_000) < 2 * steps(100)
+
+
+@pytest.mark.parametrize("how", ["purge", "trim"])
+@pytest.mark.parametrize("rules", [{"fair_by": "key:."}, {"ordering": "key"}])
+def test_what_was_seen_ahead_and_is_gone_by_now_is_not_looked_at_again(rules: dict[str, Any], how: str) -> None:
+    def steps(backlog: int) -> int:
+        log, ledger = FakeLog(), make_ledger(**rules)
+        log.add(backlog, keys=[b"same"] * backlog)
+        (lease,) = ledger.lease(log, consumer="c", want=1, now_us=0).leases
+        assert granted(ledger.lease(log, consumer="c", want=1, now_us=0)) == ([] if "ordering" in rules else [1])
+        getattr(ledger, how)(backlog)
+        ledger.ack(lease.nonce)
+        log.add(1, keys=[b"same"])
+
+        def take() -> None:
+            assert granted(ledger.lease(log, consumer="c", want=1, now_us=0)) == [backlog]
+
+        return _steps(take)
+
+    assert steps(10_000) < 2 * steps(100)
 
 
 @pytest.mark.parametrize("seed", range(20))
