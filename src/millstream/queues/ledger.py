@@ -506,6 +506,11 @@ class Ledger:
         """Messages in the hands of consumers."""
         return self._leases.messages
 
+    @property
+    def ready_again(self) -> int:
+        """Messages that came back and are ready: only these are for some consumers and not for others."""
+        return self._book.returned.ready
+
     def leases(self) -> Iterable[Lease]:
         return self._leases
 

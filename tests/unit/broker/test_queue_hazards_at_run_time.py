@@ -13,6 +13,7 @@ from millstream.errors import StorageFailed
 from millstream.ids import SCHEDULES
 from millstream.log.partition import Chunk, PartitionLog
 from millstream.log.segment import Segment
+from millstream.queues.ledger import Ledger
 from millstream.records import encode_batch
 from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire import calls, queue_calls
@@ -76,6 +77,31 @@ def test_a_key_that_retention_sets_free_is_served_to_who_waits() -> None:
             await client.broker.queues.sweep()
         (message,) = await asyncio.wait_for(waiting, 5)
         assert message.offset == start
+
+    lives(work)
+
+
+def test_a_message_is_not_looked_for_by_everybody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    lease = Ledger.lease
+
+    def counted(ledger: Ledger, *details: Any, **more: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return lease(ledger, *details, **more)
+
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        consumers = [await client.open_queue() for _ in range(50)]
+        waiting = [await parked(client, consumer) for consumer in consumers]
+        monkeypatch.setattr(Ledger, "lease", counted)
+        for number in range(10):
+            await publish(client, [b"%d" % number])
+            (message,) = await asyncio.wait_for(waiting[number], 5)
+            assert message.value == b"%d" % number, "first come, first served"
+        assert looks <= 30
+        for consumer in reversed(consumers):
+            await client.call(queue_calls.CloseQueue(consumer=consumer))
 
     lives(work)
 

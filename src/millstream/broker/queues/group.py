@@ -134,7 +134,8 @@ class QueueGroup:
             got, is_full = part.lease(consumer, want, room, alone=alone, first=first and not found, now_us=now_us)
             if not got and not is_full:
                 refused.add(consumer.number)
-                if len(refused) >= len(self.consumers):
+                # Where nothing is kept for others there is nothing for anybody, and thousands may be waiting.
+                if not part.ledger.ready_again or len(refused) >= len(self.consumers):
                     del ready[part]
                 continue
             del ready[part]
