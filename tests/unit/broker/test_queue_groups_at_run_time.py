@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from millstream.broker.queues.part import ROUTES_MAX
 from millstream.broker.state import StateLog
 from millstream.errors import StorageFailed
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
-from tests.simulated_broker import run, started
+from millstream.wire.leases import Settle
+from tests.simulated_broker import Client, run, started
+from tests.unit.broker.test_queues_at_run_time import lives, publish
+from tests.waiting import eventually_async
 
 
 def test_a_policy_of_a_pattern_that_could_not_be_recorded_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,3 +32,41 @@ def test_a_policy_of_a_pattern_that_could_not_be_recorded_does_not_hold(monkeypa
         assert info.policy["max_deliveries"] == 5
 
     run(scenario)
+
+
+def test_groups_that_come_and_go_leave_nothing_behind() -> None:
+    async def work(client: Client) -> None:
+        queues = client.broker.queues
+        await client.call(calls.CreateTopic(name="orders"))
+        await publish(client, [b"x"])
+        for number in range(10):
+            if number == 5:
+                queues._route = ROUTES_MAX - 2  # as after sixteen million of them
+            consumer = await client.open_queue(group=f"g{number}")
+            (message,) = await client.lease(consumer)
+            assert 0 < message.part.nonce < 2**64
+            assert await client.settle(Settle.ACK, message) == [0]
+            await client.call(queue_calls.CloseQueue(consumer=consumer))
+            await client.call(queue_calls.DeleteQueue(topic="orders", group=f"g{number}"))
+        assert len(queues._routes) == 0
+
+    lives(work)
+
+
+def test_priorities_are_not_remembered_for_nobody() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders", config={"lanes": "strict"}))
+        consumer = await client.open_queue(group="old")
+        await client.call(queue_calls.CloseQueue(consumer=consumer))
+        await client.call(queue_calls.DeleteQueue(topic="orders", group="old"))
+        for _ in range(20):
+            await publish(client, [b"urgent", *[b"normal"] * 999], priorities=[0, *[2] * 999])
+        await client.broker.queues.sweep()
+        (keeper,) = client.broker.queues._keepers.values()
+        known = keeper.source.lanes.next_in(0, 1)
+        assert known is None or known >= 16_000
+        consumer = await client.open_queue(group="new")
+        await eventually_async(lambda: not keeper._surveys)
+        assert [message.value for message in await client.lease(consumer, 21)] == [*[b"urgent"] * 20, b"normal"]
+
+    lives(work)

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from millstream.broker.queues.keeper import PartitionKeeper
     from millstream.broker.queues.queues import Queues
 
-__all__ = ["ROUTE_SHIFT", "QueuePart"]
+__all__ = ["ROUTES_MAX", "ROUTE_SHIFT", "QueuePart"]
 
 #: A nonce says which part it belongs to, so that a settle finds it: 24 bits of route, 40 bits by chance.
 ROUTE_SHIFT: Final = 40
+ROUTES_MAX: Final = (1 << 64 - ROUTE_SHIFT) - 1
 #: A timer that fires a moment early must not spin.
 _TIMER_S_MIN: Final = 0.001
 

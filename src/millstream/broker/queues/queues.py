@@ -20,7 +20,7 @@ from millstream.broker.partition import Partition
 from millstream.broker.queues.consumers import Consumer, LeaseHandle, LeaseReply, SettleReply
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.keeper import PartitionKeeper
-from millstream.broker.queues.part import ROUTE_SHIFT, QueuePart
+from millstream.broker.queues.part import ROUTE_SHIFT, ROUTES_MAX, QueuePart
 from millstream.broker.queues.registry import QueueRegistry
 from millstream.broker.queues.source import LogWindows
 from millstream.broker.queues.steady_time import SteadyTime
@@ -82,7 +82,8 @@ class Queues:
         self._flush_s = flush_s
         self._windows = LogWindows()
         self._keepers: dict[int, PartitionKeeper] = {}  # by the uid of the partition
-        self._routes: list[QueuePart | None] = [None]
+        self._routes: dict[int, QueuePart] = {}
+        self._route = 0  # the one that was given last
         self._consumers: dict[int, Consumer] = {}
         self._by_key: dict[str, Consumer] = {}
         self._of_session: dict[Session, dict[int, Consumer]] = {}
@@ -125,13 +126,12 @@ class Queues:
             if keeper.journal.partition.failed is None:
                 keeper.remember()
         self.flush()
-        for part in self._routes:
-            if part is not None:
-                part.close()
+        for part in self._routes.values():
+            part.close()
 
     async def sweep(self) -> None:
         """Expire what nobody asks for.  Called about once a second, for some of the parts each time."""
-        parts = [part for part in self._routes if part is not None]
+        parts = list(self._routes.values())
         share = min(-(-len(parts) // _SWEEP_ROUNDS), _SWEEP_PARTS_MAX)
         now_us = self.now_us()
         for part in (parts[self._swept :] + parts)[:share]:
@@ -139,8 +139,9 @@ class Queues:
         self._swept = (self._swept + share) % max(len(parts), 1)
         self.metrics.messages_expired = sum(part.expired() for part in parts)
         for keeper in self._keepers.values():
-            if keeper.parts:
-                keeper.forget_below(min(part.ledger.committed for part in keeper.parts))
+            # Without a group nobody needs to know any of them; the next one has them looked for again.
+            end = keeper.partition.high_watermark
+            keeper.forget_below(min((part.ledger.committed for part in keeper.parts), default=end))
 
     # --- parts ---------------------------------------------------------------------------------------------------
 
@@ -155,12 +156,19 @@ class Queues:
         if keeper is None:
             journal = self.topics.journal(topic, number)
             keeper = self._keepers[partition.uid] = PartitionKeeper(self, partition, journal, self._windows)
-        part = QueuePart(self, group, number, keeper, len(self._routes))
-        self._routes.append(part)
+        route = self._next_route()
+        part = self._routes[route] = QueuePart(self, group, number, keeper, route)
         return part
 
+    def _next_route(self) -> int:
+        """One that no part has, and none has had for as long as possible: late settles must not find another part."""
+        while True:
+            self._route = self._route % ROUTES_MAX + 1
+            if self._route not in self._routes:
+                return self._route
+
     def forget_part(self, part: QueuePart) -> None:
-        self._routes[part.route] = None
+        self._routes.pop(part.route, None)
         self._touched.pop(part, None)
         part.close()
 
@@ -401,8 +409,7 @@ class Queues:
 
     def routed(self, nonce: int) -> QueuePart | None:
         """The part that a nonce belongs to."""
-        route = nonce >> ROUTE_SHIFT
-        return self._routes[route] if route < len(self._routes) else None
+        return self._routes.get(nonce >> ROUTE_SHIFT)
 
     def settle_one(self, part: QueuePart, entry: SettleEntry, session: Session, now_us: int) -> Outcome:
         if part.group.topic.namespace != session.namespace:
