@@ -121,8 +121,9 @@ class Transfer:
     ) -> int:
         """Append a batch (as encode_batch makes it) to another partition; returns its first offset there.
 
-        `on_recorded` is called when the facts are on disk: from there on the move happens, whatever happens.  Raises
-        StorageFailed when they are not, and the target's error when it will never take the batch.
+        `facts` are asked for when they are written, after other moves had their turn.  `on_recorded` is called when
+        they are on disk: from there on the move happens, whatever happens.  Raises StorageFailed when they are not, and
+        the target's error when it will never take the batch.
         """
         async with self._turn(target):
             if not self._producer:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from millstream.broker.queues.part import ROUTES_MAX
 from millstream.broker.state import StateLog
+from millstream.broker.transfer import Target
 from millstream.errors import StorageFailed
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
@@ -70,3 +73,45 @@ def test_priorities_are_not_remembered_for_nobody() -> None:
         assert [message.value for message in await client.lease(consumer, 21)] == [*[b"urgent"] * 20, b"normal"]
 
     lives(work)
+
+
+def test_a_group_that_could_not_be_made_leaves_no_beginning_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(client: Client) -> None:
+        async def refuse(*_: object, **__: object) -> None:
+            raise StorageFailed("cannot write the state: no space left on device")
+
+        await client.call(calls.CreateTopic(name="orders"))
+        await publish(client, [b"before"])
+        with monkeypatch.context() as patched:
+            patched.setattr(StateLog, "record", refuse)
+            with pytest.raises(StorageFailed):
+                await client.open_queue(start="latest")
+        assert [message.value for message in await client.lease(await client.open_queue())] == [b"before"]
+
+    async def again(client: Client) -> None:
+        assert [message.value for message in await client.lease(await client.open_queue())] == [b"before"]
+
+    lives(work, again)
+
+
+def test_letters_of_a_deleted_group_say_nothing_about_the_next_of_its_name() -> None:
+    async def work(client: Client) -> None:
+        for name in ("orders", "orders.dlq"):
+            await client.call(calls.CreateTopic(name=name))
+        await publish(client, [b"x"])
+        transfer = client.broker.topics.transfer(client.broker.topics.registry.get("default", "orders"), 0)
+        async with transfer._turn(Target("default", "orders.dlq", 0)):
+            consumer = await client.open_queue()
+            (message,) = await client.lease(consumer)
+            rejecting = asyncio.ensure_future(client.settle(Settle.REJECT, message))
+            await eventually_async(lambda: transfer._turns[Target("default", "orders.dlq", 0)].moves == 2)
+            await client.call(queue_calls.DeleteQueue(topic="orders", force=True))
+            await client.open_queue()
+        await rejecting
+        await eventually_async(lambda: not client.broker.topics.moves_undone)
+        assert await client.read_all("orders.dlq") == [b"x"]
+
+    async def again(client: Client) -> None:
+        assert [message.value for message in await client.lease(await client.open_queue())] == [b"x"]
+
+    lives(work, again)

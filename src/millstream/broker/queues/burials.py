@@ -8,7 +8,7 @@ the journal that is taken meanwhile knows them as settled, so it also says that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -145,17 +145,23 @@ class Burials:
         target = await self._target()
         dead, letters = await self._letters(self._owed[number])
         written: Fact = ["written", number, dead.base, _to_bytes(dead.bits)]
-        facts: list[EntityFact] = [(part.entity, dead.fact), (self.entity, written)]
+
+        def facts() -> Iterator[EntityFact]:
+            # Asked for when they are written, which may take a while: a group that was deleted meanwhile has no facts,
+            # and the next one of its name knows nothing of this.
+            if not part.closed:
+                yield part.entity, dead.fact
+                yield self.entity, written
 
         def recorded() -> None:
             self._written(number, dead.base, dead.bits)
             host.metrics.messages_dead_lettered += dead.bits.bit_count()
 
         if letters is None:  # retention was faster: there is nothing left to keep
-            await part.keeper.journal.record_durably(*facts)
+            await part.keeper.journal.record_durably(*facts())
             recorded()
             return
-        stored = await host.topics.transfer(topic, part.number).move(target, letters, facts, on_recorded=recorded)
+        stored = await host.topics.transfer(topic, part.number).move(target, letters, facts(), on_recorded=recorded)
         host.on_letters(target, stored, stored + dead.bits.bit_count())
 
     async def _target(self) -> Target:

@@ -256,8 +256,7 @@ class QueueRegistry:
     async def _create(self, topic: Topic, name: str, policy: QueuePolicy) -> QueueGroup:
         if len(self.on_topic(topic)) >= _GROUPS_MAX:
             raise QuotaExceeded(f"a topic has {_GROUPS_MAX} queue groups at most")
-        if name not in self._groups.get((topic.namespace, topic.name), {}):
-            await self._forget_facts(topic, name)
+        await self._forget_facts(topic, name)
         group = self.implicit(topic, name)
         if policy.start == "latest":
             for number in range(len(topic.partitions)):
@@ -272,9 +271,14 @@ class QueueRegistry:
         return group
 
     async def _forget_facts(self, topic: Topic, name: str) -> None:
-        """A crash while a group of this name was made or deleted may have left facts that no group owns."""
+        """A group of this name that was only half made or deleted may have left facts, which are not the next one's."""
         if name == DEAD_LETTER_GROUP:
             return  # the broker settles letters there whether or not anybody consumes them
+        left = self._groups.get((topic.namespace, topic.name), {}).pop(name, None)
+        if left is not None:
+            left.gone = GroupNotFound(f"queue group {name!r} of topic {topic.name!r} was not made")
+            for part in left.open_parts():
+                self._host.forget_part(part)
         topics = self._host.topics
         for number in range(len(topic.partitions)):
             if not topics.is_untouched(topic, number):
