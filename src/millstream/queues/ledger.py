@@ -353,7 +353,9 @@ class Ledger:
         retries = retry.max_retries if terms.max_retries < 0 else terms.max_retries
         if history.failures > retries:
             return MAX_RETRIES_EXCEEDED, history.last_error
-        if retry.total_ms and now_us - self._behind_us() - terms.born_us >= retry.total_ms * 1000:
+        # When it was published is not noted as long as there is no limit; then its first delivery has to do.
+        born_us = terms.born_us or history.first_us
+        if retry.total_ms and now_us - self._behind_us() - born_us >= retry.total_ms * 1000:
             return TOTAL_TIMEOUT_EXCEEDED, history.last_error
         if self._delivered_too_often(history):
             return MAX_DELIVERIES_EXCEEDED, history.last_error

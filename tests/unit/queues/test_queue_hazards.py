@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from millstream.queues.ledger import Ledger
-from millstream.queues.records import FRESH, PLAIN, Attempt, History, Parcel
+from millstream.queues.records import FRESH, PLAIN, Attempt, History, Parcel, Result, Rules
 from millstream.queues.returned import Returned
+from millstream.retries import parse_retry
 from tests.queue_log import SECOND, FakeBatch, FakeLog, granted, make_ledger
 
 
@@ -173,3 +174,13 @@ def _by_consumer(parcels: list[Parcel]) -> dict[str, list[Parcel]]:
     for parcel in parcels:
         found.setdefault(parcel.history.last_consumer, []).append(parcel)
     return found
+
+
+def test_a_limit_on_the_total_time_that_is_set_later_does_not_end_what_was_delivered_before() -> None:
+    log, ledger = FakeLog(), make_ledger()
+    now_us = 1_000_000 * SECOND
+    log.add(2, append_time_us=now_us)
+    (lease,) = ledger.lease(log, consumer="c", want=2, now_us=now_us).leases
+    ledger.configure(Rules(retry=parse_retry("standard,total=1h,max_retries=9")))
+    assert ledger.nack(lease.nonce, 0, now_us=now_us + SECOND).result is Result.RETRIED
+    assert ledger.nack(lease.nonce, 1, now_us=now_us + 3600 * SECOND).result is Result.DEAD, "counted from its delivery"

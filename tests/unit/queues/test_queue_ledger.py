@@ -264,7 +264,7 @@ def test_a_message_may_say_how_often_it_is_tried(log: FakeLog) -> None:
 
 def test_the_total_time_ends_retries_before_their_number_does() -> None:
     log = FakeLog()
-    log.add(1, append_time_us=0)
+    log.add(1, append_time_us=SECOND // 2)
     log.add(1, append_time_us=8 * SECOND)
     ledger = make_ledger(retry=RetryPolicy(max_retries=9, total_ms=10_000))
     old, young = ledger.lease(log, consumer="ann", want=2, now_us=9 * SECOND).leases
