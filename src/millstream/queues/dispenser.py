@@ -8,7 +8,18 @@ from typing import Final
 from millstream.dead_letters import TTL_EXPIRED
 from millstream.queues.book import Book
 from millstream.queues.fair import Turns
-from millstream.queues.intake import Front, Intake, LogOrder, Pick, Request, expired_of, present, terms_of
+from millstream.queues.intake import (
+    LOOKS_MAX,
+    LOOKS_PER_BATCH,
+    Front,
+    Intake,
+    LogOrder,
+    Pick,
+    Request,
+    expired_of,
+    present,
+    terms_of,
+)
 from millstream.queues.keyed import OnePerKey
 from millstream.queues.lanes import Lanes
 from millstream.queues.leases import SPAN_MAX, Handout
@@ -21,8 +32,6 @@ from millstream.topics import LANES
 __all__ = ["Dispenser"]
 
 _EXPIRY: Final = int(Columns.EXPIRY)
-#: How many batches a sweep looks at.
-_SWEEP_BATCHES: Final = 1_000
 
 
 class Dispenser:
@@ -132,13 +141,14 @@ class Dispenser:
         return dead
 
     def sweep(self, source: LogSource, clock_us: int) -> list[Dead]:
-        """Expire what is at the front of the backlog."""
+        """Expire what is at the front of the backlog, as much as takes no longer than any look ahead."""
         dead: list[Dead] = []
         taken = self._book.taken
         position = taken.floor
         if position == self._lasting:
             return dead
-        for _ in range(_SWEEP_BATCHES):
+        looks = LOOKS_MAX
+        while looks > 0:
             view = source.batch_at(position) if position < source.end else None
             if view is None:
                 break
@@ -151,6 +161,7 @@ class Dispenser:
                 if not self._rules.message_ttl_ms and not view.flags & _EXPIRY:
                     self._lasting = taken.floor
                 break
+            looks -= LOOKS_PER_BATCH + free.bit_count()
             position = view.next_offset
         self.forget()
         return dead

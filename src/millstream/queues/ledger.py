@@ -399,7 +399,10 @@ class Ledger:
         return dead
 
     def sweep(self, source: LogSource, now_us: int) -> list[Dead]:
-        """Expire what is at the front of the backlog, also when nobody asks for it.  Now and then is enough."""
+        """Expire what is at the front of the backlog, also when nobody asks for it.  Now and then is enough.
+
+        After a call that has settled something there may be more.
+        """
         return self._dispenser.sweep(source, now_us - self._behind_us())
 
     def start_at(self, offset: int) -> None:

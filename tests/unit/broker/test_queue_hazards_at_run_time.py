@@ -335,6 +335,32 @@ def test_who_looks_at_many_messages_lets_others_go_first() -> None:
     lives(work)
 
 
+def test_a_backlog_that_expires_all_at_once_keeps_nobody_waiting() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders", partitions=5))
+        await client.open_queue()
+        for partition in range(5):
+            for _ in range(5):
+                values = [b"x"] * 10_000
+                await publish(client, values, partition=partition, expiry_us=[1] * 10_000)
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        counting = asyncio.ensure_future(count_turns())
+        for _ in range(5):
+            await client.broker.queues.sweep()
+        counting.cancel()
+        assert client.broker.metrics.messages_expired == 250_000
+        assert turns >= 10
+
+    lives(work)
+
+
 def test_ending_a_lease_does_not_look_at_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(client: Client) -> None:
         await client.call(calls.CreateTopic(name="orders"))

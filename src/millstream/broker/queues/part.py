@@ -306,16 +306,18 @@ class QueuePart:
         if is_asked or self.ledger.next_wakeup_us():
             self.changed(now_us)
 
-    def sweep(self, now_us: int) -> None:
-        """Expire what nobody asks for, and forget what is no more."""
+    def sweep(self, now_us: int) -> bool:
+        """Expire what nobody asks for, and forget what is no more; whether there was something, and may be more."""
         self._follow_log()
         if not self.keeper.partition.has_expiry and not self.group.topic.config.message_ttl_ms:
-            return  # nothing here is known to expire, and looking means reading
+            return False  # nothing here is known to expire, and looking means reading
+        before = self.ledger.settled.total
         dead = self.ledger.sweep(self._source, now_us)
         if dead:
             self.burials.bury(dead)
         self.keeper.warm()
         self._host.touched(self)
+        return self.ledger.settled.total > before
 
     def evict(self, count: int) -> int:
         """Give up the oldest messages that are ready, as many as are about as old as the first; returns how many."""

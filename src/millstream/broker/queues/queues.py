@@ -53,6 +53,7 @@ _LASTING: Final = frozenset((Settle.ACK, Settle.NACK, Settle.REJECT))
 #: Each part is swept about every so many rounds, and not too many of them in one.
 _SWEEP_ROUNDS: Final = 5
 _SWEEP_PARTS_MAX: Final = 500
+_SWEEPS_MAX: Final = 50
 
 
 class Queues:
@@ -135,7 +136,10 @@ class Queues:
         share = min(-(-len(parts) // _SWEEP_ROUNDS), _SWEEP_PARTS_MAX)
         now_us = self.now_us()
         for part in (parts[self._swept :] + parts)[:share]:
-            part.sweep(now_us)
+            sweeps = 0
+            while not part.closed and part.sweep(now_us) and sweeps < _SWEEPS_MAX:
+                sweeps += 1
+                await asyncio.sleep(0)  # a backlog that expires all at once is nobody's emergency
         self._swept = (self._swept + share) % max(len(parts), 1)
         self.metrics.messages_expired = sum(part.expired() for part in parts)
         for keeper in self._keepers.values():
