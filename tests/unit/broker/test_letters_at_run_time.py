@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
 from millstream.wire import calls, letter_calls
 from tests.simulated_broker import Client
-from tests.unit.broker.test_queues_at_run_time import lives, publish
+from tests.unit.broker.test_queues_at_run_time import lives, publish, topic_of
 
 
 @pytest.mark.parametrize("turns", [2, 5, 10])
@@ -31,5 +33,21 @@ def test_a_topic_that_is_deleted_while_letters_are_looked_through_does_not_hide_
         page = await client.call(letter_calls.ListLetters())
         assert isinstance(page, letter_calls.LetterPage)
         assert [letter.value for letter in page.letters] == [b"new", b"x"]
+
+    lives(work)
+
+
+def test_what_was_read_of_dead_letters_goes_with_their_topic() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"x"], topic="orders.dlq")
+        page = await client.call(letter_calls.ListLetters())
+        assert isinstance(page, letter_calls.LetterPage)
+        await client.call(letter_calls.ShowLetter(id=page.letters[0].id))
+        box = weakref.ref(client.broker.letters.box(topic_of(client, "orders.dlq"), 0))
+        assert box() is not None
+        await client.call(calls.DeleteTopic(name="orders.dlq"))
+        gc.collect()
+        assert box() is None
 
     lives(work)

@@ -92,7 +92,6 @@ class Letters:
         self._host = host
         self._clock = clock
         self._alerts = LetterAlerts(sender, loop, self._alert_told)
-        self._boxes: dict[tuple[str, str, int], LetterBox] = {}
         #: When a topic's letters were last mentioned in the log, and how many there have been since.
         self._said: dict[tuple[str, str], tuple[int, int]] = {}
         #: Told of every letter that arrives: (namespace, letter).
@@ -122,10 +121,10 @@ class Letters:
         return topic.name.endswith(DEAD_LETTER_SUFFIX) or topic in self.topics(topic.namespace)
 
     def box(self, topic: Topic, number: int) -> LetterBox:
-        key = (topic.namespace, topic.name, number)
-        box = self._boxes.get(key)
-        if box is None or box.topic is not topic:  # otherwise it was deleted, and another one has its name
-            box = self._boxes[key] = LetterBox(topic, number, self._host.topics, self._host.queues)
+        name = f"{number}.letters"
+        box: LetterBox | None = topic.beside.get(name)  # with all it has read it goes when the topic does
+        if box is None:
+            box = topic.beside[name] = LetterBox(topic, number, self._host.topics, self._host.queues)
         return box
 
     def ends(self, namespace: str) -> dict[str, list[int]]:
