@@ -9,7 +9,7 @@ import pytest
 from millstream.broker.queues.part import ROUTES_MAX
 from millstream.broker.state import StateLog
 from millstream.broker.transfer import Target
-from millstream.errors import StorageFailed
+from millstream.errors import GroupNotEmpty, GroupNotFound, StorageFailed
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
 from millstream.wire.leases import Settle
@@ -115,3 +115,19 @@ def test_letters_of_a_deleted_group_say_nothing_about_the_next_of_its_name() -> 
         assert [message.value for message in await client.lease(await client.open_queue())] == [b"x"]
 
     lives(work, again)
+
+
+def test_who_waits_for_topics_of_a_pattern_is_told_when_it_is_deleted() -> None:
+    async def work(client: Client) -> None:
+        consumer = await client.open_queue("orders.*")  # there is none yet
+        waiting = asyncio.ensure_future(client.lease(consumer, wait_ms=10_000))
+        await asyncio.sleep(0)
+        with pytest.raises(GroupNotEmpty):
+            await client.call(queue_calls.DeleteQueue(topic="orders.*"))
+        await client.call(queue_calls.DeleteQueue(topic="orders.*", force=True))
+        with pytest.raises(GroupNotFound, match="was deleted"):
+            await asyncio.wait_for(waiting, 5)
+        with pytest.raises(GroupNotFound, match="was deleted"):
+            await client.lease(consumer)
+
+    lives(work)

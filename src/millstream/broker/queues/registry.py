@@ -26,6 +26,7 @@ from millstream.errors import (
     GroupNotEmpty,
     GroupNotFound,
     InvalidArgument,
+    MillstreamError,
     QuotaExceeded,
     TopicNotFound,
 )
@@ -188,9 +189,7 @@ class QueueRegistry:
                 if not consumer.groups and not any(
                     consumer in pattern.consumers for pattern in self._patterns.values()
                 ):
-                    consumer.orphaned = gone
-                    for handle in list(consumer.waiting):
-                        handle.answer(gone)
+                    _orphan(consumer, gone)
             for part in group.open_parts():
                 self._host.forget_part(part)
             self._host.forget_topic(group.topic)
@@ -344,13 +343,18 @@ class QueueRegistry:
                 for some in self._patterns.values():
                     if some.group == call.group and some.covers(groups[0].topic):
                         raise InvalidArgument(f"queue group {call.group!r} belongs to pattern {some.pattern!r}")
-            if any(group.consumers for group in groups) and not call.force:
+            consumers = pattern.consumers if pattern is not None else []
+            if (consumers or any(group.consumers for group in groups)) and not call.force:
                 raise GroupNotEmpty(f"queue group {call.group!r} has consumers; stop them first or use force")
             if pattern is not None:
                 await self._record({pattern.key: None})
                 del self._patterns[namespace, call.topic, call.group]
             for group in groups:
                 await self._delete(group)
+            gone = GroupNotFound(f"queue group {call.group!r} of pattern {call.topic!r} was deleted")
+            for consumer in list(consumers):  # also of a pattern that no topic has matched
+                if not consumer.groups:
+                    _orphan(consumer, gone)
 
     async def _delete(self, group: QueueGroup) -> None:
         topic, name = group.topic, group.name
@@ -359,9 +363,7 @@ class QueueRegistry:
         for consumer in list(group.consumers.values()):  # also those that came while it was recorded
             self._host.leave(consumer, group)
             if not consumer.groups:
-                consumer.orphaned = group.gone
-                for handle in list(consumer.waiting):
-                    handle.answer(consumer.orphaned)
+                _orphan(consumer, group.gone)
         self._groups.get((topic.namespace, topic.name), {}).pop(name, None)
         for part in group.open_parts():
             self._host.forget_part(part)
@@ -379,6 +381,13 @@ class QueueRegistry:
 
     async def _record(self, facts: Mapping[str, Any]) -> None:
         await self._log.record(facts, now_us=self._clock.now_us())
+
+
+def _orphan(consumer: Consumer, gone: MillstreamError) -> None:
+    """There will never be anything for it again."""
+    consumer.orphaned = gone
+    for handle in list(consumer.waiting):
+        handle.answer(gone)
 
 
 def _document(policy: QueuePolicy) -> dict[str, Any]:
