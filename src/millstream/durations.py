@@ -9,9 +9,12 @@ from typing import Final, TypeAlias
 
 from millstream.errors import InvalidArgument
 
-__all__ = ["Duration", "format_ms", "parse_ms"]
+__all__ = ["DURATION_MS_MAX", "Duration", "format_ms", "parse_ms"]
 
 Duration: TypeAlias = float | str | timedelta
+
+#: A hundred years: longer than anybody waits, and as a moment it fits into what journals can hold.
+DURATION_MS_MAX: Final = 36_500 * 86_400_000
 
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")

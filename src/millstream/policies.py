@@ -9,13 +9,14 @@ from typing import Any, Final, Literal
 import msgspec
 
 from millstream.errors import ConfigInvalid
-from millstream.retries import parse_retry
-from millstream.settings import merge_settings
+from millstream.retries import parse_retry, within_limits
+from millstream.settings import check_bounds, limits, merge_settings, within_bounds
 
 __all__ = ["LEASE_MS_MAX", "LEASE_MS_MIN", "QueuePolicy"]
 
 LEASE_MS_MIN: Final = 100  # what is due is acted on within 100 ms, so a shorter lease would mean nothing
 LEASE_MS_MAX: Final = 12 * 3_600_000
+_LIMITS: Final = limits("processing_ms", "max_deliveries")
 _FAIR_BY: Final = re.compile(r"header:.{1,255}|key:.")
 
 Ordering = Literal["none", "key", "strict"]
@@ -50,9 +51,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def __post_init__(self) -> None:
         if self.lease_ms and not LEASE_MS_MIN <= self.lease_ms <= LEASE_MS_MAX:
             raise ConfigInvalid(f"lease_ms must be between {LEASE_MS_MIN} and {LEASE_MS_MAX}, not {self.lease_ms}")
-        for name in ("processing_ms", "max_deliveries"):
-            if getattr(self, name) < 0:
-                raise ConfigInvalid(f"{name} must be 0 (no limit) or more, not {getattr(self, name)}")
+        check_bounds(self, _LIMITS)
         if self.fair_by and not _FAIR_BY.fullmatch(self.fair_by):
             raise ConfigInvalid(f"fair_by is 'header:NAME' or 'key:' and one character, not {self.fair_by!r}")
         if self.fair_by and self.ordering != "none":
@@ -64,3 +63,11 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def from_mapping(cls, values: Mapping[str, Any], base: QueuePolicy | None = None) -> QueuePolicy:
         """The settings of `base` (or the defaults) with these changes; raises ConfigInvalid naming the bad key."""
         return merge_settings(cls, values, base, what="queue")
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> QueuePolicy:
+        """Settings that were in force once: what is beyond the limits of today must not keep a broker from starting."""
+        values = within_bounds(values, _LIMITS)
+        if values.get("retry"):
+            values["retry"] = within_limits(values["retry"])
+        return cls.from_mapping(values)

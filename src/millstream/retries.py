@@ -8,20 +8,29 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from millstream.durations import format_ms, parse_ms
+from millstream.durations import DURATION_MS_MAX, format_ms, parse_ms
 from millstream.errors import ConfigInvalid, InvalidArgument
 from millstream.names import did_you_mean
+from millstream.settings import Bounds, within_bounds
 
-__all__ = ["PROFILES", "RetryPolicy", "parse_retry"]
+__all__ = ["PROFILES", "RetryPolicy", "parse_retry", "within_limits"]
 
 #: Beyond this a counter has more digits than a person can wait for.
 RETRIES_MAX: Final = 10_000
-#: A hundred years; moments must fit into what journals can hold.
-_MS_MAX: Final = 36_500 * 86_400_000
+_DAY_MS: Final = 86_400_000
+#: Every wait that can be asked for must fit into what journals can hold.
+_BOUNDS: Final[Bounds] = {
+    "max_retries": (0, RETRIES_MAX),
+    "initial_ms": (0, DURATION_MS_MAX),
+    "multiplier": (1, 1000),
+    "max_ms": (0, DURATION_MS_MAX),
+    "total_ms": (0, DURATION_MS_MAX),
+    "jitter": (0, 1),
+}
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,16 +47,12 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.max_retries <= RETRIES_MAX:
-            raise ConfigInvalid(f"max_retries must be between 0 and {RETRIES_MAX}, not {self.max_retries}")
-        if not self.multiplier >= 1:  # nor is it what is not a number
-            raise ConfigInvalid(f"the multiplier of a retry policy must be 1 or more, not {self.multiplier}")
-        if not 0 <= self.jitter <= 1:
-            raise ConfigInvalid(f"the jitter of a retry policy must be between 0 and 1, not {self.jitter}")
-        if min(self.initial_ms, self.max_ms, self.total_ms) < 0:
-            raise ConfigInvalid("the times of a retry policy must be 0 or more")
-        if max(self.initial_ms, self.max_ms, self.total_ms) > _MS_MAX:
-            raise ConfigInvalid(f"the times of a retry policy must be {format_ms(_MS_MAX)} at most")
+        for option, (field, kind) in _OPTIONS.items():
+            value = getattr(self, field)
+            if field in _BOUNDS and not _BOUNDS[field][0] <= value <= _BOUNDS[field][1]:  # NaN is not, either
+                least, most = _BOUNDS[field]
+                limit, given = (f"{most // _DAY_MS} days", f"{value} ms") if kind == "time" else (most, value)
+                raise ConfigInvalid(f"retry option {option} must be between {least} and {limit}, not {given}")
 
     def delay_ms(self, failures: int, draw: Callable[[], float]) -> int:
         """How long to wait after the given number of failures (1 or more); `draw` gives numbers from 0 to 1."""
@@ -80,13 +85,6 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return ",".join(["standard", *changes])
 
 
-PROFILES: Final[dict[str, RetryPolicy]] = {
-    "standard": RetryPolicy(),
-    "durable": RetryPolicy(max_retries=10, initial_ms=5_000, max_ms=300_000, total_ms=3 * 3_600_000),
-    "eager": RetryPolicy(max_retries=5, first_immediate=True, multiplier=4.0, max_ms=300_000),
-    "simple": RetryPolicy(max_retries=3, initial_ms=0, multiplier=1.0, max_ms=0),
-}
-
 #: What can be changed in the text of a policy: the field, and how its value is read.
 _OPTIONS: Final = {
     "max_retries": ("max_retries", "int"),
@@ -98,6 +96,13 @@ _OPTIONS: Final = {
     "jitter": ("jitter", "float"),
 }
 
+PROFILES: Final[dict[str, RetryPolicy]] = {
+    "standard": RetryPolicy(),
+    "durable": RetryPolicy(max_retries=10, initial_ms=5_000, max_ms=300_000, total_ms=3 * 3_600_000),
+    "eager": RetryPolicy(max_retries=5, first_immediate=True, multiplier=4.0, max_ms=300_000),
+    "simple": RetryPolicy(max_retries=3, initial_ms=0, multiplier=1.0, max_ms=0),
+}
+
 
 def _text(value: float | bool) -> str:
     return str(value).lower() if isinstance(value, bool) else f"{value:g}"
@@ -106,6 +111,19 @@ def _text(value: float | bool) -> str:
 @lru_cache(maxsize=1024)
 def parse_retry(text: str) -> RetryPolicy:
     """The policy that a text describes; raises ConfigInvalid with the part that is wrong."""
+    profile, fields = _parts(text)
+    return msgspec.structs.replace(profile, **fields)
+
+
+def within_limits(text: str) -> str:
+    """A text that was stored when other limits held, as near as those of today allow."""
+    profile, fields = _parts(text)
+    allowed = within_bounds(fields, _BOUNDS)
+    return text if allowed == fields else str(msgspec.structs.replace(profile, **allowed))
+
+
+def _parts(text: str) -> tuple[RetryPolicy, dict[str, Any]]:
+    """The profile, and the fields that are not as it has them."""
     name, *changes = (part.strip() for part in text.split(","))
     if "=" in name:
         name, changes = "standard", [name, *changes]
@@ -113,7 +131,7 @@ def parse_retry(text: str) -> RetryPolicy:
     if profile is None:
         hint = did_you_mean(name, PROFILES) or f"; profiles: {', '.join(PROFILES)}"
         raise ConfigInvalid(f"retry profile {name[:80]!r} is unknown{hint}")
-    fields: dict[str, object] = {}
+    fields: dict[str, Any] = {}
     for change in changes:
         option, _, value = change.partition("=")
         if option not in _OPTIONS:
@@ -123,7 +141,7 @@ def parse_retry(text: str) -> RetryPolicy:
             fields[field] = _read(kind, value.strip())
         except (ValueError, InvalidArgument):
             raise ConfigInvalid(f"retry option {change!r} does not fit: a {kind} is expected") from None
-    return msgspec.structs.replace(profile, **fields)
+    return profile, fields
 
 
 def _read(kind: str, value: str) -> object:

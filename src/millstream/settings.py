@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
-from millstream.durations import parse_ms
+from millstream.durations import DURATION_MS_MAX, parse_ms
 from millstream.errors import ConfigInvalid, InvalidArgument
 from millstream.names import did_you_mean
 from millstream.wording import in_words
 
-__all__ = ["merge_settings"]
+__all__ = ["EXACT_MAX", "Bounds", "check_bounds", "limits", "merge_settings", "within_bounds"]
+
+#: Whole numbers beyond this are not exact in every reader of JSON.
+EXACT_MAX: Final = 2**53
+
+#: The least and the most that each setting may be.
+Bounds: TypeAlias = Mapping[str, tuple[float, float]]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -22,6 +28,26 @@ S = TypeVar("S", bound=msgspec.Struct)
 def _fields_of(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.FieldInfo]:
     """Worked out once: a lease over HTTP compares settings as well."""
     return {field.name: field for field in msgspec.structs.fields(kind)}
+
+
+def limits(*names: str) -> Bounds:
+    """Of settings that limit something, where 0 means that nothing does."""
+    return {name: (0, DURATION_MS_MAX if name.endswith("_ms") else EXACT_MAX) for name in names}
+
+
+def check_bounds(settings: msgspec.Struct, bounds: Bounds) -> None:
+    for name, (least, most) in bounds.items():
+        value = getattr(settings, name)
+        if not least <= value <= most:
+            raise ConfigInvalid(f"{name} must be between {least} (no limit) and {most}, not {value}")
+
+
+def within_bounds(values: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:
+    """Values that were stored when other bounds held, as near as these allow; what is no number becomes the least."""
+    return {
+        name: min(bounds[name][1], max(bounds[name][0], value)) if name in bounds else value
+        for name, value in values.items()
+    }
 
 
 def merge_settings(kind: type[S], values: Mapping[str, Any], base: S | None, *, what: str) -> S:

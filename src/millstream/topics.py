@@ -10,8 +10,8 @@ import msgspec
 from millstream.errors import ConfigInvalid, InvalidName
 from millstream.names import check_topic
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
-from millstream.retries import parse_retry
-from millstream.settings import merge_settings
+from millstream.retries import parse_retry, within_limits
+from millstream.settings import check_bounds, limits, merge_settings, within_bounds
 
 __all__ = ["LANES", "PARTITIONS_MAX", "TopicConfig", "parse_lanes"]
 
@@ -26,7 +26,7 @@ OnExpiry = Literal["drop", "dead_letter"]
 Overflow = Literal["reject", "evict"]
 Mode = Literal["durable", "ephemeral"]
 
-_LIMITS: Final = (
+_LIMITS: Final = limits(
     "retention_ms",
     "retention_bytes",
     "retention_messages",
@@ -99,9 +99,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     throttle_depth: int = 0
 
     def __post_init__(self) -> None:
-        for name in _LIMITS:
-            if getattr(self, name) < 0:
-                raise ConfigInvalid(f"{name} must be 0 (no limit) or more, not {getattr(self, name)}")
+        check_bounds(self, _LIMITS)
         if not 1 <= self.max_message_bytes <= 9 * _MIB:
             raise ConfigInvalid(f"max_message_bytes must be between 1 and {9 * _MIB}, not {self.max_message_bytes}")
         if not 4096 <= self.segment_bytes <= 1024 * _MIB:
@@ -130,3 +128,11 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def from_mapping(cls, values: Mapping[str, Any], base: TopicConfig | None = None) -> TopicConfig:
         """The settings of `base` (or the defaults) with these changes; raises ConfigInvalid naming the bad key."""
         return merge_settings(cls, values, base, what="topic")
+
+    @classmethod
+    def stored(cls, values: Mapping[str, Any]) -> TopicConfig:
+        """Settings that were in force once: what is beyond the limits of today must not keep a broker from starting."""
+        values = within_bounds(values, _LIMITS)
+        if "retry" in values:
+            values["retry"] = within_limits(values["retry"])
+        return msgspec.convert(values, cls)

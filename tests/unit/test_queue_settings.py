@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.durations import DURATION_MS_MAX
 from millstream.errors import ConfigInvalid, InvalidArgument
 from millstream.policies import QueuePolicy
 from millstream.receipts import ReceiptHandle
+from millstream.retries import parse_retry
 from millstream.topics import TopicConfig, parse_lanes
 
 
@@ -23,7 +25,10 @@ from millstream.topics import TopicConfig, parse_lanes
         ({"fair_by": "header:tenant", "ordering": "key"}, "fair_by needs ordering=none"),
         ({"retry": "sometimes"}, "retry profile 'sometimes' is unknown"),
         ({"lease_ms": "a while"}, "lease_ms='a while' is not allowed"),
-        ({"max_deliveries": -1}, "0 .no limit. or more"),
+        ({"max_deliveries": -1}, "max_deliveries must be between 0 .no limit. and"),
+        ({"max_deliveries": 2**53 + 1}, "max_deliveries must be between 0 .no limit. and"),
+        ({"processing_ms": "36501d"}, "processing_ms must be between 0 .no limit. and"),
+        ({"retry": "standard,multiplier=nan"}, "multiplier must be between"),
         ({"orderin": "key"}, "did you mean 'ordering'"),
     ],
 )
@@ -40,7 +45,8 @@ def test_a_queue_setting_that_cannot_be_is_named(settings: dict[str, Any], says:
         ({"lease_ms": "5"}, "lease_ms must be between"),
         ({"dead_letter_topic": "no spaces"}, "dead_letter_topic: topic 'no spaces' is not valid"),
         ({"dead_letter_alert": "ftp://x"}, "must be an http or https URL"),
-        ({"max_depth": -1}, "max_depth must be 0"),
+        ({"max_depth": -1}, "max_depth must be between 0 .no limit. and"),
+        ({"message_ttl_ms": "36501d"}, "message_ttl_ms must be between 0 .no limit. and"),
         ({"overflow": "explode"}, "overflow='explode' is not allowed"),
         ({"retry": "simple,max_retries=x"}, "does not fit"),
     ],
@@ -72,3 +78,13 @@ def test_a_receipt_handle_is_text_with_five_parts() -> None:
 def test_any_other_text_is_no_receipt_handle(text: str) -> None:
     with pytest.raises(InvalidArgument, match="is not a receipt handle"):
         ReceiptHandle.parse(text)
+
+
+def test_stored_settings_beyond_the_limits_are_read_as_near_as_they_allow() -> None:
+    stored = {"processing_ms": 10**30, "max_deliveries": 7, "retry": "standard,multiplier=inf"}
+    policy = QueuePolicy.stored(stored)
+    assert (policy.processing_ms, policy.max_deliveries) == (DURATION_MS_MAX, 7)
+    assert parse_retry(policy.retry).multiplier == 1000
+    config = TopicConfig.stored({"message_ttl_ms": 10**30, "retry": "standard,initial=36501d"})
+    assert config == TopicConfig(message_ttl_ms=DURATION_MS_MAX, retry="standard,initial=5214w2d")
+    assert TopicConfig.stored({}) == TopicConfig()

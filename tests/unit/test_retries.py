@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.durations import DURATION_MS_MAX
 from millstream.errors import ConfigInvalid
-from millstream.retries import PROFILES, RetryPolicy, parse_retry
+from millstream.retries import PROFILES, RetryPolicy, parse_retry, within_limits
 
 
 def waits(profile: str, count: int) -> list[float]:
@@ -56,12 +57,46 @@ def test_a_profile_can_be_changed_in_its_text() -> None:
         ("standard,tries=3", "'tries' is unknown"),
         ("standard,initial=soon", "'initial=soon' does not fit"),
         ("standard,max_retries=-1", "max_retries must be between"),
-        ("standard,multiplier=0.5", "must be 1 or more"),
-        ("standard,multiplier=nan", "must be 1 or more"),
-        ("standard,initial=9999999999d", "must be 5214w2d at most"),
+        ("standard,multiplier=0.5", "multiplier must be between 1 and 1000, not 0.5"),
+        ("standard,multiplier=nan", "multiplier must be between 1 and 1000, not nan"),
+        ("standard,multiplier=inf", "multiplier must be between 1 and 1000, not inf"),
+        ("standard,jitter=nan", "jitter must be between 0 and 1, not nan"),
+        ("standard,initial=99999999999999999999d", "initial must be between 0 and 36500 days"),
+        ("standard,max=36501d", "max must be between 0 and 36500 days"),
+        ("standard,total=36501d", "total must be between 0 and 36500 days"),
         ("standard,first_immediate=maybe", "a bool is expected"),
     ],
 )
 def test_a_mistake_is_named(text: str, says: str) -> None:
     with pytest.raises(ConfigInvalid, match=says):
         parse_retry(text)
+
+
+@pytest.mark.parametrize(
+    ("stored", "holds"),
+    [
+        ("durable,max_retries=5", "durable,max_retries=5"),
+        ("standard,initial=99999999999999999999d,max=2m", "standard,initial=36500d,max=2m"),
+        ("standard,multiplier=nan", "standard,multiplier=1"),
+        ("standard,multiplier=inf,total=36501d", "standard,multiplier=1000,total=36500d"),
+    ],
+)
+def test_what_an_earlier_version_stored_is_read_as_near_as_the_limits_allow(stored: str, holds: str) -> None:
+    assert parse_retry(within_limits(stored)) == parse_retry(holds)
+
+
+@given(
+    st.builds(
+        RetryPolicy,
+        max_retries=st.integers(0, 10_000),
+        initial_ms=st.integers(0, DURATION_MS_MAX),
+        multiplier=st.floats(1, 1000),
+        max_ms=st.integers(0, DURATION_MS_MAX),
+        first_immediate=st.booleans(),
+        jitter=st.floats(0, 1),
+    ),
+    st.integers(1, 10_001),
+    st.floats(0, 1),
+)
+def test_every_wait_that_can_be_asked_for_has_an_end(policy: RetryPolicy, failures: int, drawn: float) -> None:
+    assert 0 <= policy.delay_ms(failures, lambda: drawn) <= DURATION_MS_MAX

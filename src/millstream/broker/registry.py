@@ -243,7 +243,7 @@ class Registry:
             if topic is not None:
                 self._forget_uids(topic)
             return
-        config = msgspec.convert(document["config"], TopicConfig)
+        config = TopicConfig.stored(document["config"])
         uids = document["partition_uids"]
         topic = topics.get(name)
         if topic is None:

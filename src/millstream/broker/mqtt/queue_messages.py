@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from millstream.durations import DURATION_MS_MAX
 from millstream.entries import Entry, lane_of
 from millstream.errors import InvalidArgument
 from millstream.headers import encode_headers, readable_headers
@@ -47,8 +48,6 @@ _DELIVER_AT: Final = "deliver-at"
 _ASKED: Final = frozenset((_PARTITION_KEY, _PRIORITY, _DELAY_MS, _DELIVER_AT))
 #: What the broker says of a delivery, whatever the publisher has called so.
 _TOLD: Final = BROKER_OPTIONS | {MESSAGE_ID, RECEIPT_HANDLE, _DELIVERY_COUNT, _PARTITION}
-#: A hundred years; times must fit into what journals can hold.
-_MS_MAX: Final = 36_500 * 86_400_000
 
 
 #: `$queue/responses/ID` is where somebody waits for one answer, and no queue.
@@ -121,8 +120,8 @@ def _due_us(asked: dict[str, str], now_us: int) -> int:
 
 def whole_number(name: str, text: str) -> int:
     """Milliseconds that somebody has written into a user property."""
-    if not (text.isascii() and text.isdecimal()) or len(text) > 15 or int(text) > _MS_MAX:
-        raise InvalidArgument(f"{name} is a whole number of milliseconds up to {_MS_MAX}, not {text[:40]!r}")
+    if not (text.isascii() and text.isdecimal()) or len(text) > 15 or int(text) > DURATION_MS_MAX:
+        raise InvalidArgument(f"{name} is a whole number of milliseconds up to {DURATION_MS_MAX}, not {text[:40]!r}")
     return int(text)
 
 

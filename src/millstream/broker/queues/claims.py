@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from millstream.broker.queues.consumers import Consumer
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.part import QueuePart
+from millstream.durations import DURATION_MS_MAX
 from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, QuotaExceeded, ReceiptInvalid
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.queues.leases import SPAN_MAX
@@ -33,7 +34,6 @@ _MESSAGES_MAX: Final = 1_000_000
 #: What is scattered makes an answer large; a claim ends where it has so many pieces.
 _RANGES_MAX: Final = 50_000
 _CLAIMS_MAX: Final = 1_000
-_DELAY_MS_MAX: Final = 36_500 * 86_400_000
 _OFFSET_MAX: Final = 2**62
 _ACTIONS: Final = {kind.name.lower(): kind for kind in Settle}
 
@@ -213,8 +213,8 @@ class Claims:
         raise ReceiptInvalid(f"this connection has no claim {number}, or nothing is left of it")
 
     async def _settle(self, session: Session, call: queue_calls.SettleClaim) -> queue_calls.ClaimSettled:
-        if call.delay_ms is not None and not 0 <= call.delay_ms <= _DELAY_MS_MAX:
-            raise InvalidArgument(f"delay_ms must be between 0 and {_DELAY_MS_MAX}, not {call.delay_ms}")
+        if call.delay_ms is not None and not 0 <= call.delay_ms <= DURATION_MS_MAX:
+            raise InvalidArgument(f"delay_ms must be between 0 and {DURATION_MS_MAX}, not {call.delay_ms}")
         if len(call.reason.encode()) > REASON_BYTES_MAX:
             raise InvalidArgument(f"a reason has {REASON_BYTES_MAX} bytes at most")
         consumer, claim = self._found(session, call.claim)

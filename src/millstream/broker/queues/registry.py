@@ -86,7 +86,7 @@ class QueueRegistry:
     def replay(self, documents: Mapping[str, Any]) -> None:
         for key, document in documents.items():
             kind, namespace, place, name = key.split("/")
-            policy = QueuePolicy.from_mapping(document["policy"])
+            policy = QueuePolicy.stored(document["policy"])
             if kind == "pattern":
                 self._patterns[namespace, place, name] = _Pattern(namespace, place, name, policy)
             else:

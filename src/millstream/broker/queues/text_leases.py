@@ -14,6 +14,7 @@ from millstream.broker.background import comes_within
 from millstream.broker.queues.consumers import Consumer
 from millstream.broker.queues.contents import contents
 from millstream.broker.registry import Topic
+from millstream.durations import DURATION_MS_MAX
 from millstream.errors import InvalidArgument
 from millstream.queues.records import Result
 from millstream.receipts import ReceiptHandle
@@ -31,8 +32,6 @@ _MESSAGES_MAX: Final = 1_000
 #: An answer in JSON is a third larger than its values, and must fit into a frame.
 _BYTES_MAX: Final = 4 * 1024 * 1024
 _WAIT_MS_MAX: Final = 60_000
-#: A hundred years; times must fit into what journals can hold.
-_DELAY_MS_MAX: Final = 36_500 * 86_400_000
 _REASON_MAX: Final = 1_024
 #: A lease that runs out tells nobody; who waits for room looks again this often.
 _RECOUNT_S: Final = 1.0
@@ -177,7 +176,7 @@ class TextLeases:
 
 
 def _check(item: queue_calls.SettleItem) -> None:
-    if item.delay_ms is not None and not 0 <= item.delay_ms <= _DELAY_MS_MAX:
-        raise InvalidArgument(f"delay_ms must be between 0 and {_DELAY_MS_MAX}, not {item.delay_ms}")
+    if item.delay_ms is not None and not 0 <= item.delay_ms <= DURATION_MS_MAX:
+        raise InvalidArgument(f"delay_ms must be between 0 and {DURATION_MS_MAX}, not {item.delay_ms}")
     if len(item.reason) > _REASON_MAX:
         raise InvalidArgument(f"a reason has {_REASON_MAX} characters at most, not {len(item.reason)}")

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-__all__ = ["Count", "DurationMs", "Limit", "Page", "TimeMs", "WaitMs"]
+from millstream.durations import DURATION_MS_MAX
+from millstream.settings import EXACT_MAX
 
-#: Whole numbers beyond this are not exact in every reader of JSON.
-EXACT_MAX: Final = 2**53
+__all__ = ["Count", "DurationMs", "Limit", "Page", "TimeMs", "WaitMs"]
 
 Limit = Annotated[int, Meta(ge=1, le=1000, description="Entries in one answer.")]
 Count = Annotated[int, Meta(ge=0, le=EXACT_MAX)]
 #: Until the end of the year 9999.
 TimeMs = Annotated[int, Meta(ge=0, le=253_402_300_799_999, description="UTC, milliseconds since 1970.")]
-DurationMs = Annotated[int, Meta(ge=0, le=36_500 * 86_400_000, description="Milliseconds.")]
+DurationMs = Annotated[int, Meta(ge=0, le=DURATION_MS_MAX, description="Milliseconds.")]
 WaitMs = Annotated[int, Meta(ge=0, le=60_000, description="How long to wait if there is nothing, in milliseconds.")]
 
 

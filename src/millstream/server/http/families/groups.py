@@ -8,7 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
-from millstream.server.http.parameters import EXACT_MAX, Page
+from millstream.server.http.parameters import Page
+from millstream.settings import EXACT_MAX
 from millstream.wire import calls
 
 __all__ = ["family"]
