@@ -11,15 +11,22 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
+from unittest.mock import Mock
 
 import pytest
 
-from millstream.errors import MillstreamError, TopicNotFound
+from millstream import retries
+from millstream.broker import journal as journal_module
+from millstream.broker.queues import queues as queues_module
+from millstream.errors import MillstreamError, StorageFailed, TopicNotFound
+from millstream.retries import parse_retry
 from millstream.testing.storage import Fault, Operation, PowerCut, SimulatedStorage
 from millstream.wire import calls, queue_calls
+from millstream.wire.admin_calls import CheckHealth, ComponentHealth, HealthReport
 from millstream.wire.leases import Settle
 from tests.examples import seeds
 from tests.simulated_broker import Client, started
+from tests.waiting import eventually_async
 
 T = TypeVar("T")
 
@@ -223,3 +230,153 @@ def test_letters_that_are_owed_when_the_journal_is_rewritten_are_still_written()
     life(storage, second)
     power_cut(storage, lose_everything=True)
     life(storage, third)
+
+
+async def _health(client: Client) -> ComponentHealth:
+    report = await client.call(CheckHealth())
+    assert isinstance(report, HealthReport)
+    return next(component for component in report.components if component.name == "journals")
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_fact_that_cannot_be_written_costs_nobody_else_theirs(together: bool) -> None:
+    """Two groups of one partition share a journal; those of two topics are written in one round."""
+    storage = SimulatedStorage(seed=1)
+    topic = "orders" if together else "innocent"
+
+    async def first(client: Client) -> None:
+        for name in {"orders", topic}:
+            await client.call(calls.CreateTopic(name=name))
+            await client.send([b"%d" % n for n in range(5)], topic=name)
+        bad = await client.lease(await client.open_queue(group="bad"), 3)
+        good = await client.lease(await client.open_queue(topic, group="good"), 3)
+        assert (await _health(client)).status == "healthy"
+        await client.settle(Settle.NACK, bad[0], value=2**80)  # no door lets this through
+        await client.settle(Settle.ACK, *bad[1:])
+        await client.settle(Settle.ACK, *good)
+        client.broker.queues.flush()
+        health = await _health(client)
+        assert health.status == "degraded"
+        assert "queue/bad" in health.message
+        await client.broker.stop()
+
+    async def second(client: Client) -> None:
+        bad = await client.lease(await client.open_queue(group="bad"))
+        good = await client.lease(await client.open_queue(topic, group="good"))
+        assert [message.value for message in good] == [b"3", b"4"]
+        assert [message.value for message in bad] == [b"0", b"3", b"4"]
+        assert (await _health(client)).status == "healthy"
+
+    life(storage, first)
+    life(storage, second)
+
+
+def test_what_a_part_cannot_record_is_tried_again_and_costs_nobody_else_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = SimulatedStorage(seed=1)
+    monkeypatch.setattr(queues_module, "_RETRY_S", 0.01)
+
+    async def first(client: Client) -> None:
+        taken = {}
+        for name in ("orders", "innocent"):
+            await client.call(calls.CreateTopic(name=name))
+            await client.send([b"%d" % n for n in range(5)], topic=name)
+            taken[name] = await client.lease(await client.open_queue(name), 3)
+        queues = client.broker.queues
+        part = queues.registry.get("default", "orders", "default").part(0)
+        drain = part.ledger.drain
+        monkeypatch.setattr(part.ledger, "drain", Mock(side_effect=MemoryError))
+        for name in taken:
+            await client.settle(Settle.ACK, *taken[name])
+        queues.flush()
+        assert list(queues.failing) == [part]
+        assert (await _health(client)).status == "degraded"
+        monkeypatch.setattr(part.ledger, "drain", drain)
+        await eventually_async(lambda: not queues.failing)
+        assert (await _health(client)).status == "healthy"
+        await client.broker.stop()
+
+    async def second(client: Client) -> None:
+        for name in ("orders", "innocent"):
+            assert await drained(client, name) == [b"3", b"4"]
+
+    life(storage, first)
+    life(storage, second)
+
+
+def test_a_settle_that_should_be_on_disk_and_cannot_be_written_is_refused() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"0", b"1"])
+        messages = await client.lease(await client.open_queue(policy={"ack_durability": "sync"}))
+        with pytest.raises(StorageFailed, match="cannot be written"):
+            await client.settle(Settle.NACK, messages[0], value=2**80)
+        assert await client.settle(Settle.ACK, messages[1]) == [DONE]
+
+    life(SimulatedStorage(seed=1), work)
+
+
+def test_facts_outlive_a_journal_that_fails_in_an_unforeseen_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = SimulatedStorage(seed=1)
+
+    async def first(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"0", b"1"])
+        messages = await client.lease(await client.open_queue(), 1)
+        await client.settle(Settle.ACK, *messages)
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_module, "encode_batch", Mock(side_effect=RuntimeError("unforeseen")))
+            client.broker.queues.flush()
+        await client.broker.stop()
+
+    async def second(client: Client) -> None:
+        assert await drained(client) == [b"1"]
+
+    life(storage, first)
+    life(storage, second)
+
+
+def test_a_snapshot_that_cannot_be_written_takes_nothing_away() -> None:
+    storage = SimulatedStorage(seed=1)
+
+    async def first(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"%d" % n for n in range(5)])
+        messages = await client.lease(await client.open_queue(), 3)
+        await client.settle(Settle.ACK, *messages[1:])
+        client.broker.queues.flush()
+        await client.settle(Settle.NACK, messages[0], value=2**80)
+        topics = client.broker.topics
+        await topics.journal(topics.registry.get("default", "orders"), 0).checkpoint()
+        assert (await _health(client)).status == "degraded"
+        await client.broker.stop()
+
+    async def second(client: Client) -> None:
+        assert await drained(client) == [b"0", b"3", b"4"]
+
+    life(storage, first)
+    life(storage, second)
+
+
+def test_a_broker_starts_with_settings_that_are_beyond_the_limits_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = SimulatedStorage(seed=1)
+    retry = "standard,initial=99999999999999999999d,max=99999999999999999999d"
+
+    async def first(client: Client) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(retries, "_BOUNDS", {})
+            await client.call(calls.CreateTopic(name="orders", config={"retry": retry}))
+            await client.send([b"0", b"1"])
+            await client.open_queue(policy={"retry": "standard,multiplier=nan"})
+        await client.broker.stop()
+
+    async def second(client: Client) -> None:
+        messages = await client.lease(await client.open_queue())
+        assert await client.settle(Settle.NACK, *messages) == [RETRIED, RETRIED]
+        client.broker.queues.flush()
+        assert (await _health(client)).status == "healthy"
+        await client.call(queue_calls.ConfigureQueue(topic="orders", policy={"retry": ""}))
+
+    parse_retry.cache_clear()
+    life(storage, first)
+    parse_retry.cache_clear()
+    life(storage, second)

@@ -153,6 +153,7 @@ class Health:
             "mode": self._mode,
             "state": self._state,
             "logs": self._logs,
+            "journals": self._journals,
             "disk": self._disk,
             "memory": self._memory,
             "connections": self._connected,
@@ -181,6 +182,17 @@ class Health:
         text = f"{len(failed)} of {len(logs)} open logs take no more messages, {failed[0].log.directory} among them"
         advice = "Look at the disk, then restart the broker: it recovers what is provably there."
         return _Finding("degraded", f"{text}: {failed[0].failed}", advice)
+
+    async def _journals(self) -> _Finding:
+        journals = self._host.topics.journals()
+        troubles = [(journal, *trouble) for journal in journals for trouble in journal.unwritten.items()]
+        troubles += [(part.keeper.journal, part.entity, repr(why)) for part, why in self._host.queues.failing.items()]
+        if not troubles:
+            return _Finding("healthy", f"{len(journals)} journals are open and know all that was decided")
+        journal, entity, reason = troubles[0]
+        text = f"{entity} in {journal.partition.log.directory} has decided what cannot be recorded: {reason}"
+        advice = "The broker's log says more, please report it; after a restart some messages are delivered again."
+        return _Finding("degraded", text, advice)
 
     async def _disk(self) -> _Finding:
         free, limit = self._opener.storage.free_bytes(), self._host.settings.storage.free_bytes_min

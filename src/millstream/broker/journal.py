@@ -111,6 +111,9 @@ class Journal:
         #: Cleared while a snapshot is due: it waits for those facts, and new ones wait for it.
         self._snapped = asyncio.Event()
         self._snapped.set()
+        #: Entities with something that could not be written down and is not on disk: after a restart they do not know
+        #: of it.  Why not, by their names.
+        self.unwritten: dict[str, str] = {}
         self._unclaimed = self._replay()
 
     # --- reading back --------------------------------------------------------------------------------------------
@@ -143,6 +146,7 @@ class Journal:
         """The entity is no more."""
         self._claims.pop(entity, None)
         self._unclaimed.pop(entity, None)
+        self.unwritten.pop(entity, None)
         self.record(entity, None)
 
     def _replay(self) -> dict[str, Facts]:
@@ -173,9 +177,12 @@ class Journal:
     # --- writing -------------------------------------------------------------------------------------------------
 
     def record(self, entity: str, fact: Fact) -> None:
-        """Write a fact soon.  Nobody waits for it."""
+        """Write a fact soon.  Nobody waits for it.  One that cannot be written stops none of the others."""
+        packed = self._packed(entity, fact)
+        if packed is None:
+            return
         self._keys.append(entity.encode())
-        self._facts.append(_pack(fact))
+        self._facts.append(packed)
         if self._timer is None:
             self._timer = self._loop.call_later(self._flush_s, self.flush)
 
@@ -184,11 +191,13 @@ class Journal:
 
         Raises StorageFailed, and then none of these facts counts.  Whoever awaits this acts on the facts at once,
         before it awaits anything else: a snapshot that is taken afterwards must know of them.  With `holds` the entity
-        has acted on them already; then they are kept and written later.
+        has acted on them already; then they are kept and written later, those of them that can be.
         """
         while not self._snapped.is_set():
             await self._snapped.wait()
-        keys = [entity.encode() for entity, _ in facts]
+        packed = [(entity, known) for entity, fact in facts if (known := self._packed(entity, fact)) is not None]
+        if len(packed) < len(facts) and not holds:
+            raise StorageFailed("a fact cannot be written; the broker's log says why")
         written: asyncio.Future[None] = self._loop.create_future()
 
         def confirmed(error: MillstreamError | None) -> None:
@@ -201,12 +210,34 @@ class Journal:
 
         self._in_flight += 1
         try:
-            self._write(keys, [_pack(fact) for _, fact in facts], "group", confirmed, holds=holds)
+            keys = [entity.encode() for entity, _ in packed]
+            self._write(keys, [known for _, known in packed], "group", confirmed, holds=holds)
             await written
         finally:
             self._in_flight -= 1
             if not self._snapped.is_set():
                 self._loop.call_soon(self._snapshot)
+        if len(packed) < len(facts):
+            raise StorageFailed("a fact cannot be written; the broker's log says why")
+
+    def _packed(self, entity: str, fact: Fact) -> bytes | None:
+        """A fact as it is written; None, and a note in `unwritten`, if it cannot be: a number beyond 64 bits, say."""
+        try:
+            return _pack(fact)
+        except Exception as error:  # whatever it is, others have facts that can be written
+            self.cannot_write(entity, error)
+            return None
+
+    def cannot_write(self, entity: str, error: Exception) -> None:
+        """Something that an entity knows is not on disk, and how it can get there nobody knows."""
+        if entity not in self.unwritten:
+            _log.error(
+                "facts cannot be written; after a restart messages may be delivered again",
+                directory=self.partition.log.directory,
+                entity=entity,
+                exc_info=error,
+            )
+        self.unwritten[entity] = repr(error)
 
     async def sync(self) -> None:
         """Wait until everything recorded so far is on disk."""
@@ -258,11 +289,14 @@ class Journal:
         # What is waited for is there as a whole or not at all, so it is never cut.
         parts = [*before, (last_keys + keys, last_facts + facts)]
         try:
-            size = self._append(parts, fsync, answered)
+            self._written_bytes += self._append(parts, fsync, answered)
         except MillstreamError as error:
             answered(error, 0, 0, 0, False)
             return
-        self._written_bytes += size
+        except Exception as error:  # also what nobody foresaw must not take facts with it; twice does no harm
+            _log.error("a journal cannot be written", directory=self.partition.log.directory, exc_info=error)
+            answered(StorageFailed(f"a journal cannot be written: {error!r}"), 0, 0, 0, False)
+            return
         if self._written_bytes > max(_GROWN_BYTES, 2 * self._snapshot_bytes) and self._snapped.is_set():
             self._snapped.clear()
             self._loop.call_soon(self._snapshot)
@@ -307,7 +341,12 @@ class Journal:
             keys += [entity.encode()] * len(known)
             facts += known.packed()
         for entity, snapshot in self._claims.items():
-            made = [_pack(fact) for fact in snapshot()]
+            try:
+                made = [_pack(fact) for fact in snapshot()]
+            except Exception as error:  # without it all that is known of it would go; so nothing goes for now
+                self.cannot_write(entity, error)
+                self._snapshot_bytes = self._written_bytes  # not again before as much was written
+                return
             keys += [entity.encode()] * len(made)
             facts += made
         parts = _parts(keys, facts)
@@ -316,13 +355,16 @@ class Journal:
         # Before it is tried: after a refusal the next one is due when as much again was written.
         self._snapshot_bytes = self._written_bytes = sum(map(len, keys)) + sum(map(len, facts))
         first = log.next_offset
+        spoken_for = list(self.unwritten)  # all that these entities know is in it
 
         def written(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
-            if error is None:
-                # Not now: this is called from within a commit, whose files must not be removed under it.
-                self._loop.call_soon(self._remove_before, first)
-            else:
+            if error is not None:
                 _log.warning("facts could not be written anew; what came before stays", reason=str(error))
+                return
+            for entity in spoken_for:
+                self.unwritten.pop(entity, None)
+            # Not now: this is called from within a commit, whose files must not be removed under it.
+            self._loop.call_soon(self._remove_before, first)
 
         try:
             log.roll()

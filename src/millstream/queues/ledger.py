@@ -333,13 +333,14 @@ class Ledger:
     ) -> Outcome:
         attempt = Attempt(lease.consumer, lease.granted_us, now_us, kind, reason)
         history = lease.history.after(attempt, failed=True)
+        # All that is worked out comes first: what has left its lease must be somewhere else.
+        cause = self._cause_of_death(history, lease.terms, now_us)
+        if retry_after_ms is None:
+            retry_after_ms = 0 if cause is not None else self.rules.retry.delay_ms(history.failures, self._draw)
         self._leases.take(lease, bits)
         self._tell(lease, bits, attempt)
-        cause = self._cause_of_death(history, lease.terms, now_us)
         if cause is not None:
             return Outcome(Result.DEAD, (self._book.bury(lease.base, bits, *cause, history),))
-        if retry_after_ms is None:
-            retry_after_ms = self.rules.retry.delay_ms(history.failures, self._draw)
         self._return(lease, bits, history, now_us + retry_after_ms * 1000, now_us)
         return RETRIED
 

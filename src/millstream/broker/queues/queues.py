@@ -30,7 +30,14 @@ from millstream.broker.topics import Topics
 from millstream.broker.traces.recorder import Recorder
 from millstream.broker.transfer import Target
 from millstream.clock import Clock
-from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, QuotaExceeded, SubscriptionNotFound
+from millstream.errors import (
+    ConnectionLost,
+    InternalError,
+    InvalidArgument,
+    MillstreamError,
+    QuotaExceeded,
+    SubscriptionNotFound,
+)
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.queues.records import INVALID, Outcome, Result
 from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, bytes_in, messages_in
@@ -48,8 +55,12 @@ _WANT_MAX: Final = 50_000
 _LOOKED_AT_A_TIME: Final = 8
 #: Consumers of one connection; who needs more has lost some.
 _CONSUMERS_MAX: Final = 1_000
+#: What a consumer calls itself is kept with every message that it fails.
+_NAME_LETTERS_MAX: Final = 256
 #: What changes something that a restart remembers.
 _LASTING: Final = frozenset((Settle.ACK, Settle.NACK, Settle.REJECT))
+#: When to try again what could not be written down.
+_RETRY_S: Final = 1.0
 #: Each part is swept about every so many rounds, and not too many of them in one.
 _SWEEP_ROUNDS: Final = 5
 _SWEEP_PARTS_MAX: Final = 500
@@ -90,6 +101,8 @@ class Queues:
         self._of_session: dict[Session, dict[int, Consumer]] = {}
         self._consumer_number = 0
         self._touched: dict[QueuePart, None] = {}
+        #: Parts whose facts could not be recorded when it was last tried, and why.
+        self.failing: dict[QueuePart, Exception] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept = 0
@@ -174,6 +187,7 @@ class Queues:
     def forget_part(self, part: QueuePart) -> None:
         self._routes.pop(part.route, None)
         self._touched.pop(part, None)
+        self.failing.pop(part, None)
         part.close()
 
     def forget_topic(self, topic: Topic) -> None:
@@ -195,10 +209,19 @@ class Queues:
             self._flush_timer = None
         touched, self._touched = self._touched, {}
         journals = dict.fromkeys(part.keeper.journal for part in touched)
+        self.failing = {}
         for part in touched:
-            part.record()
+            try:
+                part.record()
+            except Exception as error:  # whatever it is, the facts of others are written, and these are tried again
+                place = {"topic": part.group.topic.name, "partition": part.number, "group": part.group.name}
+                _log.error("what a queue has decided cannot be recorded", **place, exc_info=error)
+                self.failing[part] = error
         for journal in journals:
             journal.flush()
+        if self.failing:
+            self._touched.update(dict.fromkeys(self.failing))
+            self._flush_timer = self.loop.call_later(_RETRY_S, self.flush)
 
     def log_rewritten(self, partition: Partition) -> None:
         """Compaction took messages out: what was read before must not be delivered any more."""
@@ -271,7 +294,7 @@ class Queues:
             raise QuotaExceeded(f"a connection has {_CONSUMERS_MAX} consumers at most")
         self._consumer_number += 1
         number = self._consumer_number
-        shown = name or session.client_id or "consumer"
+        shown = (name or session.client_id or "consumer")[:_NAME_LETTERS_MAX]
         consumer = Consumer(number, session, name=shown, detached=detached, lease_ms=lease_ms)
         self._consumers[number] = self._by_key[consumer.key] = consumer
         self._of_session.setdefault(session, {})[number] = consumer
@@ -468,5 +491,6 @@ async def _answer_when_done(awaited: Sequence[Awaitable[None]], results: Sequenc
             reply(outcome)
             return
         if isinstance(outcome, BaseException):
+            reply(InternalError(f"what was settled cannot be written down: {outcome!r}"))
             raise outcome
     reply(results)
