@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -160,9 +161,13 @@ def test_what_is_rejected_is_a_dead_letter(run: Run, client: Client, topic: str)
 
 def test_a_lease_is_kept_for_longer(run: Run, broker: BrokerForTests, topic: str) -> None:
     (receipt,) = receipts(run, topic, "--lease", "30s")
-    assert "done" in run("extend", receipt, "--by", "4m").out
+    extended = run("extend", receipt, "--by", "4m").out
+    assert "done" in extended
+    assert "until" in extended.lower()
     broker.clock.advance("2m")
-    assert run("extend", receipt, "--json").json[0]["result"] == "done"
+    (extended,) = run("extend", receipt, "--json").json
+    assert extended["result"] == "done"
+    assert extended["deadline_ms"] > time.time() * 1000
     assert run("ack", receipt, "--json").json[0]["result"] == "done"
 
 

@@ -24,7 +24,7 @@ from millstream.headers import decode_headers
 from millstream.records import Batch
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire.frames import FrameType
-from millstream.wire.leases import Scope, Settle, SettleEntry, decode_lease_result
+from millstream.wire.leases import Scope, Settle, SettleEntry, decode_lease_result, decode_settle_result, lasting_ms
 from tests.native import Delivered, NativeClient, delivered
 from tests.waiting import eventually
 
@@ -619,3 +619,26 @@ def test_one_group_does_not_disturb_another(client: NativeClient) -> None:
     assert counts(client, group="fast") == (0, 0, 0)
     assert client.settle_one(Settle.NACK, held) == RETRIED
     assert counts(client, group="fast") == (0, 0, 0)
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_how_long_an_extended_lease_lasts_is_told_to_clients_that_ask_for_it(
+    broker: BrokerForTests, asks: bool
+) -> None:
+    with NativeClient(broker.address, hello=False) as client:
+        client.hello(**{"extensions": True} if asks else {})
+        client.call("topic.create", name="orders")
+        client.publish("orders", [b"a", b"b"])
+        consumer = client.open_queue("orders", policy={"processing_ms": 60_000})
+        first, second = client.lease(consumer)
+        entries = [
+            SettleEntry(Settle.EXTEND, first.part.nonce, value=3_600_000),
+            SettleEntry(Settle.EXTEND, 1),
+            SettleEntry(Settle.ACK, second.part.nonce, Scope.ONE, second.offset),
+            SettleEntry(Settle.EXTEND, first.part.nonce, value=40_000),
+        ]
+        answer = client.answer(client.send_settle(*entries))
+        assert list(decode_settle_result(answer, 4)) == [0, 40, 0, 0]
+        lasting = lasting_ms(answer)
+        assert len(lasting) == (2 if asks else 0)
+        assert all(55_000 < ms <= 60_000 for ms in lasting)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 
@@ -283,3 +284,39 @@ def test_the_asynchronous_client(broker: BrokerForTests) -> None:
             assert (await client.why("t/other")).sentence
 
     asyncio.run(main())
+
+
+def test_an_extension_says_how_long_the_lease_really_lasts(broker: BrokerForTests) -> None:
+    def seconds_left(moment: datetime) -> float:
+        return (moment - datetime.now(UTC)).total_seconds()
+
+    with millstream.connect(broker.address) as client:
+        fill(client, 2)
+        policy = {"processing_ms": "60s"}
+        with client.queue("t", prefetch=1, lease="10s", auto_extend=False, policy=policy) as queue:
+            message = queue.next(5)
+            assert message is not None
+            assert 15 < seconds_left(message.extend("20s", wait=True)) < 21
+            assert 40 < seconds_left(message.extend("2h", wait=True)) < 61
+            assert 40 < seconds_left(message.lease_deadline) < 61
+            assert queue.extend([message], "2h") == [Settled.DONE]
+            assert 40 < seconds_left(message.lease_deadline) < 61
+            (peeked,) = client.queues.peek("t", state="leased")
+            assert abs(peeked.until_ms / 1000 - message.lease_deadline.timestamp()) < 1
+            (outcome,) = client.queues.settle("extend", [peek_receipt(client)], delay="2h")
+            assert outcome.result == "done"
+            assert 40 < seconds_left(datetime.fromtimestamp(outcome.deadline_ms / 1000, UTC)) < 61
+
+    async def again() -> None:
+        async with aio.connect(broker.address) as client, client.queue("t", group="async", lease="10s") as queue:
+            message = await queue.next(5)
+            assert message is not None
+            assert 250 < seconds_left(await message.extend("2h", wait=True)) < 301
+            assert await message.extend("2h") is None
+
+    asyncio.run(again())
+
+
+def peek_receipt(client: millstream.Client) -> str:
+    (leased,) = client.queues.lease("t", wait="5s")
+    return leased.receipt

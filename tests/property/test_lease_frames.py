@@ -25,6 +25,7 @@ from millstream.wire.leases import (
     encode_lease_result,
     encode_settle,
     encode_settle_result,
+    lasting_ms,
     waited_ms,
 )
 from millstream.wire.messages import encode_error
@@ -109,11 +110,12 @@ def test_answers_to_a_lease_survive_any_chunking(
     assert [b"".join(part.batches) for part in seen] == [b"".join(part.batches) for part in sent]
 
 
-@given(st.lists(st.sampled_from([0, 1, 2, 3, 40]), max_size=20))
-def test_answers_to_a_settle_round_trip_and_plain_ones_take_no_bytes(results: list[int]) -> None:
-    ((_, _, payload),) = received(encode_settle_result(2, results), [50], 600)
+@given(st.lists(st.sampled_from([0, 1, 2, 3, 40]), max_size=20), st.lists(U32, max_size=20))
+def test_answers_to_a_settle_round_trip_and_plain_ones_take_no_bytes(results: list[int], lasting: list[int]) -> None:
+    ((_, _, payload),) = received(encode_settle_result(2, results, lasting), [50], 600)
     assert list(decode_settle_result(payload, len(results))) == results
-    if not any(results):
+    assert list(lasting_ms(payload)) == lasting
+    if not any(results) and not lasting:
         assert len(payload) == 6
 
 

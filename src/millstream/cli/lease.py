@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
+import msgspec
 import typer
 from rich.text import Text
 
@@ -140,7 +141,7 @@ def extend(
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
-    """Keep messages for longer."""
+    """Keep messages for longer, and print until when: at most for the group's processing_ms since they were leased."""
     _settle("extend", receipts, as_json, broker, namespace, delay=_length(by, "--by"))
 
 
@@ -164,18 +165,20 @@ def _settle(
     with open_client(broker, namespace) as client:
         outcomes = client.queues.settle(action, receipts, reason=reason, delay=delay)
     if as_json:
-        print_json([{"receipt": outcome.receipt, "result": outcome.result} for outcome in outcomes])
+        print_json([msgspec.to_builtins(outcome) for outcome in outcomes])
     else:
-        print_table(
-            ("receipt", "result"),
-            [
-                (
-                    outcome.receipt,
-                    Text(_WORDS[outcome.result], style="red" if outcome.result == "receipt_invalid" else ""),
-                )
-                for outcome in outcomes
-            ],
-        )
+        rows = [
+            (
+                outcome.receipt,
+                Text(_WORDS[outcome.result], style="red" if outcome.result == "receipt_invalid" else ""),
+                time_text(outcome.deadline_ms) if outcome.deadline_ms else "",
+            )
+            for outcome in outcomes
+        ]
+        if action == "extend":
+            print_table(("receipt", "result", "until"), rows)
+        else:
+            print_table(("receipt", "result"), [row[:2] for row in rows])
     refused = sum(outcome.result == "receipt_invalid" for outcome in outcomes)
     if refused:
         stderr.print(f"[red]{refused} of {len(outcomes)} receipts were refused[/]")

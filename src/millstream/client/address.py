@@ -67,6 +67,7 @@ class Target:
             namespace=self.namespace,
             token=self.key,
             software=SOFTWARE,
+            extensions=True,
         )
         return encode_frame(FrameType.HELLO, msgspec.json.encode(hello), correlation)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from datetime import datetime
 from typing import Any, Final, Protocol
 
@@ -200,10 +200,16 @@ class QueueMessage(Message, gc=False, eq=False):
         return self.source.lease.settle(Settle.RELEASE, self, wait=wait)
 
     def extend(self, duration: Duration, *, wait: bool = False) -> Any:
-        """Keep the message, and those that were leased with it, for this long from now on at least.
+        """Keep the message, and those that were leased with it, for this long from now on, as far as the group allows.
 
-        The queue does so by itself unless `auto_extend` is off.
+        All extensions together reach no further than its `processing_ms` (5 minutes) from the delivery on.  With
+        `wait=True` it answers with the moment when the lease ends now; `lease_deadline` knows it, too, as soon as the
+        broker has answered.  The queue does so by itself unless `auto_extend` is off.
         """
+        self._extend(duration, wait=wait)
+        return self.lease_deadline if wait else None
+
+    def _extend(self, duration: Duration, *, wait: bool) -> Any:
         return self.source.lease.settle(Settle.EXTEND, self, delay_ms("duration", duration), wait=wait)
 
     def history(self) -> Any:
@@ -271,7 +277,12 @@ class AsyncQueueMessage(QueueMessage, gc=False, eq=False):
         return QueueMessage.release(self, wait=wait) or _DONE
 
     def extend(self, duration: Duration, *, wait: bool = False) -> Any:
-        return QueueMessage.extend(self, duration, wait=wait) or _DONE
+        answer = self._extend(duration, wait=wait)
+        return self._extended(answer) if wait else _DONE
+
+    async def _extended(self, answer: Awaitable[None]) -> datetime:
+        await answer
+        return self.lease_deadline
 
 
 def delay_ms(name: str, span: Duration) -> int:

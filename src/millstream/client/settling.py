@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from millstream.client.leases import ACKED, Lease, Owner, QueueMessage, RefusedMarks
 from millstream.client.settings import QueueSettings
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result
+from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result, lasting_ms
 
 __all__ = ["Item", "QueueStats", "Settling", "Ticket", "is_lost"]
 
@@ -343,11 +343,16 @@ class Settling:
                 if item.ticket is not None:
                     item.ticket.finish(error=error)
             return
+        lasting = iter(lasting_ms(payload))
         for item, result in zip(items, results, strict=True):
             if result == Settled.INVALID:
                 self._refuse(item)
             elif item.entry.kind == Settle.EXTEND and item.lease is not None:
-                item.lease.last(sent_ms, now_ms, item.entry.value)
+                asked_ms = item.entry.value
+                length_ms = next(lasting, asked_ms)  # an older broker does not say so
+                item.lease.last(sent_ms, now_ms, length_ms)
+                if length_ms < asked_ms:
+                    item.lease.extend_at_ms = _NEVER  # the group's limit: asking again would not help
                 if item.lease is self._current:
                     self.pending_until_s = item.lease.begin_by_ms / 1000
             if item.ticket is not None:

@@ -283,7 +283,7 @@ class Ledger:
         if self.rules.processing_ms:
             deadline_us = min(deadline_us, lease.granted_us + self.rules.processing_ms * 1000)
         lease.deadline_us = max(lease.deadline_us, deadline_us)
-        return DONE
+        return Outcome(Result.DONE, lasting_ms=max(0, lease.deadline_us - now_us) // 1000)
 
     def release(self, nonce: int, base: int = -1, bits: int = 1, *, consumer: str | None = None) -> Outcome:
         """Give back what was not begun, as if it had never been delivered."""

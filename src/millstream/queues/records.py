@@ -281,6 +281,8 @@ class Outcome(NamedTuple):
 
     result: Result
     dead: tuple[Dead, ...] = ()
+    #: How long a lease that was extended lasts from now on.
+    lasting_ms: int = 0
 
 
 DONE: Final = Outcome(Result.DONE)

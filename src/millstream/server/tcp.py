@@ -31,7 +31,7 @@ from millstream.server.vigil import Vigil
 from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection, SettleRequest
 from millstream.wire.deliveries import DELIVERY_BYTES, Delivery, encode_delivery_head
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame
-from millstream.wire.leases import LeasePart, LeaseRequest, encode_lease_result, encode_settle_result
+from millstream.wire.leases import LeasePart, LeaseRequest, SettleResults, encode_lease_result, encode_settle_result
 from millstream.wire.messages import (
     FETCH_RESULT_BYTES,
     FetchRequest,
@@ -70,6 +70,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._wire = ServerConnection(frame_bytes_max=listener.settings.server.frame_bytes_max)
         self._transport: asyncio.Transport = cast(asyncio.Transport, None)
         self._session: Session | None = None
+        self._tells_extensions = False
         #: Fetches and leases that wait for something to come.
         self._waiting: dict[int, FetchHandle | LeaseHandle] = {}
         #: Those that found the client slow to read; served when it has caught up.
@@ -264,6 +265,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         except MillstreamError as error:
             self._write(encode_error(error, correlation))
             raise
+        self._tells_extensions = hello.extensions
         welcome = Welcome(
             version=PROTOCOL_VERSION,
             node_id=self._broker.node_id,
@@ -360,12 +362,13 @@ class NativeConnection(asyncio.BufferedProtocol):
         return self._broker.lease(self._session, request, answer)
 
     def _settle(self, correlation: int, request: SettleRequest) -> None:
-        def answer(result: Sequence[int] | MillstreamError) -> None:
+        def answer(result: SettleResults | MillstreamError) -> None:
             if isinstance(result, MillstreamError):
                 self._broker.metrics.requests_failed += 1
                 self._confirm(encode_error(result, correlation))
             else:
-                self._confirm(encode_settle_result(correlation, result))
+                lasting_ms = result.lasting_ms if self._tells_extensions else ()
+                self._confirm(encode_settle_result(correlation, result, lasting_ms))
 
         assert self._session is not None
         self._unconfirmed += 1

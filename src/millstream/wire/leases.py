@@ -26,6 +26,7 @@ __all__ = [
     "Scope",
     "Settle",
     "SettleEntry",
+    "SettleResults",
     "Settled",
     "bytes_in",
     "decode_lease",
@@ -36,6 +37,7 @@ __all__ = [
     "encode_lease_result",
     "encode_settle",
     "encode_settle_result",
+    "lasting_ms",
     "messages_in",
     "waited_ms",
 ]
@@ -52,6 +54,7 @@ PART_BYTES_MAX: Final = _PART.size + NAME_BYTES_MAX
 _SETTLE: Final = Struct(">I")  # entries
 _ENTRY: Final = Struct(">BBHQQi")  # kind, scope, detail size, nonce, offset, value
 _SETTLE_RESULT: Final = Struct(">HI")  # status, result bytes
+_LASTING_MS_MAX: Final = 0xFFFF_FFFF
 
 
 class Settle(IntEnum):
@@ -127,6 +130,16 @@ class SettleEntry(NamedTuple):
     value: int = 0
     bits: int = 0
     reason: str = ""
+
+
+class SettleResults(list[int]):
+    """One for each entry; and how long the leases of those that were extended last from then on, in their order."""
+
+    __slots__ = ("lasting_ms",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lasting_ms: list[int] = []
 
 
 # --- LEASE -------------------------------------------------------------------------------------------------------
@@ -242,11 +255,15 @@ def decode_settle(payload: memoryview) -> list[SettleEntry]:
     return entries
 
 
-def encode_settle_result(correlation: int, results: Sequence[int]) -> bytes:
-    """One byte per entry; none at all when every entry is simply done, which is nearly always so."""
+def encode_settle_result(correlation: int, results: Sequence[int], lasting_ms: Sequence[int] = ()) -> bytes:
+    """One byte per entry; none at all when every entry is simply done, which is nearly always so.
+
+    `lasting_ms` is for clients that have asked for it (see Hello): others take more bytes for a mistake.
+    """
     packed = bytes(results) if any(results) else b""
-    head = frame_head(FrameType.RESPONSE, _SETTLE_RESULT.size + len(packed), correlation)
-    return head + _SETTLE_RESULT.pack(0, len(packed)) + packed
+    lasting = struct.pack(f">{len(lasting_ms)}I", *(min(ms, _LASTING_MS_MAX) for ms in lasting_ms))
+    head = frame_head(FrameType.RESPONSE, _SETTLE_RESULT.size + len(packed) + len(lasting), correlation)
+    return head + _SETTLE_RESULT.pack(0, len(packed)) + packed + lasting
 
 
 def decode_settle_result(payload: memoryview, entries: int) -> bytes:
@@ -255,7 +272,14 @@ def decode_settle_result(payload: memoryview, entries: int) -> bytes:
     if len(payload) < _SETTLE_RESULT.size:
         raise ProtocolViolation("the answer to a SETTLE is too short")
     _, count = _SETTLE_RESULT.unpack_from(payload)
-    results = bytes(payload[_SETTLE_RESULT.size :])
-    if len(results) != count or count not in (0, entries):
+    results = bytes(payload[_SETTLE_RESULT.size : _SETTLE_RESULT.size + count])
+    if len(results) != count or count not in (0, entries) or (len(payload) - _SETTLE_RESULT.size - count) % 4:
         raise ProtocolViolation(f"the answer to a SETTLE of {entries} entries has {len(results)} results")
     return results or bytes(entries)
+
+
+def lasting_ms(payload: memoryview) -> Sequence[int]:
+    """How long the leases that were extended last, of an answer that could be decoded; none if it does not say so."""
+    _, count = _SETTLE_RESULT.unpack_from(payload)
+    rest = payload[_SETTLE_RESULT.size + count :]
+    return struct.unpack(f">{len(rest) // 4}I", rest)

@@ -104,6 +104,8 @@ class Hello(msgspec.Struct, kw_only=True):
     namespace: str = "default"
     token: str | None = None
     software: str = ""
+    #: The client reads how long leases last that it has extended: answers to SETTLE have it at their end.
+    extensions: bool = False
 
 
 class Welcome(msgspec.Struct, kw_only=True):

@@ -259,9 +259,11 @@ class SettleMessages(CallForm, tag="queue.settle"):
     items: list[SettleItem]
 
 
-class SettleOutcome(AnswerForm):
+class SettleOutcome(AnswerForm, omit_defaults=True):
     receipt: str
     result: Literal["done", "retried", "dead", "receipt_invalid"]
+    #: extend: when the lease ends, which may be earlier than was asked for; left out with everything else.
+    deadline_ms: int = 0
 
 
 class ClaimMessages(CallForm, tag="queue.claim"):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlparse
@@ -68,7 +69,12 @@ def test_each_item_of_a_batch_has_an_action_and_an_outcome(http: httpx.Client, c
 def test_rejected_and_extended_by_their_own_paths(http: httpx.Client, client: Client) -> None:
     client.publish_many("paths", [b"1", b"2"])
     first, second = (message["receipt"] for message in lease(http, "paths", max=2))
-    assert http.post("/queues/extend", json={"receipts": [first], "delay_ms": 60_000}).json()[0]["result"] == "done"
+    asked_ms = time.time() * 1000
+    (extended,) = http.post("/queues/extend", json={"receipts": [first], "delay_ms": 60_000}).json()
+    assert extended["result"] == "done"
+    assert 55_000 < extended["deadline_ms"] - asked_ms < 65_000
+    (extended,) = http.post("/queues/extend", json={"receipts": [first], "delay_ms": 3_600_000}).json()
+    assert 250_000 < extended["deadline_ms"] - asked_ms < 305_000, "processing_ms, and not what was asked for"
     assert http.post("/queues/reject", json={"receipts": [second]}).json()[0]["result"] == "dead"
 
 

@@ -144,6 +144,7 @@ def test_lease_and_settle(broker: BrokerForTests, client: Client) -> None:
         [dead] = worker.result(type="reject", receipts=[c["receipt"]], reason="never")
         [extended] = worker.result(type="extend", receipts=[d["receipt"]], delay_ms=60_000)
         assert [one["result"] for one in (retried, dead, extended)] == ["retried", "dead", "done"]
+        assert extended["deadline_ms"] > d["deadline_ms"]
         [released] = worker.result(type="release", receipts=[d["receipt"]])
         assert released["result"] == "done"
         [again] = worker.messages(1)

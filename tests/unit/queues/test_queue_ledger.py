@@ -130,11 +130,11 @@ def test_an_ack_and_a_deadline_at_the_same_instant_never_both_win(log: FakeLog, 
 def test_a_lease_is_extended_up_to_the_limit_and_never_shortened(log: FakeLog) -> None:
     ledger = make_ledger(processing_ms=60_000)
     lease = take(ledger, log)
-    ledger.extend(lease.nonce, 10_000, now_us=1 * SECOND)
+    assert ledger.extend(lease.nonce, 10_000, now_us=1 * SECOND).lasting_ms == 29_000
     assert lease.deadline_us == 30 * SECOND
-    ledger.extend(lease.nonce, 40_000, now_us=10 * SECOND)
+    assert ledger.extend(lease.nonce, 40_000, now_us=10 * SECOND).lasting_ms == 40_000
     assert lease.deadline_us == 50 * SECOND
-    ledger.extend(lease.nonce, 40_000, now_us=49 * SECOND)
+    assert ledger.extend(lease.nonce, 40_000, now_us=49 * SECOND).lasting_ms == 11_000
     assert lease.deadline_us == 60 * SECOND
     assert not ledger.expire(59 * SECOND)
     assert ledger.counts(20).leased == 1

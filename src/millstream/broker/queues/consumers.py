@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from millstream.errors import MillstreamError
-from millstream.wire.leases import LeasePart
+from millstream.wire.leases import LeasePart, SettleResults
 from millstream.wire.queue_calls import ConsumerInfo
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ __all__ = ["Consumer", "LeaseHandle", "LeaseReply", "SettleReply"]
 #: Called once per LEASE.
 LeaseReply: TypeAlias = Callable[[Sequence[LeasePart] | MillstreamError], None]
 #: Called once per SETTLE, with a result for each entry.
-SettleReply: TypeAlias = Callable[[Sequence[int] | MillstreamError], None]
+SettleReply: TypeAlias = Callable[[SettleResults | MillstreamError], None]
 
 
 class Consumer:

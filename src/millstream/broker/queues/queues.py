@@ -40,7 +40,7 @@ from millstream.errors import (
 )
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.queues.records import INVALID, Outcome, Result
-from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, bytes_in, messages_in
+from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, SettleResults, bytes_in, messages_in
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
@@ -403,13 +403,15 @@ class Queues:
     def settle(self, session: Session, entries: Sequence[SettleEntry], reply: SettleReply) -> None:
         """Carry out settles in their order.  Answered at once, unless something must be on disk first."""
         now_us = self.now_us()
-        results: list[int] = []
+        results = SettleResults()
         awaited: list[Awaitable[None]] = []
         synced: dict[QueuePart, None] = {}
         for entry in entries:
             part = self.routed(entry.nonce)
             outcome = INVALID if part is None else self.settle_one(part, entry, session, now_us)
             results.append(outcome.result)
+            if entry.kind == Settle.EXTEND and outcome.result is Result.DONE:
+                results.lasting_ms.append(outcome.lasting_ms)
             if part is not None:
                 if outcome.dead:
                     awaited.append(part.burials.bury(outcome.dead))
@@ -484,7 +486,7 @@ class Queues:
                 consumer.failed += messages
 
 
-async def _answer_when_done(awaited: Sequence[Awaitable[None]], results: Sequence[int], reply: SettleReply) -> None:
+async def _answer_when_done(awaited: Sequence[Awaitable[None]], results: SettleResults, reply: SettleReply) -> None:
     outcomes = await asyncio.gather(*awaited, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, MillstreamError):

@@ -150,14 +150,19 @@ class TextLeases:
                 answered.set_result(results)
 
         entries = [self._entry(session.namespace, item) for item in call.items]
+        now_ms = queues.now_us() // 1000
         queues.settle(session, entries, answer)
         results = await answered
         if isinstance(results, Exception):
             raise results
-        return [
-            queue_calls.SettleOutcome(receipt=item.receipt, result=_RESULTS[result])  # type: ignore[arg-type]
-            for item, result in zip(call.items, results, strict=True)
-        ]
+        outcomes = []
+        lasting_ms = iter(results.lasting_ms)
+        for item, result in zip(call.items, results, strict=True):
+            outcome = queue_calls.SettleOutcome(receipt=item.receipt, result=_RESULTS[result])  # type: ignore[arg-type]
+            if item.action == "extend" and result == Result.DONE:
+                outcome.deadline_ms = now_ms + next(lasting_ms)
+            outcomes.append(outcome)
+        return outcomes
 
     def _entry(self, namespace: str, item: queue_calls.SettleItem) -> SettleEntry:
         kind = _ACTIONS[item.action]

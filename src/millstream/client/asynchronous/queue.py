@@ -200,6 +200,7 @@ class AsyncQueue:
         return await self._settle_many(Settle.RELEASE, messages, 0, "")
 
     async def extend(self, messages: Iterable[QueueMessage], duration: Duration) -> list[Settled]:
+        """Keep messages for this long, as far as `processing_ms` of the group allows; see their `lease_deadline`."""
         return await self._settle_many(Settle.EXTEND, messages, delay_ms("duration", duration), "")
 
     def flush(self) -> None:

@@ -223,6 +223,7 @@ class Queue:
         return self._settle_many(Settle.RELEASE, messages, 0, "")
 
     def extend(self, messages: Iterable[QueueMessage], duration: Duration) -> list[Settled]:
+        """Keep messages for this long, as far as `processing_ms` of the group allows; see their `lease_deadline`."""
         return self._settle_many(Settle.EXTEND, messages, delay_ms("duration", duration), "")
 
     def flush(self) -> None:

@@ -328,7 +328,10 @@ async def reject_messages(exchange: Exchange[NoQuery, FailedBody]) -> Any:
 
 @family.post("/queues/extend", permission="consume", body=ExtendBody, answer=list[calls.SettleOutcome])
 async def extend_leases(exchange: Exchange[NoQuery, ExtendBody]) -> Any:
-    """It takes longer: move the deadline."""
+    """It takes longer: move the deadline, at most to the group's `processing_ms` since the lease was granted.
+
+    `deadline_ms` of each outcome says when the lease ends now.
+    """
     body = exchange.body
     return await _settle(
         exchange,
