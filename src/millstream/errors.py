@@ -300,7 +300,7 @@ class ReceiptInvalid(RequestError):
     """The lease behind a receipt has ended, belongs to somebody else or never was; nothing was changed."""
 
     code, number = "RECEIPT_INVALID", 40
-    remedy = "Nothing: the message is delivered again.  If it happens often, use a longer lease or extend it."
+    remedy = "Nothing: if it was not settled before, it is delivered again.  If that happens often, use a longer lease."
 
 
 class QueueFull(UnavailableError):

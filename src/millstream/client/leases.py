@@ -47,13 +47,18 @@ class Marks(Protocol):
 
 
 class RefusedMarks:
-    """Marks of a lease that was lost: what is done to its messages counts for nothing, and is counted."""
+    """Marks of a lease that was lost: what is done to its messages counts for nothing, and is counted.
 
-    def __init__(self, refuse: Callable[[int], None]) -> None:
+    What was said in time is not among it: a second word about these messages has no effect, late or not.
+    """
+
+    def __init__(self, refuse: Callable[[int], None], said: int) -> None:
         self._refuse = refuse
+        self._said = said
 
-    def __setitem__(self, _: int, mark: int, /) -> None:
-        self._refuse(1)
+    def __setitem__(self, place: int, mark: int, /) -> None:
+        if not self._said >> place & 1:
+            self._refuse(1)
 
 
 class ClosedMarks:
@@ -85,6 +90,7 @@ class Lease:
         "owner",
         "place",
         "received_ms",
+        "said",
         "start",
     )
 
@@ -101,6 +107,8 @@ class Lease:
         #: Bits of all messages, and of those whose fate is on its way to the broker.
         self.granted = 0
         self.decided = 0
+        #: Of these, the bits of those that we have spoken about; the others were lost.
+        self.said = 0
         #: How many of the marks that say ACKED were sent.
         self.acked = 0
         #: Marks are written without a lock; `kept` is the same object for those who read them.
@@ -139,6 +147,11 @@ class Lease:
         """
         self.begin_by_ms = max(self.begin_by_ms, since_ms + length_ms - length_ms // 10)
         self.ends_ms = max(self.ends_ms, until_ms + length_ms)
+
+    def settled_before(self, offset: int) -> bool:
+        """Whether a word about this message is a second one."""
+        place = offset - self.start
+        return bool(self.said >> place & 1) or (self.marks is self.kept and self.kept[place] == ACKED)
 
     def due(self) -> None:
         owner = self.owner()

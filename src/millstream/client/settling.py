@@ -20,10 +20,10 @@ from typing import Any, Final, NamedTuple
 
 from millstream.client.leases import ACKED, Lease, Owner, QueueMessage, RefusedMarks
 from millstream.client.settings import QueueSettings
-from millstream.errors import InvalidArgument, MillstreamError
+from millstream.errors import InvalidArgument, MillstreamError, ReceiptInvalid
 from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result, lasting_ms
 
-__all__ = ["Item", "QueueStats", "Settling", "Ticket", "is_lost"]
+__all__ = ["Item", "QueueStats", "Settling", "Ticket", "is_lost", "refusal"]
 
 _log = logging.getLogger("millstream.client")
 
@@ -89,6 +89,8 @@ class Item(NamedTuple):
     ticket: Ticket | None = None
     #: Which of the ticket's results this is.
     number: int = 0
+    #: It was settled before, by ourselves.
+    again: bool = False
 
 
 class Settling:
@@ -117,6 +119,7 @@ class Settling:
         #: Messages that `_items` settle.
         self._unsaid = 0
         self._unsettled = 0
+        self._told_of_second_words = False
         self.stats = QueueStats()
 
     @property
@@ -230,7 +233,7 @@ class Settling:
                 continue
             self._collect(lease)  # what was said before comes first
             entry = SettleEntry(kind, lease.nonce, Scope.ONE, message.offset, value, 0, reason)
-            self._items.append(Item(entry, lease, 1, ticket, index))
+            self._items.append(Item(entry, lease, 1, ticket, index, lease.settled_before(message.offset)))
             if kind != Settle.EXTEND and not lease.decided >> place & 1:
                 lease.left = max(1, lease.left - 1)
                 self._note_decided(lease, 1 << place, kind)
@@ -282,6 +285,7 @@ class Settling:
     def _note_decided(self, lease: Lease, bits: int, kind: Settle) -> None:
         count = bits.bit_count()
         lease.decided |= bits
+        lease.said |= bits
         self._unsettled -= count
         self._unsaid += count
         self._count(kind, count)
@@ -308,7 +312,7 @@ class Settling:
         self._unsettled -= lease.open
         unsaid = lease.acked_bits() & ~lease.decided
         lease.decided = lease.granted
-        lease.marks = RefusedMarks(self._note_refused)
+        lease.marks = RefusedMarks(self._note_refused, lease.said)
         self.disturbed = True
         if unsaid:
             self._note_refused(unsaid.bit_count())
@@ -318,12 +322,25 @@ class Settling:
                 self._ready.remove(lease)
 
     def _refuse(self, item: Item) -> None:
-        """The broker does not take this: the lease is over."""
+        """The broker does not take this: the lease is over, or the message was settled before."""
         kind, lease = item.entry.kind, item.lease
         if kind not in (Settle.EXTEND, Settle.RELEASE):
-            self._note_refused(item.messages)
+            if item.again:
+                self._note_second_word()
+            else:
+                self._note_refused(item.messages)
         elif kind == Settle.EXTEND and lease is not None and item.entry.scope == Scope.REST:
             self._lose(lease)
+
+    def _note_second_word(self) -> None:
+        """Nothing is delivered again because of it, so that nobody needs to count it."""
+        if not self._told_of_second_words:
+            self._told_of_second_words = True
+            _log.warning(
+                "queue %s: a message was settled twice; the first word counts, and the second changed nothing; "
+                "from now on this is not mentioned",
+                self._settings.name,
+            )
 
     def _note_refused(self, count: int) -> None:
         if not self.stats.refused:
@@ -357,6 +374,13 @@ class Settling:
                     self.pending_until_s = item.lease.begin_by_ms / 1000
             if item.ticket is not None:
                 item.ticket.settle(item.number, Settled(result))
+
+
+def refusal(again: bool) -> ReceiptInvalid:
+    """What somebody is told who waited for a settle that was not taken."""
+    if again:
+        return ReceiptInvalid("this message was settled before, and the first word counts; nothing was changed")
+    return ReceiptInvalid("the lease of this message had ended; nothing was changed")
 
 
 def is_lost(lease: Lease) -> bool:

@@ -13,6 +13,7 @@ import pytest
 from fake_queues import FakeQueues
 
 import millstream
+from millstream.client.settling import is_lost
 from millstream.errors import InvalidArgument, ReceiptInvalid, ShuttingDown, TopicNotFound
 from millstream.wire.leases import Scope, Settled
 from tests.waiting import eventually
@@ -262,6 +263,42 @@ def test_the_first_word_counts(fake: FakeQueues, client: millstream.Client) -> N
             message.reject("no")
             message.ack()
     assert (fake.rejected, fake.acked) == ([(0, "no")], [])
+
+
+def test_a_second_word_is_called_what_it_is(
+    fake: FakeQueues, client: millstream.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(client, 4)
+    with client.queue("t") as queue, caplog.at_level(logging.WARNING, "millstream"):
+        messages = queue.lease(max=4)
+        messages[0].ack(wait=True)
+        with pytest.raises(ReceiptInvalid, match="settled before"):
+            messages[0].nack("too late", wait=True)
+        messages[1].ack()
+        assert queue.reject(messages[1:2]) == [Settled.INVALID]
+        fake.expire()
+        with pytest.raises(ReceiptInvalid, match="had ended"):
+            messages[2].nack(wait=True)
+        assert queue.stats.refused == 1, "only this one is delivered again"
+    said = [record.message for record in caplog.records]
+    assert len([one for one in said if "settled twice" in one]) == 1
+    assert len([one for one in said if "lease had ended" in one]) == 1
+
+
+def test_a_second_word_after_the_lease_has_ended_is_not_taken_for_a_late_one(
+    fake: FakeQueues, client: millstream.Client
+) -> None:
+    fill(client, 2)
+    with client.queue("t", prefetch=2, lease="200ms", auto_extend=False) as queue:
+        first, second = queue.lease(max=2)
+        first.ack(wait=True)
+        eventually(lambda: is_lost(second.source.lease))
+        first.ack()
+        with pytest.raises(ReceiptInvalid, match="settled before"):
+            first.nack(wait=True)
+        assert queue.stats.refused == 0
+        second.ack()
+        assert queue.stats.refused == 1
 
 
 # --- leases ----------------------------------------------------------------------------------------------------------

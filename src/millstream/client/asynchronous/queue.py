@@ -20,9 +20,10 @@ from millstream.client.leases import AsyncQueueMessage, Lease, QueueMessage, del
 from millstream.client.leasing import LEASE_MESSAGES_MAX, LEASE_WAIT_MS, Frame, Leasing, QueueStats, Ticket
 from millstream.client.queue_requests import open_call, uids_of
 from millstream.client.settings import QueueSettings
+from millstream.client.settling import refusal
 from millstream.clock import monotonic_ms
 from millstream.durations import Duration, parse_ms
-from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, ReceiptInvalid, RequestTimeout
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
 from millstream.wire import calls, queue_calls
 from millstream.wire.leases import Settle, Settled
 
@@ -230,9 +231,11 @@ class AsyncQueue:
         return None
 
     async def _settle_one(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> None:
-        (result,) = await self._settle_many(kind, messages, value, reason)
+        (message,) = messages
+        again = message.source.lease.settled_before(message.offset)
+        (result,) = await self._settle_many(kind, (message,), value, reason)
         if result == Settled.INVALID:
-            raise ReceiptInvalid("the lease of this message had ended; nothing was changed")
+            raise refusal(again)
 
     def _settle_now(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> None:
         self._leasing.settle(kind, messages, value, reason, None)

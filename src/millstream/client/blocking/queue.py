@@ -29,9 +29,10 @@ from millstream.client.leases import Lease, QueueMessage, delay_ms
 from millstream.client.leasing import LEASE_MESSAGES_MAX, LEASE_WAIT_MS, Leasing, QueueStats, Ticket
 from millstream.client.queue_requests import open_call, uids_of
 from millstream.client.settings import QueueSettings
+from millstream.client.settling import refusal
 from millstream.clock import monotonic_ms
 from millstream.durations import Duration, parse_ms
-from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, ReceiptInvalid, RequestTimeout
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
 from millstream.wire import calls, queue_calls
 from millstream.wire.leases import Settle, Settled
 
@@ -245,9 +246,11 @@ class Queue:
     def _settle(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str, *, wait: bool) -> Any:
         """See leases.Owner."""
         if wait:
-            (result,) = self._settle_many(kind, messages, value, reason)
+            (message,) = messages
+            again = message.source.lease.settled_before(message.offset)
+            (result,) = self._settle_many(kind, (message,), value, reason)
             if result == Settled.INVALID:
-                raise ReceiptInvalid("the lease of this message had ended; nothing was changed")
+                raise refusal(again)
             return None
         with self._turns:
             self._leasing.settle(kind, messages, value, reason, None)
