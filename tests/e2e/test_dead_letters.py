@@ -19,7 +19,7 @@ import millstream
 from millstream import aio
 from millstream.client import Client
 from millstream.dead_letters import DeadLetter, ReplayInfo
-from millstream.errors import InvalidArgument, MessageNotFound, ReplayNotFound, TopicNotFound
+from millstream.errors import ConfigInvalid, InvalidArgument, MessageNotFound, ReplayNotFound, TopicNotFound
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import letter_calls
 from millstream.wire.subscription_calls import SetMode
@@ -135,6 +135,54 @@ def test_an_acked_letter_of_the_group_dlq_is_dealt_with(client: Client) -> None:
         message.ack()
         work.flush()
         assert [letter.id for letter in client.dead_letters.list()] == [second]
+
+
+def test_working_on_letters_does_not_move_them_out_of_sight(tmp_path: Path) -> None:
+    with BrokerProcess(tmp_path) as process, millstream.connect(process.address) as client:
+        (rejected, failed, acked) = bury(client, "rejected", "failed", "acked")
+        with client.queue("orders.dlq", group="dlq") as work:
+            by_id = {message.id: message for message in work.lease(3, wait=10)}
+            by_id[acked].ack()
+            by_id[rejected].reject("cannot be mended")
+            message = by_id[failed]
+            for _ in range(3):
+                message.nack(reason="not yet", retry_after=0)
+                (message,) = work.lease(wait=10)
+            message.nack(reason="not yet", retry_after=0)
+            work.flush()
+            assert work.lease(wait=0.2) == []
+        assert [letter.id for letter in client.dead_letters.list(topic="orders")] == [rejected, failed]
+        assert "orders.dlq.dlq" not in [topic.name for topic in client.topics()]
+        assert client.why(rejected).facts["set_aside"]
+    with BrokerProcess(tmp_path) as process, millstream.connect(process.address) as client:
+        assert [letter.id for letter in client.dead_letters.list(topic="orders")] == [rejected, failed]
+        with client.queue("orders.dlq", group="dlq") as work:
+            assert work.lease(wait=0.2) == []
+        client.dead_letters.replay([rejected]).wait(10)
+        client.dead_letters.purge([failed])
+        assert client.dead_letters.list() == []
+
+
+def test_a_letter_goes_on_to_where_somebody_has_said(client: Client) -> None:
+    client.create_topic("orders.dlq", config={"dead_letter_topic": "hopeless"})
+    bury(client, "bad")
+    with client.queue("orders.dlq", group="dlq") as work:
+        (message,) = work.lease(wait=10)
+        message.reject("never")
+    eventually(lambda: [letter.topic for letter in client.dead_letters.list()] == ["hopeless"])
+
+
+@pytest.mark.parametrize("way", [["a"], ["b", "a"], ["b", "c", "a"]])
+def test_dead_letters_that_would_come_back_are_refused(client: Client, way: list[str]) -> None:
+    for name, letters in zip(reversed(way[:-1]), reversed(way[1:]), strict=True):
+        client.create_topic(name, config={"dead_letter_topic": letters})
+    with pytest.raises(ConfigInvalid, match="come back"):
+        client.create_topic("a", config={"dead_letter_topic": way[0]})
+    client.create_topic("a")
+    with pytest.raises(ConfigInvalid, match="come back"):
+        client.alter_topic("a", config={"dead_letter_topic": way[0]})
+    with pytest.raises(ConfigInvalid, match="come back"):
+        client.create_topic("d.dlq", config={"dead_letter_topic": "d"})
 
 
 def test_a_letter_that_somebody_works_on_is_his_no_longer_when_it_is_replayed(client: Client) -> None:

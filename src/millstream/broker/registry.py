@@ -6,13 +6,16 @@ with `replay`, which is also how a restart fills the registry.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
+from millstream.dead_letters import DEAD_LETTER_SUFFIX
 from millstream.errors import (
+    ConfigInvalid,
     InvalidArgument,
     InvalidName,
     NamespaceNotEmpty,
@@ -31,6 +34,7 @@ from millstream.names import (
     compile_pattern,
     is_pattern,
 )
+from millstream.queues.letters import dead_letter_topic
 from millstream.topics import PARTITIONS_MAX, TopicConfig
 
 __all__ = ["Facts", "PartitionCounts", "Registry", "Topic"]
@@ -100,6 +104,8 @@ class Registry:
         self.namespaces: dict[str, dict[str, Topic]] = {DEFAULT_NAMESPACE: {}}
         self.producer_ids_until = 1
         self._topic_of: dict[int, Topic] = {}  # by the uid of a partition
+        #: How many topics of a namespace name a topic as that of their dead letters.
+        self._named: Counter[tuple[str, str]] = Counter()
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -147,6 +153,17 @@ class Registry:
         topic = self._topic_of.get(uid)
         return None if topic is None or topic.deleting else (topic, topic.partition_uids.index(uid))
 
+    def holds_letters(self, topic: Topic) -> bool:
+        """Whether dead letters of other topics go there."""
+        return topic.name.endswith(DEAD_LETTER_SUFFIX) or self._named[topic.namespace, topic.name] > 0
+
+    def keeps_dead(self, topic: Topic) -> bool:
+        """Whether what a queue group gives up on stays there, because it is a dead letter already.
+
+        Unless somebody has said where it goes from there.
+        """
+        return topic.config.dead_letter_topic in ("", topic.name) and self.holds_letters(topic)
+
     # --- deciding ------------------------------------------------------------------------------------------------
 
     def decide_create_namespace(self, name: str, *, now_ms: int) -> Facts:
@@ -183,6 +200,7 @@ class Registry:
             raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
         if sum(map(len, self.namespaces.values())) >= self._topics_max:
             raise QuotaExceeded(f"the broker holds {self._topics_max} topics already (topics.max_topics)")
+        self._check_letters(namespace, name, config.dead_letter_topic)
         topic = Topic(namespace, name, config, self._draw_uids(partitions, draw_uid), now_ms)
         return {topic.key: topic.document()}
 
@@ -197,6 +215,8 @@ class Registry:
         config = TopicConfig.from_mapping(changes, topic.config)
         if config.mode != topic.config.mode:
             raise InvalidArgument(f"the mode of topic {topic.name!r} cannot change: its messages live elsewhere")
+        if "dead_letter_topic" in changes:
+            self._check_letters(topic.namespace, topic.name, config.dead_letter_topic)
         uids = topic.partition_uids
         if partitions is not None:
             if not len(uids) <= partitions <= PARTITIONS_MAX:
@@ -206,6 +226,22 @@ class Registry:
             uids = uids + self._draw_uids(partitions - len(uids), draw_uid)
         changed = Topic(topic.namespace, topic.name, config, uids, topic.created_ms)
         return {topic.key: changed.document()}
+
+    def _check_letters(self, namespace: str, name: str, letters: str) -> None:
+        """Dead letters must not come back to where they died, on whatever way."""
+        way = [letters] if letters else []
+        while way and way[-1] != name:
+            topic = self.find(namespace, way[-1])
+            following = dead_letter_topic(way[-1], topic.config.dead_letter_topic if topic is not None else "")
+            if following in way or (topic is None and following != name):
+                return
+            way.append(following)
+        if way:
+            through = f" by way of {', '.join(map(repr, way[:-1]))}" if way[1:] else ""
+            raise ConfigInvalid(
+                f"dead_letter_topic of {name!r} cannot be {letters!r}: "
+                f"what died there would come back to it{through}; name another topic, or leave it empty"
+            )
 
     def decide_producer_block(self) -> Facts:
         return {"producer-ids": {"until": self.producer_ids_until + PRODUCER_BLOCK}}
@@ -227,7 +263,7 @@ class Registry:
             if kind == "namespace":
                 if document is None:
                     for topic in self.namespaces.pop(rest, {}).values():
-                        self._forget_uids(topic)
+                        self._forget(topic)
                 else:
                     self.namespaces.setdefault(rest, {})
             elif kind == "topic":
@@ -241,11 +277,14 @@ class Registry:
         if document is None:
             topic = topics.pop(name, None)
             if topic is not None:
-                self._forget_uids(topic)
+                self._forget(topic)
             return
         config = TopicConfig.stored(document["config"])
         uids = document["partition_uids"]
         topic = topics.get(name)
+        if topic is not None:
+            self._unname(topic)
+        self._named[namespace, config.dead_letter_topic] += 1
         if topic is None:
             topics[name] = topic = Topic(namespace, name, config, uids, document["created_ms"])
         topic.config, topic.partition_uids = config, uids
@@ -253,6 +292,13 @@ class Registry:
         topic.deleting = document.get("deleting", False)
         topic.partitions += [None] * (len(uids) - len(topic.partitions))
 
-    def _forget_uids(self, topic: Topic) -> None:
+    def _unname(self, topic: Topic) -> None:
+        key = topic.namespace, topic.config.dead_letter_topic
+        self._named[key] -= 1
+        if not self._named[key]:
+            del self._named[key]
+
+    def _forget(self, topic: Topic) -> None:
+        self._unname(topic)
         for uid in topic.partition_uids:
             self._topic_of.pop(uid, None)

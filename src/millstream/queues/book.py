@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from millstream.queues.endings import ACKED, Endings
@@ -12,6 +12,7 @@ from millstream.queues.facts import (
     SETTLED,
     START,
     TOTALS,
+    aside_fact,
     parcels_of,
     returned_fact,
     settled_fact,
@@ -19,7 +20,7 @@ from millstream.queues.facts import (
     start_fact,
 )
 from millstream.queues.ranges import RangeSet, normal
-from millstream.queues.records import FRESH, Dead, Fact, History, Parcel
+from millstream.queues.records import FRESH, NEVER, Dead, Fact, History, Parcel
 from millstream.queues.returned import Returned
 
 __all__ = ["Book"]
@@ -33,10 +34,13 @@ class Book:
 
     __slots__ = (
         "_acked",
+        "_aside_end",
         "_facts",
         "_past",
+        "aside",
         "endings",
         "freed",
+        "keeps_dead",
         "origin",
         "returned",
         "settled",
@@ -49,9 +53,14 @@ class Book:
         #: The first offset that concerns the group.
         self.origin = 0
         self.settled = RangeSet()
-        #: What is settled, leased or returned; the rest has never been delivered.  Not durable in itself.
+        #: What is settled, leased, returned or set aside; the rest has never been delivered.  Not durable in itself.
         self.taken = RangeSet()
         self.returned = Returned()
+        #: Dead letters that the group gave up on: neither delivered any more nor settled, until somebody settles them.
+        self.aside = RangeSet()
+        self._aside_end = 0
+        #: Whether messages are dead letters already, which stay where they are; asked when some are given up on.
+        self.keeps_dead: Callable[[], bool] | None = None
         #: How messages came to be settled.
         self.totals: dict[str, int] = {"acked": 0}
         #: Told of everything that is settled, as (base, bits).
@@ -73,7 +82,9 @@ class Book:
         elif kind == RETURNED:
             for parcel in parcels_of(fact):
                 self.taken.add_bits(parcel.base, parcel.bits)
-                if self._past is None:
+                if parcel.due_us >= NEVER:
+                    self._set_aside(parcel.base, parcel.bits)
+                elif self._past is None:
                     self.returned.wait(parcel)
                 else:
                     self._past.append(parcel)
@@ -82,6 +93,7 @@ class Book:
             self.settled = RangeSet(floor)
             self.taken = RangeSet(floor)
             self.returned.clear()
+            self.aside, self._aside_end = RangeSet(), 0
             self.endings.clear()
             if self._past is not None:
                 self._past.clear()
@@ -98,6 +110,8 @@ class Book:
         self.settled.cut(end)
         self.endings.cut(end)
         self.taken.cut(end)
+        self.aside.cut(end)
+        self._aside_end = min(self._aside_end, end)
         for parcel in self._past:
             parcel.bits &= (1 << max(end - parcel.base, 0)) - 1
 
@@ -111,7 +125,8 @@ class Book:
         known = RangeSet()
         for parcel in reversed(past):
             size = parcel.bits.bit_length()
-            bits = parcel.bits & ~(self.settled.bits(parcel.base, size) | known.bits(parcel.base, size))
+            over = self.settled.bits(parcel.base, size) | self.aside.bits(parcel.base, size)
+            bits = parcel.bits & ~(over | known.bits(parcel.base, size))
             if bits:
                 known.add_bits(parcel.base, bits)
                 parcel.base, parcel.bits = normal(parcel.base, bits)
@@ -149,13 +164,27 @@ class Book:
             if bits and self.told is not None:
                 self.told(how, *normal(base, bits))
 
-    def bury(self, base: int, bits: int, reason: str, error: str, history: History) -> Dead:
-        """Settle messages that become dead letters; the fact is the caller's to record."""
+    def bury(self, base: int, bits: int, reason: str, error: str, history: History) -> tuple[Dead, ...]:
+        """Settle messages that become dead letters; the fact is the caller's to record.
+
+        What is a dead letter already becomes no other one: whoever looks for it would not find it any more.
+        """
         base, bits = normal(base, bits)
+        if self.keeps_dead is not None and self.keeps_dead():
+            self.record(aside_fact([(base, bits)]))
+            return ()
         fact = settled_fact("dead", [(base, bits)])
         self.taken.add_bits(base, bits)
         self._settle("dead", base, bits, reason)
-        return Dead(base, bits, reason, error, history, fact)
+        return (Dead(base, bits, reason, error, history, fact),)
+
+    def aside_spans(self) -> Iterator[tuple[int, int]]:
+        """What is set aside and was not settled since, as (base, bits) in order."""
+        for start in range(self.settled.floor, self._aside_end, _WINDOW):
+            size = min(_WINDOW, self._aside_end - start)
+            bits = self.aside.bits(start, size) & ~self.settled.bits(start, size)
+            if bits:
+                yield normal(start, bits)
 
     def acked(self, base: int, bits: int) -> bool:
         """Whether these messages are settled, and not because they became dead letters: then an ack is too late."""
@@ -176,6 +205,8 @@ class Book:
         # After the others, because it counts what they settle.
         facts.append([TOTALS, dict(self.totals), self.endings.complete])
         facts += [returned_fact(parcel) for parcel in (*self.returned, *leased) if parcel.history != FRESH]
+        if self._aside_end > self.settled.floor:
+            facts.append(aside_fact(self.aside_spans()))
         return facts
 
     def _settle(self, how: str, base: int, bits: int, reason: str = "") -> None:
@@ -187,6 +218,12 @@ class Book:
             self.totals[how] = self.totals.get(how, 0) + count
         if how != ACKED:
             self.endings.note(how, base, bits, reason)
+        if self.freed is not None:
+            self.freed(base, bits)
+
+    def _set_aside(self, base: int, bits: int) -> None:
+        self.aside.add_bits(base, bits)
+        self._aside_end = max(self._aside_end, base + bits.bit_length())
         if self.freed is not None:
             self.freed(base, bits)
 

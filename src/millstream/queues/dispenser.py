@@ -195,7 +195,7 @@ class Dispenser:
         dead: list[Dead] = []
         expired = expired_of(view, base, bits, rules.message_ttl_ms, request.clock_us)
         if expired:
-            dead = self._expire(base, expired, history)
+            dead += self._expire(base, expired, history)
             bits ^= expired
             if not bits:
                 return dead
@@ -207,11 +207,11 @@ class Dispenser:
         request.fill(view, bits.bit_count())
         return dead
 
-    def _expire(self, base: int, bits: int, history: History) -> list[Dead]:
+    def _expire(self, base: int, bits: int, history: History) -> tuple[Dead, ...]:
         if self._rules.expired_are_dead:
-            return [self._book.bury(base, bits, TTL_EXPIRED, history.last_error, history)]
+            return self._book.bury(base, bits, TTL_EXPIRED, history.last_error, history)
         self._book.discard("expired", base, bits)
-        return []
+        return ()
 
     def _put_back(self, offsets: Iterable[int]) -> None:
         for offset in offsets:

@@ -4,7 +4,8 @@
                                          said before holds any more
     ["settled", how, spans]              done with; how = acked, dead, expired, evicted, purged, gone
     ["returned", spans, due_us, deliveries, failures, first_us, attempts, terms]
-                                         failed or given back: what is known of these messages from now on
+                                         failed or given back: what is known of these messages from now on; with
+                                         due_us = NEVER they are set aside, not delivered any more and not settled
     ["cut", end]                         the log lost everything from there on; what was said about it does not hold
     ["totals", {how: count}, complete]   in snapshots: how messages came to be settled so far, and whether all that
                                          were not acked stand before it by name
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from millstream.queues.ranges import normal
-from millstream.queues.records import PLAIN, Attempt, Fact, History, Parcel, Terms
+from millstream.queues.records import FRESH, NEVER, PLAIN, Attempt, Fact, History, Parcel, Terms
 
 __all__ = [
     "CUT",
@@ -26,6 +27,7 @@ __all__ = [
     "SETTLED",
     "START",
     "TOTALS",
+    "aside_fact",
     "cut_fact",
     "end_of",
     "parcels_of",
@@ -70,6 +72,10 @@ def returned_fact(parcel: Parcel) -> Fact:
         [list(attempt) for attempt in history.attempts],
         list(parcel.terms or PLAIN),
     ]
+
+
+def aside_fact(spans: Iterable[tuple[int, int]]) -> Fact:
+    return [RETURNED, _write_spans(spans), NEVER, *FRESH[:3], [], list(PLAIN)]
 
 
 def cut_fact(end: int) -> Fact:

@@ -11,7 +11,7 @@ from millstream.queues.dispenser import Dispenser
 from millstream.queues.keyed import OnePerKey
 from millstream.queues.leases import Leases
 from millstream.queues.ranges import offsets_of
-from millstream.queues.records import Lease, LogSource, Parcel, Whereabouts
+from millstream.queues.records import NEVER, Lease, LogSource, Parcel, Whereabouts
 from millstream.queues.returned import YIELD_US
 from millstream.queues.why import Surroundings
 
@@ -27,6 +27,8 @@ def look(book: Book, leases: Leases, offset: int, end: int) -> Whereabouts:
     if offset in book.settled:
         ending, reason = book.endings.of(offset)
         return Whereabouts("settled", ending=ending, reason=reason)
+    if offset in book.aside:
+        return Whereabouts("waiting", due_us=NEVER)
     for lease in leases:
         if _has(lease, offset):
             return Whereabouts("leased", lease.history, lease)
@@ -42,7 +44,8 @@ def offsets_in(book: Book, leases: Leases, state: str, end: int) -> Iterator[int
     if state == "leased":
         return _in_order(leases)
     if state == "waiting":
-        return _in_order(book.returned.waiting_parcels())
+        aside = (offset for base, bits in book.aside_spans() for offset in offsets_of(base, bits))
+        return merge(_in_order(book.returned.waiting_parcels()), aside)
     assert state == "ready", f"no list is kept of what is {state}"
     fresh = (offset for start, bits in _fresh(book, end) for offset in offsets_of(start, bits))
     return merge(_in_order(book.returned.ready_parcels()), fresh)

@@ -115,6 +115,10 @@ class Ledger:
         """Tell somebody what is expired, evicted or purged: how, first offset and bits."""
         self._book.told = told
 
+    def keep_dead_if(self, asked: Callable[[], bool]) -> None:
+        """Ask, when messages are given up on, whether they are dead letters: these are set aside and stay."""
+        self._book.keeps_dead = asked
+
     def snapshot(self) -> list[Fact]:
         """Facts that make a new ledger like this one, without its leases."""
         return self._book.snapshot(Parcel(some.base, some.bits, some.history, some.terms) for some in self._leases)
@@ -269,7 +273,7 @@ class Ledger:
         history = lease.history.after(attempt, failed=True)
         self._leases.take(lease, chosen)
         self._tell(lease, chosen, attempt)
-        return Outcome(Result.DEAD, (self._book.bury(lease.base, chosen, REJECTED, reason, history),))
+        return Outcome(Result.DEAD, self._book.bury(lease.base, chosen, REJECTED, reason, history))
 
     def extend(self, nonce: int, ms: int, *, now_us: int, consumer: str | None = None) -> Outcome:
         """The lease, all of it, lasts until `ms` from now, but never longer than processing_ms since it was granted.
@@ -340,7 +344,7 @@ class Ledger:
         self._leases.take(lease, bits)
         self._tell(lease, bits, attempt)
         if cause is not None:
-            return Outcome(Result.DEAD, (self._book.bury(lease.base, bits, *cause, history),))
+            return Outcome(Result.DEAD, self._book.bury(lease.base, bits, *cause, history))
         self._return(lease, bits, history, now_us + retry_after_ms * 1000, now_us)
         return RETRIED
 
@@ -394,7 +398,7 @@ class Ledger:
             self._leases.take(lease, bits)
             self._tell(lease, bits, attempt)
             if self._delivered_too_often(history):
-                dead.append(self._book.bury(lease.base, bits, MAX_DELIVERIES_EXCEEDED, history.last_error, history))
+                dead += self._book.bury(lease.base, bits, MAX_DELIVERIES_EXCEEDED, history.last_error, history)
             else:
                 self._return(lease, bits, history, now_us, now_us)
         return dead
@@ -487,10 +491,16 @@ class Ledger:
         """The offsets that are done with; to look at only."""
         return self._book.settled
 
+    @property
+    def set_aside(self) -> RangeSet:
+        """Dead letters that the group gave up on, settled since or not; to look at only."""
+        return self._book.aside
+
     def counts(self, end: int) -> Counts:
         book = self._book
         settled = book.settled.total - book.origin
-        leased, waiting = self._leases.messages, book.returned.waiting
+        aside = sum(bits.bit_count() for _, bits in book.aside_spans())
+        leased, waiting = self._leases.messages, book.returned.waiting + aside
         ready = max(end - book.origin, 0) - settled - leased - waiting
         return Counts(ready, leased, waiting, settled, dict(book.totals))
 

@@ -19,6 +19,7 @@ __all__ = [
     "DONE",
     "FRESH",
     "INVALID",
+    "NEVER",
     "PLAIN",
     "RETRIED",
     "Attempt",
@@ -44,6 +45,9 @@ __all__ = [
 
 #: The last attempts tell how a message fails; a thousand of them would only be carried around.
 ATTEMPTS_KEPT: Final = 20
+
+#: When messages are due that are not delivered any more, although they are not settled.
+NEVER: Final = 1 << 60
 
 #: A durable change: its kind and its details, made of what msgpack can carry (see facts.py).
 Fact = Sequence[Any]
@@ -332,6 +336,7 @@ class Whereabouts(NamedTuple):
     state: str
     history: History = FRESH
     lease: Lease | None = None
+    #: NEVER = the group gave up on it, and it stays where it is because it is a dead letter already.
     due_us: int = 0
     #: Of what is settled: acked, dead, expired, evicted or purged, and for which reason; empty = not known any more.
     ending: str = ""

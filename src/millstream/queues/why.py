@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream.durations import format_ms
-from millstream.queues.records import Reason, Situation, Whereabouts
+from millstream.queues.records import NEVER, Reason, Situation, Whereabouts
 
 __all__ = ["Surroundings", "explain"]
 
@@ -55,6 +55,10 @@ def explain(offset: int, where: Whereabouts, around: Surroundings, situation: Si
         return Reason(where.state, f"Offset {offset} is settled: {how}{reason}.", facts)
     if where.state == "leased":
         return _leased(where, facts, now_us)
+    if where.due_us >= NEVER:
+        facts["set_aside"] = True
+        sentence = "It is set aside: this group gave up on it, and a dead letter stays until it is replayed or purged."
+        return Reason(where.state, sentence, facts)
     if where.state == "waiting":
         facts |= {"retry": where.history.failures, "due_ms": where.due_us // 1000}
         cause = f"; last error: {where.history.last_error}" if where.history.last_error else ""

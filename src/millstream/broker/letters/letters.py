@@ -22,7 +22,7 @@ from millstream.broker.traces.recorder import Recorder
 from millstream.broker.transfer import Target
 from millstream.broker.webhooks.sender import Sender
 from millstream.clock import Clock
-from millstream.dead_letters import DEAD_LETTER_SUFFIX, DeadLetter, LetterFilter, LetterStatistics
+from millstream.dead_letters import DeadLetter, LetterFilter, LetterStatistics
 from millstream.errors import InvalidArgument, MessageNotFound, TopicNotFound
 from millstream.ids import parse_message_id
 from millstream.queues.letter_filters import compile_filter
@@ -113,12 +113,8 @@ class Letters:
 
     def topics(self, namespace: str) -> list[Topic]:
         """The topics that hold dead letters, by name."""
-        topics = self._host.topics.registry.matching(namespace, None)
-        named = {topic.config.dead_letter_topic for topic in topics}
-        return [topic for topic in topics if topic.name.endswith(DEAD_LETTER_SUFFIX) or topic.name in named]
-
-    def _holds_letters(self, topic: Topic) -> bool:
-        return topic.name.endswith(DEAD_LETTER_SUFFIX) or topic in self.topics(topic.namespace)
+        registry = self._host.topics.registry
+        return [topic for topic in registry.matching(namespace, None) if registry.holds_letters(topic)]
 
     def box(self, topic: Topic, number: int) -> LetterBox:
         name = f"{number}.letters"
@@ -200,7 +196,7 @@ class Letters:
         """Where the letter with an id is, if it is anywhere."""
         place = parse_message_id(letter_id)
         found = self._host.topics.registry.place_of(place.partition_uid)
-        if found is None or found[0].namespace != namespace or not self._holds_letters(found[0]):
+        if found is None or found[0].namespace != namespace or not self._host.topics.registry.holds_letters(found[0]):
             raise MessageNotFound(f"{letter_id} is not the id of a dead letter")
         return self.box(*found), place.offset
 

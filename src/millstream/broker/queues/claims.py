@@ -308,7 +308,8 @@ def _rest(
             for base in range(first, until, SPAN_MAX):
                 size = min(SPAN_MAX, until - base)
                 missing = ~had.bits(base, size) & (1 << size) - 1
-                settled = missing & part.ledger.settled.bits(base, size)
+                over = part.ledger.settled.bits(base, size) | part.ledger.set_aside.bits(base, size)
+                settled = missing & over
                 done.append((number, base, settled))
                 others.append((number, base, missing ^ settled))
     return _merged(done), _merged(others)

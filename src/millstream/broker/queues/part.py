@@ -54,6 +54,7 @@ class QueuePart:
             draw_nonce=lambda: route << ROUTE_SHIFT | rng.getrandbits(ROUTE_SHIFT),
             behind_us=host.behind_us,
         )
+        self.ledger.keep_dead_if(lambda: host.topics.registry.keeps_dead(group.topic))
         for fact in keeper.journal.claim(self.entity, self.ledger.snapshot):
             self.ledger.apply(fact)
         self._settled_before = self.ledger.counts(self.end).totals

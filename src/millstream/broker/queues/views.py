@@ -17,7 +17,7 @@ from millstream.broker.queues.part import QueuePart
 from millstream.broker.registry import Topic
 from millstream.errors import GroupNotFound, InvalidArgument, MessageNotFound, TopicNotFound
 from millstream.ids import parse_message_id
-from millstream.queues.records import Attempt
+from millstream.queues.records import NEVER, Attempt
 from millstream.wire import queue_calls
 
 if TYPE_CHECKING:
@@ -208,6 +208,7 @@ class QueueViews:
             return None
         where = part.ledger.look(offset, part.end)
         lease, history = where.lease, where.history
+        until_us = lease.deadline_us if lease else where.due_us
         last_us = lease.granted_us if lease else history.attempts[-1].delivered_us if history.attempts else 0
         return queue_calls.QueuedMessage(
             topic=part.group.topic.name,
@@ -218,7 +219,7 @@ class QueueViews:
             deliveries=history.deliveries + (lease is not None),
             failures=history.failures,
             consumer=lease.consumer if lease else "",
-            until_ms=(lease.deadline_us if lease else where.due_us) // 1000,
+            until_ms=until_us // 1000 if until_us < NEVER else 0,
             first_delivery_ms=(history.first_us or last_us) // 1000,
             last_delivery_ms=last_us // 1000,
             attempts=[_attempt(attempt) for attempt in history.attempts],
