@@ -411,14 +411,35 @@ def test_with_qos_2_the_pubrec_of_a_3_1_1_client_settles(mqtt: Wires, server: Mi
     assert depth(server, queue) == 0
 
 
+def test_qos_0_settles_for_a_3_1_1_client_which_has_no_other_way(mqtt: Wires, server: Millstream, queue: str) -> None:
+    producer, worker = mqtt.connect(), mqtt.connect(V4, client_id=f"workers-{unique('w')}")
+    assert worker.subscribe(f"$queue/{queue}", qos=0) == (0,)
+    for number in range(250):  # more than a client may have at a time
+        producer.publish(f"$queue/{queue}", b"%d" % number, 1)
+    assert len(set(worker.payloads(250))) == 250
+    assert depth(server, queue) == 0
+
+
+def test_qos_0_settles_nothing_for_a_client_of_version_5_which_is_told_ids(
+    mqtt: Wires, server: Millstream, queue: str
+) -> None:
+    producer, worker = mqtt.connect(), mqtt.connect()
+    assert join(worker, queue, qos=0) == 0
+    producer.publish(f"$queue/{queue}", b"x", 1)
+    message = worker.message()
+    assert depth(server, queue) == 1
+    assert settle(worker, queue, "ack", message_id=told(message)["message-id"]).reason == Reason.SUCCESS
+    assert depth(server, queue) == 0
+
+
 def test_a_3_1_1_client_settles_by_payload_and_is_not_cut_off_for_being_late(
     mqtt: Wires, server: Millstream, queue: str
 ) -> None:
     producer = mqtt.connect()
     worker = mqtt.connect(V4, client_id=f"workers-{unique('w')}")
-    worker.subscribe(f"$queue/{queue}", qos=0)
+    worker.subscribe(f"$queue/{queue}", qos=1)
     producer.publish(f"$queue/{queue}", b"x", 1, properties=user(message_id="mine"))
-    assert worker.message().qos == 0
+    assert worker.receive(Publish).qos == 1
     assert depth(server, queue) == 1
     assert worker.publish(f"$queue/{queue}/$ack", b"mine", 1) == 0
     assert depth(server, queue) == 0

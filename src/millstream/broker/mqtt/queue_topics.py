@@ -1,7 +1,8 @@
 """`$queue/...`, `$admin/queue/...` and shares with a queue behind them: queues, as MQTT clients use them.
 
 Publishing to `$queue/a/b` enqueues.  Whoever subscribes there is a consumer of a queue group, and settles what it gets
-by publishing to `$queue/a/b/$ack`, `/$nack` or `/$reject`; a client of 3.1.1, which is told no ids, by its PUBACK.
+by publishing to `$queue/a/b/$ack`, `/$nack` or `/$reject`; a client of 3.1.1, which is told no ids, by its PUBACK, and
+with QoS 0 by nothing but its being there.
 """
 
 from __future__ import annotations
@@ -289,7 +290,9 @@ class QueueTopics:
         topic = self._topic_of(address)
         if address.dead_letters:
             await queue_defaults.make_letters(self._room.broker, self._world.namespace, address.topic, topic)
-        settled_by: SettledBy = "message" if self._client.version == V5 or not subscription.qos else "arrival"
+        # Who is told no ids and asked for no answer cannot settle: then it is at most once, as QoS 0 says.
+        unasked: SettledBy = "arrival" if subscription.qos else "sending"
+        settled_by: SettledBy = "message" if self._client.version == V5 else unasked
         name = f"$queue/{'dlq/' if address.dead_letters else ''}{from_topic(address.topic)}"
         return await self._open(topic, subscription, name, settled_by, start="")
 
