@@ -293,6 +293,21 @@ def test_a_puback_of_version_5_settles_nothing_and_an_ack_does(mqtt: Wires, serv
     assert depth(server, queue) == 0
 
 
+@pytest.mark.parametrize("name", ["message-id", "receipt-handle"])
+def test_to_ack_again_is_a_success(mqtt: Wires, server: Millstream, queue: str, name: str) -> None:
+    producer, worker = mqtt.connect(), mqtt.connect()
+    join(worker, queue)
+    producer.publish(f"$queue/{queue}", b"acked", 1)
+    said = {name.replace("-", "_"): told(worker.message())[name]}
+    assert [settle(worker, queue, "ack", **said).reason for _ in range(3)] == [Reason.SUCCESS] * 3
+    assert settle(worker, queue, "nack", **said).reason == Reason.IMPLEMENTATION_SPECIFIC_ERROR
+    producer.publish(f"$queue/{queue}", b"rejected", 1)
+    said = {name.replace("-", "_"): told(worker.message())[name]}
+    assert settle(worker, queue, "reject", **said).reason == Reason.SUCCESS
+    assert settle(worker, queue, "ack", **said).reason == Reason.IMPLEMENTATION_SPECIFIC_ERROR
+    assert depth(server, queue) == 0
+
+
 def test_what_is_not_settled_in_time_comes_again(mqtt: Wires, queue: str) -> None:
     producer, worker = mqtt.connect(), mqtt.connect()
     join(worker, queue)

@@ -66,6 +66,8 @@ class QueueReader:
         self._receipts: dict[str, ReceiptHandle] = {}
         #: Those of them that were not sent yet.
         self._unsent: deque[Leased] = deque()
+        #: What it has settled last, by the same ids: to say so again is no mistake.
+        self._settled: dict[str, ReceiptHandle] = {}
         self._at_most = self._session.outgoing.limit
         self._is_asking = False
         self._request: LeaseHandle | None = None
@@ -155,11 +157,11 @@ class QueueReader:
             self._forget(receipt)
         self.go_on()
 
-    def _forget(self, receipt: ReceiptHandle) -> bool:
+    def _forget(self, receipt: ReceiptHandle) -> Leased | None:
         leased = self._held.pop(receipt, None)
         if leased is not None and self._receipts.get(leased.id) == receipt:
             del self._receipts[leased.id]
-        return leased is not None
+        return leased
 
     # --- what became of them -------------------------------------------------------------------------------------
 
@@ -176,12 +178,16 @@ class QueueReader:
         return arrived
 
     def receipt_of(self, name: str) -> ReceiptHandle | None:
-        """Of a message that it has, by its id."""
-        return self._receipts.get(name)
+        """Of a message that it has or has just settled, by its id."""
+        return self._receipts.get(name) or self._settled.get(name)
 
     def settled(self, receipt: ReceiptHandle) -> None:
         """Somebody has settled it, by whatever name."""
-        if self._forget(receipt):
+        leased = self._forget(receipt)
+        if leased is not None:
+            self._settled[leased.id] = receipt
+            if len(self._settled) > self._at_most:
+                del self._settled[next(iter(self._settled))]
             self.go_on()
 
     def _settle(self, leased: Leased, kind: Settle, reason: str = "") -> None:
@@ -214,4 +220,5 @@ class QueueReader:
             self._timer.cancel()
         self._held.clear()
         self._receipts.clear()
+        self._settled.clear()
         self._unsent.clear()
