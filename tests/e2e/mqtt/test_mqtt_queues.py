@@ -176,6 +176,23 @@ def test_messages_with_the_same_key_stay_together_in_their_order(mqtt: Wires, qu
     assert len({told(message)["partition"] for message in messages}) == 1
 
 
+def test_where_the_group_orders_by_key_what_failed_holds_up_its_key_alone(
+    mqtt: Wires, server: Millstream, queue: str
+) -> None:
+    producer, worker = mqtt.connect(), mqtt.connect()
+    join(worker, queue)
+    with server.broker.connect() as client:
+        client.queues.configure(queue.replace("/", "."), "workers", ordering="key")
+    for value in (b"1", b"2"):
+        producer.publish(f"$queue/{queue}", value, 1, properties=user(partition_key="k"))
+    first = worker.message()
+    settle(worker, queue, "nack", message_id=told(first)["message-id"], retry_after_ms=0)
+    again = worker.message()
+    assert (first.payload, again.payload) == (b"1", b"1")
+    settle(worker, queue, "ack", message_id=told(again)["message-id"])
+    assert worker.message().payload == b"2"
+
+
 @pytest.mark.parametrize(
     "asked", [{"delay_ms": "soon"}, {"priority": "urgent"}, {"deliver_at": "noon"}, {"delay_ms": 1, "deliver_at": 1}]
 )
