@@ -296,6 +296,23 @@ def test_a_dry_run_says_what_would_happen_and_does_nothing(client: Client) -> No
     assert client.dead_letters.replays() == []
 
 
+def test_a_plan_says_who_else_gets_the_messages_again(client: Client) -> None:
+    client.create_topic("orders")
+    client.create_topic("orders.again")
+    with client.queue("orders", group="audit") as other, client.queue("orders", group="billing"):
+        bury(client, "1")
+        (done,) = other.lease(wait=10)
+        done.ack()
+        (warning,) = client.dead_letters.plan_replay(topic="orders").warnings
+        assert "group 'audit' too" in warning
+        assert client.dead_letters.plan_replay(topic="orders", target="orders.again").warnings == []
+        replay = client.dead_letters.replay(topic="orders")
+        assert replay.plan is not None
+        assert replay.plan.warnings == [warning]
+        (again,) = other.lease(wait=10)
+        assert again.text == "1"
+
+
 def test_replayed_messages_are_new_and_say_where_they_were(client: Client) -> None:
     (letter,) = bury(client, "a", key="k", shop="berlin")
     replay = client.dead_letters.replay(everything=True)

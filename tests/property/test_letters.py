@@ -83,7 +83,7 @@ def test_replays_follow_the_order_of_arrival(
     orders: tuple[list[tuple[int, int, int]], list[tuple[int, int, int]]],
 ) -> None:
     arrived, died = orders
-    planner = ReplayPlanner(target="", edit=LetterEdit(), rate=0, topic_exists=lambda _: True)
+    planner = ReplayPlanner(target="", edit=LetterEdit(), rate=0, topic_exists=lambda _: True, groups_of=lambda _: [])
     for offset, (time_ms, uid, original_offset) in enumerate(died):
         planner.add(_letter(offset, message_id(time_ms * 1000, uid, original_offset)))
     assert [died[candidate.offset] for candidate in planner.candidates()] == arrived

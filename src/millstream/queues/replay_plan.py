@@ -7,7 +7,7 @@ back: the order of original ids is the order of arrival, exact within a partitio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from struct import Struct
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -21,6 +21,7 @@ __all__ = ["CANDIDATES_MAX", "Candidate", "ReplayPlanner", "target_of"]
 #: Remembered in about 80 bytes each while the replay runs.
 CANDIDATES_MAX: Final = 1_000_000
 _FIRST_SHOWN: Final = 10
+_GROUPS_SHOWN: Final = 5
 _DAY_MS: Final = 86_400_000
 #: More than this without a rate limit is worth a word.
 _BURST: Final = 1_000
@@ -59,6 +60,7 @@ class ReplayPlanner:
         edit: LetterEdit,
         rate: float,
         topic_exists: Callable[[str], bool],
+        groups_of: Callable[[str], Sequence[str]],
         asked: Asked = "filter",
     ) -> None:
         self._target = target
@@ -66,10 +68,13 @@ class ReplayPlanner:
         self._edit = edit
         self._rate = rate
         self._topic_exists = topic_exists
+        self._groups_of = groups_of
         self._sources: list[tuple[str, int]] = []
         self._entries: list[bytes] = []
         self._targets: dict[str, int] = {}
         self._missing: dict[str, int] = {}
+        #: Which groups have given up on what goes back to the topic it came from.
+        self._gave_up: dict[str, set[str]] = {}
         self._bytes = 0
         self._oldest_us = self._newest_us = 0
         self._ids: dict[bytes, str] = {}
@@ -89,6 +94,8 @@ class ReplayPlanner:
             self.more = True
             return
         self._targets[topic] = self._targets.get(topic, 0) + 1
+        if topic == letter.original_topic:
+            self._gave_up.setdefault(topic, set()).add(letter.group)
         source = (letter.topic, letter.partition)
         # Letters come partition by partition, so the one looked for is nearly always the last one.
         if not self._sources or self._sources[-1] != source:
@@ -135,6 +142,14 @@ class ReplayPlanner:
             if not self._missing:
                 yield f"there is nothing to replay: {_NOTHING[self._asked]}"
             return
+        for topic, gave_up in self._gave_up.items():
+            groups = self._groups_of(topic)
+            again = sorted({name for group in gave_up for name in groups if name != group})
+            if again:
+                yield (
+                    f"all readers of topic {topic!r} get these messages again, whether they had acked them or not, "
+                    f"queue {_names(again)} too: replay to a topic of their own if repetitions do harm there"
+                )
         age_ms = now_ms - self._oldest_us // 1000
         if age_ms > _DAY_MS:
             days = format_ms(age_ms // _DAY_MS * _DAY_MS)
@@ -143,6 +158,15 @@ class ReplayPlanner:
             yield f"{self.total} messages go out as fast as the broker can store them: set a rate to spare consumers"
         if self._edit.value is not None and self.total > 1:
             yield f"all {self.total} messages get the same value"
+
+
+def _names(groups: Sequence[str]) -> str:
+    """Groups, or some of many, in a sentence."""
+    shown = [repr(name) for name in groups[:_GROUPS_SHOWN]]
+    left = len(groups) - len(shown)
+    if left:
+        shown.append(f"{left} more")
+    return f"groups {', '.join(shown[:-1])} and {shown[-1]}" if shown[1:] else f"group {shown[0]}"
 
 
 def _order_of(letter: DeadLetter) -> bytes:

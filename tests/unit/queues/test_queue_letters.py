@@ -270,6 +270,7 @@ def test_errors_that_are_all_different_do_not_fill_the_memory() -> None:
 
 def planner(**options: Any) -> ReplayPlanner:
     settings = {"target": "", "edit": LetterEdit(), "rate": 0.0, "topic_exists": lambda name: name != "gone"}
+    settings["groups_of"] = lambda topic: []
     return ReplayPlanner(**{**settings, **options})
 
 
@@ -305,6 +306,31 @@ def test_letters_without_a_topic_to_go_to_stay() -> None:
     assert "'gone' does not exist" in made.warnings[0]
     (nothing,) = planner(target="other").plan(now_ms=1).warnings
     assert nothing.startswith("there is nothing to replay: no dead letter matches")
+
+
+def test_a_plan_names_the_groups_that_get_a_message_again() -> None:
+    def warnings(*letters: DeadLetter, target: str = "") -> list[str]:
+        groups = {"orders": ["audit", "billing", "mail"], "bills": ["billing"]}
+        plan = planner(target=target, groups_of=lambda topic: groups.get(topic, []))
+        for one in letters:
+            plan.add(one)
+        return plan.plan(now_ms=5_000).warnings
+
+    (warning,) = warnings(letter(), letter())
+    assert "groups 'audit' and 'mail' too" in warning
+    (warning,) = warnings(letter(), letter(group="audit"), letter(original_topic="bills"))
+    assert "groups 'audit', 'billing' and 'mail' too" in warning
+    assert warnings(letter(original_topic="bills")) == [], "who gave up on it is the only one"
+    assert warnings(letter(), target="bills") == [], "there nobody had it before"
+    (warning,) = warnings(letter(), target="orders")
+    assert "'audit' and 'mail'" in warning
+
+
+def test_a_plan_names_some_of_many_groups() -> None:
+    plan = planner(groups_of=lambda topic: [f"g{number:02}" for number in range(20)])
+    plan.add(letter())
+    (warning,) = plan.plan(now_ms=5_000).warnings
+    assert "'g04' and 15 more too" in warning
 
 
 def test_a_plan_warns_of_age_bursts_and_equal_values() -> None:

@@ -156,6 +156,7 @@ class Replays:
             edit=call.edit,
             rate=call.rate,
             topic_exists=lambda topic: registry.find(namespace, topic) is not None,
+            groups_of=lambda topic: self._groups_of(namespace, topic),
             asked="ids" if call.ids else "everything" if call.everything else "filter",
         )
         if call.ids:
@@ -166,6 +167,10 @@ class Replays:
                 for letter in letters:
                     planner.add(letter)
         return planner
+
+    def _groups_of(self, namespace: str, name: str) -> list[str]:
+        topic = self._host.topics.registry.find(namespace, name)
+        return [] if topic is None else [group.name for group in self._host.queues.registry.on_topic(topic)]
 
     async def _list(self, session: Session, _: ListReplays) -> list[ReplayInfo]:
         infos = [job.info for job in self._jobs.values() if job.order.namespace == session.namespace]
