@@ -263,9 +263,17 @@ class Ledger:
         return self._fail(lease, chosen, "nack", reason, retry_after_ms, now_us)
 
     def reject(
-        self, nonce: int, base: int = -1, bits: int = 1, *, now_us: int, reason: str = "", consumer: str | None = None
+        self,
+        nonce: int,
+        base: int = -1,
+        bits: int = 1,
+        *,
+        now_us: int,
+        reason: str = "",
+        cause: str = REJECTED,
+        consumer: str | None = None,
     ) -> Outcome:
-        """The messages will never succeed: dead at once."""
+        """The messages will never succeed: dead at once.  `cause` is one of millstream.dead_letters.REASONS."""
         lease, chosen = self._held(nonce, base, bits, consumer)
         if lease is None:
             return INVALID
@@ -273,7 +281,7 @@ class Ledger:
         history = lease.history.after(attempt, failed=True)
         self._leases.take(lease, chosen)
         self._tell(lease, chosen, attempt)
-        return Outcome(Result.DEAD, self._book.bury(lease.base, chosen, REJECTED, reason, history))
+        return Outcome(Result.DEAD, self._book.bury(lease.base, chosen, cause, reason, history))
 
     def extend(self, nonce: int, ms: int, *, now_us: int, consumer: str | None = None) -> Outcome:
         """The lease, all of it, lasts until `ms` from now, but never longer than processing_ms since it was granted.

@@ -53,8 +53,9 @@ def _in_one_line(text: str, most: int) -> str:
 
 
 class Verdict(NamedTuple):
-    #: `ack` delivered; `retry` after `wait_ms`; `reject` never again; `pause` give it back and send nothing more.
-    kind: Literal["ack", "retry", "reject", "pause"]
+    #: `ack` delivered; `retry` after `wait_ms`; `reject` never again; `exhausted` never again, because all retries were
+    #: made; `pause` give it back and send nothing more.
+    kind: Literal["ack", "retry", "reject", "exhausted", "pause"]
     error: str = ""
     wait_ms: int = 0
 
@@ -69,7 +70,7 @@ def judge(answer: Answer, *, attempt: int, retry_delays_ms: Sequence[int], rejec
     if 400 <= status < 500 and status not in _TEMPORARY and reject_client_errors:
         return Verdict("reject", error)
     if attempt > len(retry_delays_ms):
-        return Verdict("reject", error)
+        return Verdict("exhausted", error)
     return Verdict("retry", error, max(retry_delays_ms[attempt - 1], answer.wait_ms))
 
 

@@ -130,6 +130,8 @@ class SettleEntry(NamedTuple):
     value: int = 0
     bits: int = 0
     reason: str = ""
+    #: reject: what the message died of, if it was not that; never on the wire.
+    cause: str = ""
 
 
 class SettleResults(list[int]):
@@ -214,7 +216,7 @@ def waited_ms(payload: memoryview) -> int:
 
 def encode_settle(entries: Sequence[SettleEntry], correlation: int) -> bytes:
     packed = [_SETTLE.pack(len(entries))]
-    for kind, nonce, scope, offset, value, bits, reason in entries:
+    for kind, nonce, scope, offset, value, bits, reason, _ in entries:
         detail = bits.to_bytes(bits.bit_length() + 7 >> 3, "little") if scope == Scope.BITMAP else _shortened(reason)
         packed += (_ENTRY.pack(kind, scope, len(detail), nonce, offset, value), detail)
     payload = b"".join(packed)

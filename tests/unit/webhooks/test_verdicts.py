@@ -27,13 +27,13 @@ def test_an_answer_has_one_meaning(status: int, meaning: str) -> None:
 
 def test_client_errors_are_retried_if_the_webhook_says_so() -> None:
     assert kind(404, reject=False) == "retry"
-    assert kind(404, reject=False, attempt=3) == "reject"
+    assert kind(404, reject=False, attempt=3) == "exhausted"
     assert kind(410, reject=False) == "pause"
 
 
 def test_after_the_last_delay_the_message_is_given_up() -> None:
-    assert [kind(500, attempt=attempt) for attempt in (1, 2, 3)] == ["retry", "retry", "reject"]
-    assert judge(Answer(500, "x"), attempt=1, retry_delays_ms=[], reject_client_errors=True).kind == "reject"
+    assert [kind(500, attempt=attempt) for attempt in (1, 2, 3)] == ["retry", "retry", "exhausted"]
+    assert judge(Answer(500, "x"), attempt=1, retry_delays_ms=[], reject_client_errors=True).kind == "exhausted"
 
 
 def test_the_longer_of_the_delay_and_retry_after_counts() -> None:

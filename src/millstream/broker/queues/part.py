@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.broker.journal import EntityFact
 from millstream.broker.queues.burials import Burials
+from millstream.dead_letters import REJECTED
 from millstream.queues.ledger import Ledger
 from millstream.queues.ranges import lowest, normal
 from millstream.queues.records import Counts, Delivery, Lease, Outcome, Result, Rules
@@ -245,7 +246,7 @@ class QueuePart:
     # --- answers in ----------------------------------------------------------------------------------------------
 
     def settle(self, entry: SettleEntry, now_us: int) -> Outcome:
-        kind, nonce, scope, offset, value, bits, reason = entry
+        kind, nonce, scope, offset, value, bits, reason, cause = entry
         base, bits = (-1, 1) if scope == Scope.REST else (offset, bits if scope == Scope.BITMAP else 1)
         ledger = self.ledger
         if kind == Settle.ACK:
@@ -254,7 +255,7 @@ class QueuePart:
             after_ms = None if value < 0 else value
             outcome = ledger.nack(nonce, base, bits, now_us=now_us, reason=reason, retry_after_ms=after_ms)
         elif kind == Settle.REJECT:
-            outcome = ledger.reject(nonce, base, bits, now_us=now_us, reason=reason)
+            outcome = ledger.reject(nonce, base, bits, now_us=now_us, reason=reason, cause=cause or REJECTED)
         elif kind == Settle.EXTEND:
             outcome = ledger.extend(nonce, value, now_us=now_us)
         else:

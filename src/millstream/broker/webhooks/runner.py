@@ -19,13 +19,16 @@ from millstream.broker.background import comes_within
 from millstream.broker.metrics import Metrics
 from millstream.broker.webhooks.sender import Sender, TargetForbidden
 from millstream.clock import Clock
+from millstream.dead_letters import MAX_RETRIES_EXCEEDED
 from millstream.errors import ConfigInvalid, InvalidArgument, MillstreamError, RequestError
 from millstream.names import is_pattern
+from millstream.receipts import ReceiptHandle
 from millstream.webhooks.content import compose
 from millstream.webhooks.registration import Webhook, held_ms_max
 from millstream.webhooks.targets import parse_target
 from millstream.webhooks.verdicts import Answer, Verdict, judge
 from millstream.wire import queue_calls
+from millstream.wire.leases import Scope, Settle, SettleEntry
 from millstream.wire.queue_calls import LeasedMessage, SettleItem
 
 if TYPE_CHECKING:
@@ -256,7 +259,7 @@ class Runner:
                     return
                 answer = await self._send(message, attempt)
                 verdict = self._judge(answer, attempt)
-            if verdict.kind in ("ack", "reject"):
+            if verdict.kind in ("ack", "reject", "exhausted"):
                 action, reason = verdict.kind, verdict.error
             elif verdict.kind == "pause":
                 self._stop(verdict.error)
@@ -265,7 +268,9 @@ class Runner:
             self._stop(str(problem))
         finally:
             del self._held[receipt]
-            if action:
+            if action == "exhausted":
+                await self._give_up(receipt, reason)
+            elif action:
                 await self._settle(action, receipt, reason)
 
     async def _send(self, message: LeasedMessage, attempt: int) -> Answer:
@@ -296,7 +301,7 @@ class Runner:
             self._metrics.webhook_deliveries += 1
             return verdict
         self._failed(answer.status, verdict.error)
-        if verdict.kind == "reject":
+        if verdict.kind in ("reject", "exhausted"):
             tally.dead += 1
             self._metrics.webhook_messages_dead += 1
             _log.warning("a webhook gave a message up", webhook=webhook.id, attempts=attempt, reason=verdict.error)
@@ -318,6 +323,23 @@ class Runner:
         outcomes = await self._broker.call(self._session, queue_calls.SettleMessages(items=[item]))
         assert isinstance(outcomes, list)
         return str(outcomes[0].result)
+
+    async def _give_up(self, receipt: str, reason: str) -> None:
+        """A reject that says of itself what only the queue says otherwise: here the retries were the webhook's."""
+        handle = ReceiptHandle.parse(receipt)
+        entry = SettleEntry(
+            Settle.REJECT, handle.nonce, Scope.ONE, handle.offset, reason=reason, cause=MAX_RETRIES_EXCEEDED
+        )
+        answered: asyncio.Future[object] = self._loop.create_future()
+
+        def answer(result: object) -> None:
+            if not answered.done():  # nobody waits for it any more
+                answered.set_result(result)
+
+        self._broker.settle(self._session, [entry], answer)
+        result = await answered
+        if isinstance(result, MillstreamError):
+            raise result
 
     async def _keep(self) -> None:
         while True:
