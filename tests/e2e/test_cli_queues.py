@@ -225,6 +225,17 @@ def test_a_consumer_is_shown_by_its_name(run: Run, client: Client, topic: str) -
         assert "by worker-7" in run("queue", "peek", topic, "--state", "leased").out
 
 
+def test_a_dead_letter_that_is_set_aside_is_shown_as_that(run: Run, client: Client, topic: str) -> None:
+    client.create_topic(f"{topic}.dlq")
+    client.publish(f"{topic}.dlq", "letter")
+    with client.queue(f"{topic}.dlq", group="dlq") as queue:
+        (letter,) = queue.lease(wait="5s")
+        letter.reject("cannot be mended")
+    assert "set aside" in run("queue", "peek", f"{topic}.dlq", "dlq", "--state", "waiting").out
+    assert run("queue", "peek", f"{topic}.dlq", "dlq", "--json").json[0]["until_ms"] == 0
+    assert "set aside" in run("why", letter.id).out
+
+
 def test_settings_are_changed_by_name(run: Run, topic: str) -> None:
     receipts(run, topic)
     assert "lease_ms=2m" in run("queue", "set", topic, "default", "lease_ms=2m", "retry=durable", "poison=yes").out

@@ -337,7 +337,7 @@ def _note(message: QueuedMessage) -> str:
     if message.state == "leased":
         return f"by {message.consumer} until {time_text(message.until_ms)}"
     if message.state == "waiting":
-        return f"until {time_text(message.until_ms)}"
+        return f"until {time_text(message.until_ms)}" if message.until_ms else "set aside"
     return ""
 
 

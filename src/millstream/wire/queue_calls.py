@@ -361,7 +361,7 @@ class QueuedMessage(AnswerForm):
     append_time_ms: int
     timestamp_ms: int
     priority: int
-    #: leased: who holds it until when; waiting: when it is due.
+    #: leased: who holds it until when; waiting: when it is due, 0 = never (set aside).
     consumer: str = ""
     until_ms: int = 0
     first_delivery_ms: int = 0

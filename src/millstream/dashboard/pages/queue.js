@@ -53,7 +53,7 @@ export async function show(place, [topic, name]) {
     replace(held, table([
       { title: "Message", cell: (row) => h("a", { href: `#/message/${row.id}`, class: "mono" }, row.id) },
       { title: "State", cell: (row) => pill(row.state === "waiting" ? "retrying" : row.state, { waiting: "warn", leased: "main" }[row.state] || "") },
-      { title: "Who, until when", cell: (row) => (row.state === "ready" ? "–" : [row.consumer ? `${row.consumer}, ` : "", ago(row.until_ms)]) },
+      { title: "Who, until when", cell: (row) => (row.state === "ready" ? "–" : [row.consumer ? `${row.consumer}, ` : "", row.until_ms ? ago(row.until_ms) : "set aside"]) },
       { title: "Tries", num: true, cell: (row) => count(row.deliveries) },
       { title: "Stored", cell: (row) => ago(row.append_time_ms) },
       { title: "Last error", wrap: true, cell: (row) => h("span", { class: "clip" }, row.attempts.at(-1)?.reason || row.attempts.at(-1)?.kind || "–") },
