@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from pathlib import Path
@@ -36,6 +37,14 @@ def test_no_module_is_named_after_nothing() -> None:
     vague = {"utils", "util", "helpers", "helper", "common", "manager", "base", "misc"}
     for path in (ROOT / "src").rglob("*.py"):
         assert path.stem not in vague, f"{path.relative_to(ROOT)}: what is its job?"
+
+
+def test_no_entry_of_the_log_uses_a_name_that_the_log_overwrites() -> None:
+    for path in (ROOT / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and re.match(r"_log\.|\w+\.write\(_log\.", ast.unparse(node)):
+                taken = {keyword.arg for keyword in node.keywords} & {"time", "level", "event", "logger"}
+                assert not taken, f"{path.relative_to(ROOT)}:{node.lineno}: {taken} would be lost"
 
 
 def test_no_registry_host_in_requirements() -> None:

@@ -115,8 +115,12 @@ class Administration:
 
     async def _set_log_level(self, session: Session, call: calls.SetLogLevel) -> calls.LogLevelInfo:
         before, self._level = self._level, call.level
+        change = {"now": call.level, "before": before, "client": session.client_id, "address": session.address}
+        if call.level == "error":
+            _log.warning("log level changed", **change)  # while it is still heard
         self._host.on_log_level(call.level)
-        _log.warning("log level", level=call.level, before=before, client=session.client_id)
+        if call.level != "error":
+            _log.warning("log level changed", **change)
         return calls.LogLevelInfo(level=call.level, before=before)
 
     # --- files ---------------------------------------------------------------------------------------------------

@@ -7,11 +7,12 @@ Standard output stays free for the line that says where the broker listens.  Ent
 from __future__ import annotations
 
 import logging
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from millstream.broker.logs import details
 from millstream.config import LogSettings
 
 __all__ = ["set_log_level", "set_up_logs"]
@@ -19,18 +20,29 @@ __all__ = ["set_log_level", "set_up_logs"]
 _COMMON: Final[tuple[Processor, ...]] = (
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_log_level,
+    structlog.stdlib.add_logger_name,
     structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
 )
+
+
+class _Named(structlog.WriteLogger):
+    """Knows which part of the broker it writes for."""
+
+    def __init__(self, file: TextIO, name: str) -> None:
+        super().__init__(file)
+        self.name = name
 
 
 def set_up_logs(settings: LogSettings, stream: TextIO) -> None:
     """Send everything logged from now on to `stream`.  Calling it again replaces what was set before."""
     as_json = settings.format == "json" or (settings.format == "auto" and not stream.isatty())
-    level = logging.getLevelNamesMapping()[settings.level.upper()]
+
+    def named(*names: Any) -> _Named:
+        return _Named(stream, names[0] if names else "millstream")
+
     structlog.configure(
         processors=[*_COMMON, *_rendering(as_json=as_json, colors=stream.isatty())],
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=named,
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(stream)
@@ -45,14 +57,15 @@ def set_up_logs(settings: LogSettings, stream: TextIO) -> None:
     )
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(max(level, logging.WARNING))  # libraries speak up only when something is wrong
+    set_log_level(settings.level)
 
 
 def set_log_level(level: str) -> None:
     """From how important an entry on everything is logged, from now on."""
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
-    logging.getLogger().setLevel(max(number, logging.WARNING))
+    logging.getLogger().setLevel(max(number, logging.WARNING))  # libraries speak up only when something is wrong
+    details.on = number <= logging.DEBUG
 
 
 def _rendering(*, as_json: bool, colors: bool) -> tuple[Processor, ...]:
@@ -67,5 +80,5 @@ def _rendering(*, as_json: bool, colors: bool) -> tuple[Processor, ...]:
 
 def _lead_with_event(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
     """What happened and when comes first: the rest of a long line may be off the screen."""
-    leading = {name: entry.pop(name) for name in ("time", "level", "event") if name in entry}
+    leading = {name: entry.pop(name) for name in ("time", "level", "event", "logger") if name in entry}
     return {**leading, **entry}

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from millstream.broker.logs import Sparing, details
 from millstream.config import LogSettings
 from millstream.server.logs import set_log_level, set_up_logs
 
@@ -20,6 +21,7 @@ def _as_before() -> Iterator[None]:
     handlers, level = root.handlers[:], root.level
     yield
     structlog.reset_defaults()
+    details.on = False
     root.handlers[:] = handlers
     root.setLevel(level)
 
@@ -34,8 +36,9 @@ def test_json_lines_start_with_time_level_and_event() -> None:
     set_up_logs(LogSettings(), stream)
     structlog.get_logger("millstream.broker").info("recovered", partitions=3)
     entry = json.loads(stream.getvalue())
-    assert list(entry) == ["time", "level", "event", "partitions"]
+    assert list(entry) == ["time", "level", "event", "logger", "partitions"]
     assert (entry["level"], entry["event"], entry["partitions"]) == ("info", "recovered", 3)
+    assert entry["logger"] == "millstream.broker"
     assert entry["time"].endswith("Z")
 
 
@@ -73,7 +76,7 @@ def test_entries_of_other_libraries_look_the_same(log_format: str) -> None:
     (line,) = stream.getvalue().splitlines()
     assert "Task exception was never retrieved: boom" in line
     if log_format == "json":
-        assert json.loads(line)["level"] == "error"
+        assert (json.loads(line)["level"], json.loads(line)["logger"]) == ("error", "asyncio")
 
 
 def test_an_exception_stays_on_its_json_line() -> None:
@@ -117,3 +120,28 @@ def test_what_a_client_says_cannot_begin_a_line_or_act_on_a_terminal(log_format:
     structlog.get_logger().info("closing a connection", reason="no\n2026-01-01 [info] all is well \x1b[2J\r\x9b2J")
     assert stream.getvalue().count("\n") == 1
     assert not set("\x1b\r\x9b") & set(stream.getvalue())
+
+
+def test_details_are_on_exactly_while_the_level_is_debug() -> None:
+    set_up_logs(LogSettings(level="debug"), io.StringIO())
+    assert details.on
+    set_log_level("info")
+    assert not details.on
+    set_log_level("debug")
+    assert details.on
+
+
+def test_what_others_cause_is_written_a_few_times_and_then_counted() -> None:
+    stream, now_ms = io.StringIO(), 0
+    set_up_logs(LogSettings(), stream)
+    log, sparing = structlog.get_logger("millstream.tcp"), Sparing(lambda: now_ms)
+    for number in range(1_000):
+        sparing.write(log.info, "connection refused", number=number)
+    assert [json.loads(line)["number"] for line in stream.getvalue().splitlines()] == list(range(20))
+    now_ms = 1_000
+    sparing.write(log.info, "connection refused", number=1_000)
+    last = json.loads(stream.getvalue().splitlines()[-1])
+    assert (last["number"], last["left_out"]) == (1_000, 980)
+    now_ms = 2_000
+    sparing.write(log.info, "connection refused", number=1_001)
+    assert "left_out" not in json.loads(stream.getvalue().splitlines()[-1])
