@@ -429,6 +429,7 @@ class Broker:
         client_id = client_id[:_CLIENT_ID_LETTERS_MAX]
         session = Session(namespace, client_id, address, push, deliver, door, now_ms, access, end)
         self._sessions[session] = None
+        session.opened()
         return session
 
     def own_session(self, namespace: str, client_id: str) -> Session:
@@ -446,7 +447,7 @@ class Broker:
         return sum(session.namespace == namespace for session in self._sessions)
 
     def session_closed(self, session: Session) -> None:
-        session.closed = True
+        session.close()
         self._sessions.pop(session, None)
         self._holds.session_closed(session)
         self.groups.disconnected(session.push)

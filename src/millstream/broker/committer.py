@@ -15,6 +15,9 @@ from typing import Final, Protocol
 
 import structlog
 
+from millstream.broker.logs import details
+from millstream.log.sealing import Seals
+
 __all__ = ["Commit", "Committable", "Committer", "Rounds"]
 
 _log = structlog.get_logger("millstream.commit")
@@ -146,6 +149,8 @@ class Committer:
     def _done(self, commit: Commit) -> None:
         self._round_s += (commit.seconds - self._round_s) * 0.1
         answered = 0
+        if details.on:
+            self._note_seals(commit)
         for place, (partition, _, durable_to) in enumerate(commit.parts):
             try:
                 answered += partition.end_commit(durable_to, commit.errors.get(place))
@@ -158,3 +163,12 @@ class Committer:
             self._loop.call_later(min(_GATHER_S_MAX, self._round_s * _GATHER_SHARE), self._start)
         else:
             self._start()
+
+    @staticmethod
+    def _note_seals(commit: Commit) -> None:
+        for place, file in commit.files():
+            if isinstance(file, Seals) and place not in commit.errors:
+                directory, sealed = file.seals[0].directory, len(file.seals)
+                _log.debug(
+                    "segments sealed", directory=directory, segments=sealed, end=file.seals[-1].segment.next_offset
+                )

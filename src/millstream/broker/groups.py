@@ -191,7 +191,9 @@ class Groups:
         async with self._locked(namespace, call.group, create=True) as group:
             topics = self._host.partition_counts(namespace)
             transition = decide_join(group.state, command, topics=topics, now_ms=self._now_ms())
-            await self._apply(group, transition)
+            known = command.member_id in group.state.members
+            why = "a member wants other topics" if known else "a member joined"
+            await self._apply(group, transition, why, member=command.member_id, client=client_id, address=address)
             group.sessions.touch(command.member_id, now_ms=self._clock.monotonic_ms())
             group.push[command.member_id] = push
         return _assignment(transition.reply)
@@ -202,7 +204,7 @@ class Groups:
         owned = frozenset(TopicPartition(entry.topic, number) for entry in call.owned for number in entry.partitions)
         async with self._locked(namespace, call.group) as group:
             transition = decide_heartbeat(group.state, Heartbeat(call.member_id, call.generation, owned))
-            await self._apply(group, transition)
+            await self._apply(group, transition, "a heartbeat", member=call.member_id)
             group.sessions.touch(call.member_id, generation=call.generation, now_ms=self._clock.monotonic_ms())
             group.push[call.member_id] = push
         return _assignment(transition.reply)
@@ -211,7 +213,9 @@ class Groups:
         async with self._locked(namespace, call.group) as group:
             topics = self._host.partition_counts(namespace)
             command = Leave(call.member_id, permanent)
-            await self._apply(group, decide_leave(group.state, command, topics=topics, now_ms=self._now_ms()))
+            transition = decide_leave(group.state, command, topics=topics, now_ms=self._now_ms())
+            why = "a member was evicted" if permanent else "a member left"
+            await self._apply(group, transition, why, member=call.member_id)
 
     async def evict(self, namespace: str, call: calls.EvictMember) -> None:
         group = self._get(namespace, call.group)
@@ -223,7 +227,8 @@ class Groups:
         """Deal the partitions anew, whoever has them now."""
         async with self._locked(namespace, name) as group:
             topics = self._host.partition_counts(namespace)
-            await self._apply(group, decide_rebalance(group.state, topics=topics, now_ms=self._now_ms()))
+            transition = decide_rebalance(group.state, topics=topics, now_ms=self._now_ms())
+            await self._apply(group, transition, "somebody asked for it")
         return _summary(group)
 
     async def pause(self, namespace: str, call: calls.PauseGroup) -> calls.GroupSummary:
@@ -231,7 +236,7 @@ class Groups:
         async with self._locked(namespace, call.name) as group:
             topics = self._host.partition_counts(namespace)
             transition = decide_pause(group.state, paused=call.paused, topics=topics, now_ms=self._now_ms())
-            await self._apply(group, transition)
+            await self._apply(group, transition, "the group was paused" if call.paused else "the group goes on")
         return _summary(group)
 
     async def expire(self) -> None:
@@ -263,14 +268,16 @@ class Groups:
                 for member_id, reason in late.items():
                     _log.warning("member removed", group=group.name, member=member_id, reason=reason)
                 topics = self._host.partition_counts(group.namespace)
-                await self._apply(group, decide_expire(group.state, late, topics=topics, now_ms=self._now_ms()))
+                transition = decide_expire(group.state, late, topics=topics, now_ms=self._now_ms())
+                await self._apply(group, transition, "a member expired", member=", ".join(sorted(late)))
 
     async def refresh(self, namespace: str) -> None:
         """Topics came, went or grew: follow them."""
         topics = self._host.partition_counts(namespace)
 
         async def follow(group: _Group) -> None:
-            await self._apply(group, decide_refresh(group.state, topics=topics, now_ms=self._now_ms()))
+            transition = decide_refresh(group.state, topics=topics, now_ms=self._now_ms())
+            await self._apply(group, transition, "topics changed")
 
         await self._with_all(namespace, lambda group: bool(group.state.members), follow)
 
@@ -280,14 +287,24 @@ class Groups:
             for member_id in [member_id for member_id, known in group.push.items() if known == push]:
                 del group.push[member_id]
 
-    async def _apply(self, group: _Group, transition: Transition[Any]) -> None:
-        """Record a decision, then let it be seen."""
+    async def _apply(self, group: _Group, transition: Transition[Any], why: str, **about: str) -> None:
+        """Record a decision, then let it be seen.  `why` and `about` are for the log."""
         if transition.state is not group.state:
             document = to_document(transition.state)
             await self._log.record({f"group/{group.namespace}/{group.name}": document}, now_us=self._clock.now_us())
             group.recorded = True
-            if transition.state.generation != group.state.generation:
-                self._metrics.rebalances += 1
+            moved = transition.state.generation != group.state.generation
+            self._metrics.rebalances += moved
+            if moved or transition.state.members.keys() != group.state.members.keys():
+                _log.info(
+                    "group rebalanced" if moved else "group has other members",
+                    namespace=group.namespace,
+                    group=group.name,
+                    reason=why,
+                    **about,
+                    generation=transition.state.generation,
+                    members=len(transition.state.members),
+                )
             group.state = transition.state
             self._time_rebalance(group)
             group.sessions.follow(group.state, now_ms=self._clock.monotonic_ms())

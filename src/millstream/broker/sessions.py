@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
+
 from millstream.access.rights import EVERYTHING, Access
+from millstream.broker.logs import details
 from millstream.errors import MillstreamError
 from millstream.wire.deliveries import Delivery
 
 __all__ = ["Session"]
+
+_log = structlog.get_logger("millstream.sessions")
 
 
 @dataclass(eq=False, slots=True)
@@ -32,3 +37,25 @@ class Session:
     end: Callable[[MillstreamError], None] | None = None
     #: It has gone: what a call opens for it from now on is closed again.
     closed: bool = False
+    #: Why it ended, if it was not the client who closed it.
+    why: str = ""
+
+    def opened(self) -> None:
+        """Say in the log that it has come."""
+        if details.on:
+            _log.debug("client connected", **self._who(), key=self.access.key_id)
+
+    def close(self) -> None:
+        """It has gone; said once, however often it is closed."""
+        if not self.closed:
+            self.closed = True
+            if details.on:
+                _log.debug("client gone", **self._who(), reason=self.why or "the client closed the connection")
+
+    def _who(self) -> dict[str, str]:
+        return {
+            "door": self.door,
+            "client": self.client_id,
+            "address": self.address,
+            "namespace": self.namespace,
+        }

@@ -11,12 +11,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
+import structlog
 
+from millstream.broker.logs import details
 from millstream.broker.partition import Partition
 from millstream.log.partition import PartitionLog
 from millstream.records import Batch, encode_batch
 
 __all__ = ["StateLog", "all_batches"]
+
+_log = structlog.get_logger("millstream.recovery")
 
 _READ_BYTES: Final = 1024 * 1024
 
@@ -53,6 +57,8 @@ class StateLog:
                 documents.pop(name, None)
                 if value is not None:
                     documents[name] = msgspec.json.decode(value)
+        if details.on:
+            _log.debug("state read", directory=self.partition.log.directory, facts=len(documents))
         return documents
 
     async def record(self, facts: Mapping[str, Any], *, now_us: int) -> None:

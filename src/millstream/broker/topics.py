@@ -15,6 +15,7 @@ import structlog
 
 from millstream.broker.committer import Committer
 from millstream.broker.journal import SEGMENT_BYTES, Journal
+from millstream.broker.logs import details
 from millstream.broker.lost_ends import forget_lost
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
@@ -115,6 +116,9 @@ class PartitionOpener:
                 moved_aside=report.moved_aside,
                 rebuilt_indexes=report.rebuilt_indexes,
             )
+        elif details.on:
+            ends = {"first": log.start_offset, "end": log.next_offset}
+            _log.debug("log opened", directory=directory, segments=len(log.segments), **ends)
         return log
 
 

@@ -7,11 +7,16 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Generic, Protocol, TypeVar
 
+import structlog
+
 from millstream.broker.broker import Broker
+from millstream.broker.logs import Sparing
 from millstream.config import ServerSettings
 from millstream.errors import MillstreamError, QuotaExceeded, ShuttingDown
 
-__all__ = ["Connection", "Connections"]
+__all__ = ["Connection", "Connections", "Refusals"]
+
+_log = structlog.get_logger("millstream.connections")
 
 
 class Connection(Protocol):
@@ -36,6 +41,21 @@ class Connection(Protocol):
 C = TypeVar("C", bound=Connection)
 
 
+class Refusals:
+    """Says in the log whom a door has turned away, and why; not more often than anybody wants to read."""
+
+    def __init__(self, door: str) -> None:
+        self._door = door
+        self._sparing = Sparing()
+
+    def note(self, address: str, why: MillstreamError, client: str | None = None) -> None:
+        """`client` is who it was, if it had been let in before."""
+        event = "connection refused" if client is None else "connection ended"
+        who = {} if client is None else {"client": client}
+        reason = str(why)
+        self._sparing.write(_log.info, event, door=self._door, address=address, **who, code=why.code, reason=reason)
+
+
 class Connections(Generic[C]):
     """All connections of a door that are open."""
 
@@ -44,6 +64,7 @@ class Connections(Generic[C]):
         self._broker = broker
         self._settings = settings
         self._door = door
+        self.refusals = Refusals(door)
         #: In the order in which they came: what is done for all of them is done in the same order in every run.
         self._open: dict[C, None] = {}
         self.draining = False
@@ -63,6 +84,7 @@ class Connections(Generic[C]):
         refusal = self._refusal_of(connection.address)
         if refusal is not None:
             self._broker.metrics.connections_refused += 1
+            self.refusals.note(connection.address, refusal)
             return refusal
         self._open[connection] = None
         self._broker.metrics.connections_opened += 1

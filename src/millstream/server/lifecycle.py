@@ -23,6 +23,7 @@ from millstream.server.exposure import check_exposure, check_keys
 from millstream.server.http.listener import HttpListener
 from millstream.server.logs import set_log_level
 from millstream.server.mqtt.listener import MqttListener
+from millstream.server.stalls import Stalls
 from millstream.server.tcp import NativeListener
 from millstream.server.tls import ServerTls
 from millstream.server.turns import take_short_turns
@@ -68,6 +69,7 @@ async def run(
         listener = NativeListener(broker, settings, clock.monotonic_ms, tls.context, stay_awake_us=awake_us)
         http = HttpListener(broker, settings, tls.context) if settings.http.enabled else None
         mqtt = MqttListener(broker, settings, tls.context) if settings.mqtt.enabled else None
+        stalls = Stalls(loop, clock.monotonic_ms)
         try:
             check_keys(settings, has_keys=broker.access.has_keys)
             await _open(listener.open, settings.server.host, settings.server.port, "--port")
@@ -79,11 +81,13 @@ async def run(
             gc.collect()
             gc.freeze()
             gc.set_threshold(50_000, 20, 100)
+            stalls.start()
             announce(listener.address, http.url if http is not None else "", mqtt.url if mqtt is not None else "")
             await stop.wait()
             _log.info("stopping", drain_ms=settings.server.drain_ms)
             await asyncio.gather(*(door.close() for door in (listener, http, mqtt) if door is not None))
         finally:
+            stalls.stop()
             await broker.stop()
     finally:
         lock.release()

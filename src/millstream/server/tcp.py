@@ -11,12 +11,14 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from typing import Final, cast
 
 import msgspec
 import structlog
 
 from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, LeaseHandle, Session
+from millstream.broker.logs import SLOW_MS, Sparing, waits_ms
 from millstream.config import Settings
 from millstream.errors import (
     InternalError,
@@ -24,6 +26,7 @@ from millstream.errors import (
     MillstreamError,
     PayloadTooLarge,
     QuotaExceeded,
+    RequestTimeout,
     ShuttingDown,
 )
 from millstream.server.connections import Connections
@@ -106,8 +109,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         if refusal is not None:
             self._close_with(refusal)
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+    def connection_lost(self, exc: Exception | None) -> None:
         self._closing = True
+        if exc is not None and self._session is not None and not self._session.why:
+            self._session.why = str(exc)
         self._listener.connections.forget(self)
         if self._farewell is not None:
             self._farewell.cancel()
@@ -158,7 +163,16 @@ class NativeConnection(asyncio.BufferedProtocol):
         """Whether answers are still owed that the client cannot simply ask for again."""
         return bool(self._unconfirmed or self._calls_open)
 
+    def _note_end(self, why: MillstreamError) -> None:
+        """Say in the log who is not let in, or not let go on."""
+        session = self._session
+        self._listener.connections.refusals.note(self.address, why, None if session is None else session.client_id)
+        if session is not None:
+            session.why = str(why)
+
     def say_goodbye(self) -> None:
+        if self._session is not None:
+            self._session.why = "the broker is shutting down"
         self._write(encode_frame(FrameType.GOAWAY, b'{"reason":"the broker is shutting down"}'))
         for correlation in list(self._waiting):
             self._waiting.pop(correlation).cancel()
@@ -180,10 +194,11 @@ class NativeConnection(asyncio.BufferedProtocol):
         if self._heard or not self._reads:  # while we do not listen its silence says nothing
             self._heard, self._last_heard_ms = False, now_ms
         if now_ms - self._last_heard_ms > server.heartbeat_ms * server.heartbeat_misses:
-            _log.info("client is silent, closing", address=self.address, silent_ms=now_ms - self._last_heard_ms)
+            silent_ms = now_ms - self._last_heard_ms
+            self._note_end(RequestTimeout(f"nothing was heard of the client for {silent_ms} ms"))
             self.abort()
         elif self._session is None and now_ms - self._came_ms > 1000 * _HANDSHAKE_S:
-            _log.info("client does not say who it is, closing", address=self.address)
+            self._note_end(RequestTimeout("the client does not say who it is"))
             self.abort()
         else:
             self._write(_HEARTBEAT_FRAME)
@@ -214,7 +229,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         except MillstreamError as error:
             # What came before the mistake was in order and is carried out.
             self._broker.metrics.protocol_errors += 1
-            _log.info("closing a connection", address=self.address, code=error.code, reason=str(error))
+            self._note_end(error)
             self._broker.flush()
             self._close_with(error)
         except Exception:
@@ -403,6 +418,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _call(self, correlation: int, call: object) -> None:
         async def run() -> None:
             assert self._session is not None
+            began_ns = perf_counter_ns()
             try:
                 answer = encode_json_response(await self._broker.call(self._session, call), correlation)
             except MillstreamError as error:
@@ -411,6 +427,9 @@ class NativeConnection(asyncio.BufferedProtocol):
             except Exception:
                 _log.exception("call failed", call=type(call).__name__)
                 answer = encode_error(InternalError("the broker failed to handle a request; see its log"), correlation)
+            took_ms = (perf_counter_ns() - began_ns) // 1_000_000
+            if took_ms > SLOW_MS and took_ms > SLOW_MS + waits_ms(call):
+                self._note_slow(call, correlation, took_ms)
             self._calls_open -= 1
             self._write(answer)
             self._listener.connections.progressed()
@@ -419,6 +438,18 @@ class NativeConnection(asyncio.BufferedProtocol):
             raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
         self._calls_open += 1
         self._listener.own(self._listener.loop.create_task(run()))
+
+    def _note_slow(self, call: object, correlation: int, took_ms: int) -> None:
+        assert self._session is not None
+        self._listener.slow.write(
+            _log.warning,
+            "slow call",
+            call=type(call).__struct_config__.tag,  # type: ignore[attr-defined]
+            took_ms=took_ms,
+            client=self._session.client_id,
+            address=self._session.address,
+            correlation=correlation,
+        )
 
     # --- bytes out -----------------------------------------------------------------------------------------------
 
@@ -475,6 +506,8 @@ class NativeConnection(asyncio.BufferedProtocol):
 
         What it holds is free at once: a client that has stopped reading would never hear of it, nor be gone.
         """
+        if self._session is not None:
+            self._session.why = str(error)
         self._let_go()
         self._write(encode_error(error, None))
         self.send()
@@ -505,6 +538,7 @@ class NativeListener:
         #: Connections that send something at the end of this turn of the loop.
         self.planned: list[NativeConnection] = []
         self.connections: Connections[NativeConnection] = Connections(broker, settings.server, "native")
+        self.slow = Sparing()
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         #: Calls under way.  A call goes on when its client is gone: what it has recorded must also take effect.

@@ -41,6 +41,7 @@ class FakeClient:
     """The broker's side of a connection, as far as the door is concerned."""
 
     def __init__(self, line: Any, address: str) -> None:
+        self.who = None
         self.line, self.address = line, address
         #: What happened to it, in order: packets, and the names of what else was said.
         self.heard: list[Any] = []

@@ -296,6 +296,8 @@ class Client:
         if packet.reason == Reason.SUCCESS:
             session.will = None
             session.record(session.will_fact())
+        if self.who is not None:
+            self.who.why = f"the client said DISCONNECT, reason {int(packet.reason)}"
         self._leave(lost=packet.reason != Reason.SUCCESS)
         self._line.close()
 
@@ -415,9 +417,13 @@ class Client:
 
     def lost(self) -> None:
         """The connection is gone."""
+        if self.who is not None and not self.who.why:
+            self.who.why = "the connection was lost"
         self._lose()
 
     def _say_goodbye(self, reason: Reason, text: str) -> None:
+        if self.who is not None:
+            self.who.why = text
         if self.version == V5 and self.session is not None:
             self.write(Disconnect(reason, Properties(reason_string=text)))
 

@@ -10,7 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING, Final
 
+import structlog
+
 from millstream.broker.journal import EntityFact
+from millstream.broker.logs import details
 from millstream.broker.queues.burials import Burials
 from millstream.dead_letters import REJECTED
 from millstream.queues.ledger import Ledger
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
     from millstream.broker.queues.queues import Queues
 
 __all__ = ["ROUTES_MAX", "ROUTE_SHIFT", "QueuePart"]
+
+_log = structlog.get_logger("millstream.queues")
 
 #: A nonce says which part it belongs to, so that a settle finds it: 24 bits of route, 40 bits by chance.
 ROUTE_SHIFT: Final = 40
@@ -299,6 +304,16 @@ class QueuePart:
         dead = self.ledger.expire(now_us)
         self._host.metrics.leases_expired += before - self.ledger.lease_count
         self.group.timed_out += messages - self.ledger.leased
+        if details.on and before > self.ledger.lease_count:
+            _log.debug(
+                "leases expired",
+                namespace=self.group.topic.namespace,
+                topic=self.group.topic.name,
+                group=self.group.name,
+                partition=self.number,
+                leases=before - self.ledger.lease_count,
+                messages=messages - self.ledger.leased,
+            )
         if dead:
             self.burials.bury(dead)
         self._host.touched(self)

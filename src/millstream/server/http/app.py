@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from millstream.broker.broker import Broker, Session
 from millstream.broker.latency import Histogram
+from millstream.broker.logs import SLOW_MS, Sparing, details, waits_ms
 from millstream.config import Settings
 from millstream.errors import (
     InternalError,
@@ -30,6 +31,7 @@ from millstream.errors import (
     UnavailableError,
 )
 from millstream.names import check_namespace
+from millstream.server.connections import Refusals
 from millstream.server.http.endpoints import Endpoint, Exchange, Family, decode_body, decode_query, read_body
 from millstream.server.http.problems import describe, status_of
 from millstream.server.http.router import Router
@@ -48,6 +50,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 #: Something outside the API: a page, a WebSocket.
 Mounted = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+#: The status of a request whose client did not wait for the answer; nobody is told, but the log.
+_GIVEN_UP: Final = 499
 _JSON: Final = (b"content-type", b"application/json")
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -62,6 +66,8 @@ class App:
         self._request_s = settings.http.request_ms / 1000
         self._checks_origin = not (settings.is_public or settings.needs_keys or settings.access.insecure)
         self._router: Router[Endpoint] = Router()
+        self.refusals = Refusals("http")
+        self._slow = Sparing()
         self._id_prefix, self._ids = secrets.token_hex(4), count()
         #: Served before anything else, by exact path.
         self.mounted: dict[str, Mounted] = {}
@@ -96,17 +102,20 @@ class App:
         request_id = headers.get("x-request-id")[:100] or self._new_id()
         answer_headers: dict[str, str] = {}
         began_ns, family = perf_counter_ns(), ""
+        exchange, status = None, _GIVEN_UP
         try:
             raw_path: bytes = scope.get("raw_path") or scope["path"].encode()
             endpoint, variables = self._router.find(scope["method"], raw_path.partition(b"?")[0].decode("latin-1"))
             family = endpoint.family.name
             session = self._session_for(endpoint, scope, headers, variables)
+            query, body = decode_query(endpoint.query, scope["query_string"]), await self._body(endpoint, receive)
+            came_ns = perf_counter_ns()
             exchange = Exchange(
                 broker=self.broker,
                 session=session,
                 path=variables,
-                query=decode_query(endpoint.query, scope["query_string"]),
-                body=await self._body(endpoint, receive),
+                query=query,
+                body=body,
                 headers=headers,
                 request_id=request_id,
                 answer_headers=answer_headers,
@@ -115,11 +124,19 @@ class App:
                 closing=self.closing,
             )
             answer = await endpoint.handler(exchange)
+            status = answer.status_code if isinstance(answer, Response) else endpoint.status
         except Exception as problem:
-            await self.refuse(problem, scope, request_id, send)
+            status = await self.refuse(problem, scope, request_id, send)
             return
         finally:
             self._measure(family, began_ns)
+            if exchange is not None and (took_ms := (perf_counter_ns() - came_ns) // 1_000_000) > SLOW_MS:
+                self._note_slow(exchange, status, took_ms)
+            if details.on:
+                took_ms = (perf_counter_ns() - began_ns) // 1_000_000
+                who = {} if exchange is None else _who(exchange)
+                path = scope["path"]  # without the query, which may have a key in it
+                _log.debug("request", method=scope["method"], path=path, status=status, took_ms=took_ms, **who)
         if isinstance(answer, Response):
             answer.headers["x-request-id"] = request_id
             await answer(scope, receive, send)
@@ -139,6 +156,12 @@ class App:
                 histogram = by_family[family] = Histogram()
             histogram.observe((perf_counter_ns() - began_ns) // 1000)
 
+    def _note_slow(self, exchange: Exchange[Any, Any], status: int, took_ms: int) -> None:
+        if took_ms > SLOW_MS + waits_ms(exchange.query, exchange.body):
+            scope = exchange.scope
+            about = {"status": status, "took_ms": took_ms, **_who(exchange)}
+            self._slow.write(_log.warning, "slow request", method=scope["method"], path=scope["path"], **about)
+
     def _session_for(
         self, endpoint: Endpoint, scope: Scope, headers: RequestHeaders, variables: Mapping[str, str]
     ) -> Session:
@@ -154,11 +177,15 @@ class App:
 
         A request has no connection to the broker: what it leases is held by its deadline alone.
         """
-        address = self.admit(scope, headers)
         control = self.broker.access
-        key = key_in(headers)
-        access = control.anonymous if permission == "open" and key is None else control.authenticate(key, address)
-        control.admit_key(access)
+        try:
+            address = self.admit(scope, headers)
+            key = key_in(headers)
+            access = control.anonymous if permission == "open" and key is None else control.authenticate(key, address)
+            control.admit_key(access)
+        except MillstreamError as refusal:
+            self.refusals.note(address_of(scope), refusal)
+            raise
         check_namespace(namespace)
         if permission not in ("open", "any"):
             access.require(permission, namespace)
@@ -174,8 +201,7 @@ class App:
 
     def admit(self, scope: Scope, headers: RequestHeaders) -> str:
         """The address of whoever asks, unless it asks too often or is a page of another site."""
-        client = scope.get("client")
-        address = f"{client[0]}:{client[1]}" if client else ""
+        address = address_of(scope)
         self.broker.access.admit_request(address)
         if self._checks_origin:
             check_origin(headers)
@@ -193,12 +219,14 @@ class App:
 
     async def refuse(
         self, problem: Exception, scope: Scope, request_id: str, send: Send, *, kind: str = "http.response"
-    ) -> None:
-        """Answer with what is wrong."""
+    ) -> int:
+        """Answer with what is wrong; returns the status."""
         if not isinstance(problem, MillstreamError):
             _log.error("request failed", method=scope.get("method"), path=scope["path"], exc_info=problem)
             problem = InternalError("the broker failed to handle the request; its log has the details")
         self.broker.metrics.requests_failed += 1
+        if scope["type"] == "websocket":
+            self.refusals.note(address_of(scope), problem)
         body = _encode(describe(problem, request_id))
         headers = [_JSON, (b"content-length", str(len(body)).encode())]
         headers.append((b"x-request-id", request_id.encode("latin-1", "replace")))
@@ -211,8 +239,20 @@ class App:
             headers.append((b"retry-after", str(wait_s).encode()))
         if isinstance(problem, PayloadTooLarge | RequestTimeout) and kind == "http.response":
             headers.append((b"connection", b"close"))  # the rest of its body may still come; nobody waits for it
-        await send({"type": f"{kind}.start", "status": int(status_of(problem)), "headers": headers})
+        status = int(status_of(problem))
+        await send({"type": f"{kind}.start", "status": status, "headers": headers})
         await send({"type": f"{kind}.body", "body": body})
+        return status
+
+
+def address_of(scope: Scope) -> str:
+    client = scope.get("client")
+    return f"{client[0]}:{client[1]}" if client else ""
+
+
+def _who(exchange: Exchange[Any, Any]) -> dict[str, str]:
+    session = exchange.session
+    return {"client": session.client_id, "address": session.address, "request": exchange.request_id}
 
 
 def _ignore(_: object) -> None:

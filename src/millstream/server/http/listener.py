@@ -40,7 +40,10 @@ class HttpListener:
             self.app,
             loop="none",
             http=limited(
-                connections_max=server.max_connections, request_s=http.request_ms / 1000, metrics=self._metrics
+                connections_max=server.max_connections,
+                request_s=http.request_ms / 1000,
+                metrics=self._metrics,
+                refusals=self.app.refusals,
             ),
             ws=LimitedWebSocket,
             ws_max_size=server.frame_bytes_max,
@@ -49,7 +52,8 @@ class HttpListener:
             ws_ping_timeout=server.heartbeat_ms * server.heartbeat_misses / 1000,
             lifespan="off",
             log_config=None,
-            log_level="warning",  # what it says of a WebSocket that opens has the key of the query in it
+            # What it says of a WebSocket that opens has the key of the query in it; of bad requests we say enough.
+            log_level="error",
             access_log=False,
             proxy_headers=False,
             server_header=False,

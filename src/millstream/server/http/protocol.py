@@ -11,6 +11,8 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.frames import Frame
 
 from millstream.broker.metrics import Metrics
+from millstream.errors import ProtocolViolation, QuotaExceeded
+from millstream.server.connections import Refusals
 
 __all__ = ["HEADER_BYTES_MAX", "LimitedWebSocket", "limited"]
 
@@ -34,6 +36,7 @@ class _Limited(HttpToolsProtocol):
     connections_max: int
     request_s: float
     metrics: Metrics
+    refusals: Refusals
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0
     #: A head has begun and has not ended, and how much of it came in pieces that had no end of anything in them.
@@ -44,6 +47,8 @@ class _Limited(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         if len(self.connections) >= self.connections_max:
             self.metrics.connections_refused += 1
+            refusal = QuotaExceeded(f"the broker serves {len(self.connections)} HTTP connections, its limit")
+            self.refusals.note(_address_of(transport), refusal)
             transport.abort()  # no word: whoever floods a broker would not read it
             return
         super().connection_made(transport)
@@ -71,6 +76,10 @@ class _Limited(HttpToolsProtocol):
         if is_idle and self.timeout_keep_alive_task is None and not self._upgraded:
             # Bytes that begin no request, such as blank lines, have ended uvicorn's patience with an idle client.
             self._wait(self.request_s)
+
+    def send_400_response(self, msg: str) -> None:
+        self.refusals.note(_address_of(self.transport), ProtocolViolation(msg))
+        super().send_400_response(msg)
 
     def handle_websocket_upgrade(self) -> None:
         if self._unanswered():
@@ -167,10 +176,15 @@ class _Limited(HttpToolsProtocol):
             self.transport.abort()
 
 
-def limited(*, connections_max: int, request_s: float, metrics: Metrics) -> type[asyncio.Protocol]:
+def limited(*, connections_max: int, request_s: float, metrics: Metrics, refusals: Refusals) -> type[asyncio.Protocol]:
     """The protocol with these limits; uvicorn makes one of it for each connection."""
-    limits = {"connections_max": connections_max, "request_s": request_s, "metrics": metrics}
+    limits = {"connections_max": connections_max, "request_s": request_s, "metrics": metrics, "refusals": refusals}
     return type("LimitedProtocol", (_Limited,), limits)
+
+
+def _address_of(transport: Any) -> str:
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):

@@ -167,7 +167,9 @@ class MqttConnection(asyncio.Protocol):
     def _fail(self, problem: Exception) -> None:
         """Say what was wrong, if it can be said."""
         if isinstance(problem, MillstreamError):
-            _log.info("closing a connection", address=self.address, code=problem.code, reason=str(problem))
+            if self._refusal is None:  # otherwise it was said when it came
+                who = self._client.who if self._client is not None else None
+                self._door.connections.refusals.note(self.address, problem, None if who is None else who.client_id)
             self._door.broker.metrics.protocol_errors += isinstance(problem, ProtocolViolation)
         else:
             _log.error("packet failed", address=self.address, exc_info=problem)

@@ -171,6 +171,7 @@ class Conversation:
     async def _leave(self, why: MillstreamError, code: int) -> None:
         """What it holds goes back before it is told, so that another can have it while it reads."""
         self._closed = True
+        self._session.why = str(why)
         self._broker.session_closed(self._session)
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):

@@ -155,6 +155,7 @@ class Door:
                 end=conversation.end,
             )
         except MillstreamError as refusal:
+            self._app.refusals.note(address, refusal)
             await line.send(frames.encode(frames.ErrorFrame(error=describe(refusal, ""))))
             await line.close(_POLICY, str(refusal)[:100])
             return
