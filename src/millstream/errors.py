@@ -13,6 +13,7 @@ __all__ = [
     "BatchDamaged",
     "ConfigInvalid",
     "ConnectionLost",
+    "ConnectionNotFound",
     "DataDamaged",
     "DataDirLocked",
     "FilesHeld",
@@ -408,6 +409,13 @@ class FilesHeld(UnavailableError):
 
     code, number = "FILES_HELD", 52
     remedy = "Wait until the other backup is done; a hold whose owner is gone ends by itself."
+
+
+class ConnectionNotFound(RequestError):
+    """No client is connected under this id: it has gone, or has come back under another one."""
+
+    code, number = "CONNECTION_NOT_FOUND", 56
+    remedy = "List the connections: `millstream admin connections`."
 
 
 class ConnectionLost(UnavailableError):

@@ -18,7 +18,7 @@ from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.traffic.subscriptions import Subscriptions
 from millstream.clock import Clock
 from millstream.config import Settings, setting_fields
-from millstream.errors import MillstreamError
+from millstream.errors import ConnectionLost, ConnectionNotFound, InvalidArgument, MillstreamError
 from millstream.wire import admin_calls as calls
 from millstream.wire.calls import DescribeBroker
 
@@ -31,6 +31,8 @@ _log = structlog.get_logger("millstream.administration")
 
 #: What is told instead of a secret, and the settings that are one.
 _MASK: Final = "********"
+#: Of what a client is told when it is disconnected: MQTT has room for no more than 65,535 bytes.
+_REASON_LETTERS_MAX: Final = 1_000
 _SECRETS: Final = ("secret", "password", "token", "passphrase")
 
 
@@ -49,6 +51,8 @@ class _Host(Protocol):
     on_log_level: Callable[[str], None]
 
     def flush(self) -> None: ...
+
+    def session_closed(self, session: Session, /) -> None: ...
 
 
 class Administration:
@@ -79,6 +83,7 @@ class Administration:
             calls.Checkpoint: self._checkpoint,
             calls.Compact: self._compact,
             calls.ListConnections: self._connections,
+            calls.Disconnect: self._disconnect,
         }
 
     async def _describe(self, session: Session, _: DescribeBroker) -> dict[str, Any]:
@@ -166,25 +171,40 @@ class Administration:
     # --- connections ---------------------------------------------------------------------------------------------
 
     async def _connections(self, _: Session, __: calls.ListConnections) -> list[calls.ConnectionInfo]:
-        now_ms = self._clock.now_us() // 1000
-        answer = []
-        for session in sorted(self._sessions(), key=lambda session: session.opened_ms):
-            consumers = self._host.queues.consumers_of(session)
-            groups = {f"{group.topic.name}/{group.name}" for consumer in consumers for group in consumer.groups}
-            answer.append(
-                calls.ConnectionInfo(
-                    door=session.door,
-                    address=session.address,
-                    client_id=session.client_id,
-                    namespace=session.namespace,
-                    opened_ms=session.opened_ms,
-                    age_ms=max(0, now_ms - session.opened_ms),
-                    queues=sorted(groups),
-                    leased=sum(consumer.held() for consumer in consumers),
-                    subscriptions=self._host.subscriptions.count_of(session),
-                )
-            )
-        return answer
+        return [self._info(session) for session in sorted(self._sessions(), key=lambda session: session.opened_ms)]
+
+    async def _disconnect(self, session: Session, call: calls.Disconnect) -> calls.ConnectionInfo:
+        found = next((one for one in self._sessions() if one.id == call.id), None)
+        if found is None:
+            raise ConnectionNotFound(f"there is no connection {call.id[:80]!r}")
+        if found is session:
+            raise InvalidArgument("this is the connection you ask through; close it instead")
+        info, reason = self._info(found), call.reason[:_REASON_LETTERS_MAX]
+        why = ConnectionLost(f"an administrator has ended the connection{reason and f': {reason}'}")
+        found.why = str(why)
+        if found.end is not None:
+            found.end(why)
+        # Not when the client has read its last words: one that hangs would keep what it has leased.
+        self._host.session_closed(found)
+        about = {"connection": info.id, "door": info.door, "address": info.address, "client": info.client_id}
+        _log.info("client disconnected", **about, reason=reason, leased=info.leased, by=session.client_id)
+        return info
+
+    def _info(self, session: Session) -> calls.ConnectionInfo:
+        consumers = self._host.queues.consumers_of(session)
+        groups = {f"{group.topic.name}/{group.name}" for consumer in consumers for group in consumer.groups}
+        return calls.ConnectionInfo(
+            id=session.id,
+            door=session.door,
+            address=session.address,
+            client_id=session.client_id,
+            namespace=session.namespace,
+            opened_ms=session.opened_ms,
+            age_ms=max(0, self._clock.now_us() // 1000 - session.opened_ms),
+            queues=sorted(groups),
+            leased=sum(consumer.held() for consumer in consumers),
+            subscriptions=self._host.subscriptions.count_of(session),
+        )
 
 
 async def _try(work: Awaitable[None], where: str, failures: list[str]) -> None:

@@ -427,7 +427,8 @@ class Broker:
         self.quotas.admit_connection(namespace)
         now_ms = self._clock.now_us() // 1000
         client_id = client_id[:_CLIENT_ID_LETTERS_MAX]
-        session = Session(namespace, client_id, address, push, deliver, door, now_ms, access, end)
+        name = f"{self._rng.getrandbits(48):012x}"
+        session = Session(namespace, client_id, address, push, deliver, door, now_ms, access, end, id=name)
         self._sessions[session] = None
         session.opened()
         return session

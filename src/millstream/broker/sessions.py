@@ -37,6 +37,8 @@ class Session:
     end: Callable[[MillstreamError], None] | None = None
     #: It has gone: what a call opens for it from now on is closed again.
     closed: bool = False
+    #: By which people name it, as long as it is there.
+    id: str = ""
     #: Why it ended, if it was not the client who closed it.
     why: str = ""
 

@@ -136,9 +136,10 @@ def connections(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROK
         print_json(document_of(found))
         return
     print_table(
-        ("client", "address", "door", "namespace", "connected for", "queues", "leased", "subscriptions"),
+        ("id", "client", "address", "door", "namespace", "connected for", "queues", "leased", "subscriptions"),
         [
             (
+                connection.id,
                 connection.client_id,
                 connection.address,
                 connection.door,
@@ -151,4 +152,35 @@ def connections(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROK
             for connection in found
         ],
         numbers="leased|subscriptions",
+    )
+
+
+@app.command(
+    epilog=examples(
+        "# its id is what `millstream admin connections` shows",
+        "millstream admin disconnect 5f0c2a9be413",
+        "millstream admin disconnect 5f0c2a9be413 --reason 'holds messages for hours'",
+    )
+)
+def disconnect(
+    connection: Annotated[str, typer.Argument(metavar="ID", help="The id of the connection.")],
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What the client is told.")] = "",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """End the connection of a client; what it has leased goes back at once.
+
+    Clients come back by themselves.  To keep one out, revoke its key: `millstream key revoke`.
+    """
+    with open_client(broker, DEFAULT_NAMESPACE) as client:
+        ended = client.admin.disconnect(connection, reason)
+    if as_json:
+        print_json(document_of(ended))
+        return
+    print_facts(
+        [
+            ("disconnected", ended.client_id),
+            ("address", ended.address),
+            ("messages given back", ended.leased),
+        ]
     )

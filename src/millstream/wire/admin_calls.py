@@ -14,6 +14,7 @@ __all__ = [
     "Compacted",
     "ComponentHealth",
     "ConnectionInfo",
+    "Disconnect",
     "FileHold",
     "HealthReport",
     "HealthStatus",
@@ -171,7 +172,18 @@ class ListConnections(CallForm, tag="admin.connections"):
     """
 
 
+class Disconnect(CallForm, tag="admin.disconnect"):
+    """Ends a connection, by its id; its client is told the reason, and what it has leased goes back at once.
+
+    A client comes back by itself: to keep it out, revoke its key.  Answers with the ConnectionInfo of what was ended.
+    """
+
+    id: str
+    reason: str = ""
+
+
 class ConnectionInfo(AnswerForm):
+    id: str
     door: str
     address: str
     client_id: str

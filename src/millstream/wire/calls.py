@@ -425,6 +425,7 @@ Call: TypeAlias = (
     | admin_calls.HoldFiles
     | admin_calls.ReleaseFiles
     | admin_calls.ListConnections
+    | admin_calls.Disconnect
     | access_calls.CreateKey
     | access_calls.ListKeys
     | access_calls.RotateKey

@@ -329,6 +329,7 @@ PERMISSIONS: Final[dict[type, Rule]] = {
     admin_calls.HoldFiles: _broker(),
     admin_calls.ReleaseFiles: _broker(audited=False),
     admin_calls.ListConnections: _broker(audited=False),
+    admin_calls.Disconnect: _broker(),
     access_calls.CreateKey: _broker(),
     access_calls.ListKeys: _broker(audited=False),
     access_calls.RotateKey: _broker(),

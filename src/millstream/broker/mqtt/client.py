@@ -14,7 +14,7 @@ from millstream.broker.mqtt.receiving import Receiving
 from millstream.broker.mqtt.refusals import connect_reason
 from millstream.broker.mqtt.rights import require_filter
 from millstream.broker.mqtt.subscribing import Subscribing, Unsubscribing
-from millstream.errors import InternalError, MillstreamError, ShuttingDown
+from millstream.errors import ConnectionLost, InternalError, MillstreamError, ShuttingDown
 from millstream.mqtt.aliases import OutgoingAliases
 from millstream.mqtt.packets import (
     NO_PROPERTIES,
@@ -487,6 +487,8 @@ _HANDLERS: Final[dict[type, Callable[[Client, Any], None]]] = {
 def _farewell_reason(error: MillstreamError) -> Reason:
     if isinstance(error, ShuttingDown):
         return Reason.SERVER_SHUTTING_DOWN
+    if isinstance(error, ConnectionLost):  # by whoever runs the broker
+        return Reason.ADMINISTRATIVE_ACTION
     reason = connect_reason(error)
     if reason is Reason.SERVER_UNAVAILABLE:  # which is for those who are not let in
         return Reason.UNSPECIFIED_ERROR

@@ -62,3 +62,12 @@ class AsyncAdministration:
         """Every client that is connected, of all namespaces, the oldest first."""
         found: list[calls.ConnectionInfo] = await self._call(calls.ListConnections(), list[calls.ConnectionInfo])
         return found
+
+    async def disconnect(self, connection_id: str, reason: str = "") -> calls.ConnectionInfo:
+        """End the connection with this `id`, whichever door it came through; its client is told the reason.
+
+        What it has leased goes back at once.  A client comes back by itself: to keep it out, revoke its key.
+        """
+        call = calls.Disconnect(id=connection_id, reason=reason)
+        ended: calls.ConnectionInfo = await self._call(call, calls.ConnectionInfo)
+        return ended

@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from millstream.errors import (
+    ConnectionNotFound,
     DataDamaged,
     Forbidden,
     GroupNotEmpty,
@@ -65,6 +66,7 @@ _STATUS: Final[Mapping[type[MillstreamError], HTTPStatus]] = {
     WebhookNotFound: HTTPStatus.NOT_FOUND,
     SessionNotFound: HTTPStatus.NOT_FOUND,
     PipelineNotFound: HTTPStatus.NOT_FOUND,
+    ConnectionNotFound: HTTPStatus.NOT_FOUND,
     StageLost: HTTPStatus.CONFLICT,
     SubscriptionNotFound: HTTPStatus.NOT_FOUND,
     UnknownMember: HTTPStatus.NOT_FOUND,

@@ -44,6 +44,11 @@ class ModeBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reason: str = ""
 
 
+class DisconnectQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    #: What the client is told.
+    reason: str = ""
+
+
 class ConnectionsQuery(Page, kw_only=True, forbid_unknown_fields=True):
     #: Only clients of this namespace, of this door.
     namespace: str = ""
@@ -109,3 +114,12 @@ async def list_connections(exchange: Exchange[ConnectionsQuery, None]) -> Any:
         if query.namespace in ("", connection.namespace) and query.door in ("", connection.door)
     ]
     return page(exchange, chosen, limit=query.limit, offset=query.offset)
+
+
+@family.delete("/admin/connections/{connection}", query=DisconnectQuery, answer=calls.ConnectionInfo)
+async def disconnect_client(exchange: Exchange[DisconnectQuery, None]) -> Any:
+    """End a connection: its client is told why, and what it has leased goes back at once.
+
+    Clients come back by themselves: to keep one out, revoke its key.
+    """
+    return await exchange.call(calls.Disconnect(id=exchange.path["connection"], reason=exchange.query.reason))

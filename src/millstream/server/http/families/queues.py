@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from millstream.errors import GroupNotFound, InvalidArgument, ReceiptInvalid
+from millstream.errors import GroupNotFound, InvalidArgument, MillstreamError, ReceiptInvalid
 from millstream.names import is_pattern
 from millstream.policies import AckDurability, Ordering, Start
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
@@ -246,6 +246,7 @@ async def stream_messages(exchange: Exchange[LeaseStreamQuery, None]) -> LineStr
 async def _lines(exchange: Exchange[LeaseStreamQuery, None]) -> AsyncGenerator[bytes, None]:
     query, names, broker = exchange.query, _names(exchange), exchange.broker
     asking = exchange.session
+    ended: list[MillstreamError] = []
     session = broker.open_session(
         namespace=asking.namespace,
         client_id=asking.client_id,
@@ -253,6 +254,7 @@ async def _lines(exchange: Exchange[LeaseStreamQuery, None]) -> AsyncGenerator[b
         push=asking.push,
         door="http",
         access=asking.access,
+        end=ended.append,
     )
     try:
         opened: Any = await broker.call(
@@ -268,6 +270,8 @@ async def _lines(exchange: Exchange[LeaseStreamQuery, None]) -> AsyncGenerator[b
         )
         while True:
             leased: Any = await broker.call(session, call)
+            if ended:
+                raise ended[0]
             views = [leased_view(message, query.encoding) for message in leased]
             yield b"".join(msgspec.json.encode(view) + b"\n" for view in views) or b'{"heartbeat_ms":%d}\n' % (
                 broker.now_us() // 1000
