@@ -40,7 +40,7 @@ def test_every_refusal_has_the_same_shape(http: httpx.Client) -> None:
         assert problem["request_id"] == answer.headers["x-request-id"]
         assert datetime.fromisoformat(problem["timestamp"]).tzinfo is not None
     assert [answer.status_code for answer in answers.values()] == [404, 405, 400, 400, 404]
-    assert answers["METHOD_NOT_ALLOWED"].headers["allow"] == "GET, POST"
+    assert answers["METHOD_NOT_ALLOWED"].headers["allow"] == "GET, HEAD, POST"
     assert answers["TOPIC_NOT_FOUND"].json()["request_id"] == "mine"
 
 

@@ -152,7 +152,8 @@ def test_a_literal_goes_before_a_variable_and_variables_are_unescaped() -> None:
         router.find("GET", "/topics//messages")
     with pytest.raises(MethodNotAllowed) as refused:
         router.find("PUT", "/topics")
-    assert refused.value.allowed == ("GET",)
+    assert refused.value.allowed == ("GET", "HEAD")
+    assert router.find("HEAD", "/topics/a") == router.find("GET", "/topics/a")
 
 
 def test_no_two_endpoints_share_a_path_in_either_form() -> None:

@@ -22,7 +22,7 @@ export async function show(place) {
     { title: "Queues", wrap: true, cell: (row) => row.queues.join(", ") || "–" },
     { title: "Leased", num: true, cell: (row) => count(row.leased), sort: (row) => row.leased },
     { title: "Subscriptions", num: true, cell: (row) => count(row.subscriptions), sort: (row) => row.subscriptions },
-    { title: "", cell: (row) => button("Disconnect", async () => { await remove(`/admin/connections/${part(row.id)}`, {}, { whole: true }); await refresh(); }, { look: "danger small", done: `${row.client_id || row.address} was disconnected.`, ask: { title: `Disconnect ${row.client_id || row.address}?`, text: "What it has leased goes back at once. The client may come back by itself: to keep it out, revoke its key.", action: "Disconnect" } }) },
+    { title: "", act: true, cell: (row) => button("Disconnect", async () => { await remove(`/admin/connections/${part(row.id)}`, {}, { whole: true }); await refresh(); }, { look: "danger small", done: `${row.client_id || row.address} was disconnected.`, ask: { title: `Disconnect ${row.client_id || row.address}?`, text: "What it has leased goes back at once. The client may come back by itself: to keep it out, revoke its key.", action: "Disconnect" } }) },
   ], { key: "connections", caption: "Connections", text: (row) => `${row.client_id} ${row.address} ${row.namespace} ${row.queues.join(" ")}`, noun: "connections", empty: "Nobody is connected. Requests over HTTP are not counted." });
   let deep = null;
 

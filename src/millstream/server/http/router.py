@@ -51,7 +51,10 @@ class Router(Generic[T]):
         node.methods[method] = target
 
     def find(self, method: str, path: str) -> tuple[T, Mapping[str, str]]:
-        """What serves a path, and the values of its variables.  `path` is as sent: still escaped."""
+        """What serves a path, and the values of its variables.  `path` is as sent: still escaped.
+
+        HEAD is served as GET is; uvicorn leaves the body out.
+        """
         known = self._known.get((method, path))
         if known is None:
             known = self._look_up(method, path)
@@ -66,9 +69,9 @@ class Router(Generic[T]):
         node = self._walk(path.strip("/").split("/"), 0, self._root, variables)
         if node is None:
             raise PathNotFound(f"there is nothing at {path[:200]}")
-        target = node.methods.get(method)
+        target = node.methods.get("GET" if method == "HEAD" else method)
         if target is None:
-            allowed = tuple(sorted(node.methods))
+            allowed = tuple(sorted({*node.methods, *(("HEAD",) if "GET" in node.methods else ())}))
             error = MethodNotAllowed(f"{path[:200]} does not know {method[:20]}, only {', '.join(allowed)}")
             error.allowed = allowed
             raise error

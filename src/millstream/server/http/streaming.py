@@ -41,8 +41,12 @@ class LineStream(Response):
         self._exchange = exchange
         self._pieces = pieces
 
-    async def __call__(self, _: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        if scope["method"] == "HEAD":  # all that was asked for
+            await self._pieces.aclose()
+            await send({"type": "http.response.body", "body": b""})
+            return
         pump = asyncio.ensure_future(self._pump(send))
         gone = asyncio.ensure_future(disconnected(receive))
         closing = asyncio.ensure_future(self._exchange.closing.wait())
