@@ -204,7 +204,7 @@ class World:
         config = uvicorn.Config(
             self.app,
             loop="none",
-            http=limited(connections_max=1000, request_s=30.0, metrics=self.broker.metrics),
+            http=limited(connections_max=1000, request_s=30.0, metrics=self.broker.metrics, refusals=self.app.refusals),
             ws=LimitedWebSocket,
             ws_max_size=_SETTINGS.server.frame_bytes_max,
             ws_per_message_deflate=False,
