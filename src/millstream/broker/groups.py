@@ -16,7 +16,8 @@ import structlog
 from millstream.broker.metrics import Metrics
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
-from millstream.errors import GroupNotEmpty, GroupNotFound, InvalidArgument, UnknownMember
+from millstream.errors import GroupNotEmpty, GroupNotFound, InvalidArgument, TopicNotFound, UnknownMember
+from millstream.groups.beginnings import newly_covered
 from millstream.groups.core import (
     decide_expire,
     decide_heartbeat,
@@ -170,7 +171,8 @@ class Groups:
                 await self._record_offsets(group, moved)
             lapsed = moved.keys() | {at for at in _held(group.state) if at.topic in emptied}
             if lapsed:
-                await self._apply(group, decide_lapse(group.state, lapsed, topics=counts, now_ms=self._now_ms()))
+                transition = decide_lapse(group.state, lapsed, topics=counts, now_ms=self._now_ms())
+                await self._apply(group, transition, "a log has lost its end")
 
     # --- members -------------------------------------------------------------------------------------------------
 
@@ -193,10 +195,23 @@ class Groups:
             transition = decide_join(group.state, command, topics=topics, now_ms=self._now_ms())
             known = command.member_id in group.state.members
             why = "a member wants other topics" if known else "a member joined"
+            if call.start == "latest":
+                await self._begin_at_ends(group, newly_covered(group.state, call.topics, topics))
             await self._apply(group, transition, why, member=command.member_id, client=client_id, address=address)
             group.sessions.touch(command.member_id, now_ms=self._clock.monotonic_ms())
             group.push[command.member_id] = push
         return _assignment(transition.reply)
+
+    async def _begin_at_ends(self, group: _Group, partitions: Iterable[TopicPartition]) -> None:
+        """The group reads what comes from now on; written down before anybody is let in."""
+        moved: dict[TopicPartition, Committed] = {}
+        for at in partitions:
+            if group.offsets.get(at) is None:
+                await asyncio.sleep(0)  # opening takes a moment; others go first
+                with contextlib.suppress(TopicNotFound):  # deleted in that moment
+                    if end := self._host.bounds(group.namespace, at).end:
+                        moved[at] = decide_commit(end, now_ms=self._now_ms())
+        await self._record_offsets(group, moved)
 
     async def heartbeat(
         self, namespace: str, call: calls.HeartbeatGroup, *, push: Callable[[object], None]
@@ -410,7 +425,8 @@ class Groups:
 
         async def forget(group: _Group) -> None:
             await self._record_offsets(group, dict.fromkeys(group.offsets.of_topic(topic)))
-            await self._apply(group, decide_lapse(group.state, held(group), topics=topics, now_ms=self._now_ms()))
+            transition = decide_lapse(group.state, held(group), topics=topics, now_ms=self._now_ms())
+            await self._apply(group, transition, "a topic was deleted")
 
         await self._with_all(namespace, lambda group: bool(group.offsets.of_topic(topic) or held(group)), forget)
 

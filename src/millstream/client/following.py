@@ -20,12 +20,12 @@ from typing import Any, Final, Literal
 
 from millstream.client.address import Target
 from millstream.client.messages import TopicPartition
-from millstream.client.metadata import METADATA_AGE_S, Place, offsets_call
+from millstream.client.metadata import Place, offsets_call
 from millstream.client.ownership import Changes
 from millstream.client.positions import Position
 from millstream.client.reading import Reading
-from millstream.client.settings import StreamSettings
-from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, RequestError
+from millstream.client.settings import StartAt, StreamSettings
+from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, RequestError, TopicNotFound
 from millstream.names import is_pattern
 from millstream.wire import calls
 
@@ -38,6 +38,11 @@ _Resolve = tuple[calls.Call, Any]
 #: Per partition: offset, whether the user gave it, and what is committed.
 _Starts = dict[TopicPartition, tuple[int, bool, int | None]]
 _LOOK_AGAIN_S: Final = 1.0
+#: Without a group nobody says that there are more topics and partitions; a stream looks this often, and the less often
+#: the longer it takes.
+_TOPICS_AGE_S: Final = 5.0
+_LOOKING_SHARE: Final = 100
+_PAGE: Final = 1000
 _COMMIT_S: Final = 10.0
 
 
@@ -48,8 +53,11 @@ class Following(Reading):
         super().__init__(settings)
         self._target = target
         self._uids: dict[str, list[int]] = {}
-        self._topics: list[str] = []
-        self._looked_up_s = 0.0
+        #: From then on, what is found without progress has appeared since, and is read from its first message.
+        self._began = settings.group is not None and settings.start == "latest"  # the broker has put down the ends
+        self._look_up_s = math.inf
+        #: When the topics of the patterns were made, and how many partitions they had, at the last look.
+        self._listed: dict[str, tuple[int, int]] = {}
         self._epoch = 0
         self._look_again_s = math.inf
 
@@ -111,35 +119,18 @@ class Following(Reading):
                 unknown = self._unknown_topics(wanted)
                 if unknown:
                     self._learn(await self._ask(*self._metadata_lookup(unknown)))
-                starts = self._starts(wanted, [await self._ask(*lookup) for lookup in self._lookups(wanted)])
+                answers = [await self._ask(*lookup) for lookup in self._lookups(wanted, self._start)]
             except RequestError as error:
-                if self._membership is None:
+                if self._membership is None and topic in self._settings.topics:
                     raise
                 _log.warning("stream: cannot begin with topic %s yet: %s", topic, error)  # it is being deleted
                 continue
-            if not await self._record_starts(topic, starts):
-                continue
+            starts = self._starts(wanted, answers)
             # Asked only now: meanwhile the group may have passed on what we were about to read.
             taken = set(wanted) if self._membership is None else self._membership.took(wanted)
             self._add({place: starts[place] for place in sorted(taken)})
             if taken:
                 await self._tell(self._settings.on_assigned, sorted(taken))
-
-    async def _record_starts(self, topic: str, starts: _Starts) -> bool:
-        """Have it known where the group begins, if that is another place a moment later; False when that failed.
-
-        Whoever reads on, should we be gone before we commit anything, would otherwise skip what we have in hand.
-        """
-        if self._membership is None or self._settings.start != "latest":
-            return True
-        begun = {place: offset for place, (offset, _, committed) in starts.items() if committed is None}
-        try:
-            if begun:
-                await self._commit(begun, min(_COMMIT_S, self._target.timeout_s))
-        except MillstreamError as error:
-            _log.warning("stream: cannot begin with topic %s yet: %s", topic, error)
-            return False
-        return True
 
     def _remove_all(self, places: set[TopicPartition], *, lost: bool) -> None:
         for place in places:
@@ -167,7 +158,12 @@ class Following(Reading):
 
     # --- where to begin ------------------------------------------------------------------------------------------
 
-    def _lookups(self, places: Iterable[TopicPartition]) -> list[_Resolve]:
+    @property
+    def _start(self) -> StartAt:
+        """Where to begin with partitions that have no progress."""
+        return "earliest" if self._began else self._settings.start
+
+    def _lookups(self, places: Iterable[TopicPartition], start: StartAt) -> list[_Resolve]:
         """Calls whose answers say where these partitions begin, in the order `_starts` wants them."""
         by_topic: dict[str, list[int]] = {}
         for topic, partition in sorted(places):
@@ -176,7 +172,6 @@ class Following(Reading):
         if self._settings.group is not None:
             call = calls.CommittedOffsets(group=self._settings.group, topics=list(by_topic))
             wanted.append((call, list[calls.OffsetEntry]))
-        start = self._settings.start
         at: Literal["earliest", "latest"] | datetime = "earliest"
         if start == "latest" or isinstance(start, datetime):
             at = start  # type: ignore[assignment]
@@ -192,7 +187,7 @@ class Following(Reading):
             first, *answers = answers
             committed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in first}
         found = {TopicPartition(entry.topic, entry.partition): entry.offset for answer in answers for entry in answer}
-        start = self._settings.start
+        start = self._start
         starts: _Starts = {}
         for place in places:
             if place in committed:
@@ -222,7 +217,7 @@ class Following(Reading):
             for position, offset in await self._gone_positions(oldest):
                 if position.fetch_offset < offset:
                     self._move(position, offset, explicit=False)
-        for call, _ in self._lookups(self._out_of_range()):
+        for call, _ in self._lookups(self._out_of_range(), self._settings.start):
             if isinstance(call, calls.ListOffsets):  # what is committed is what is gone
                 for position, offset in await self._gone_positions(call):
                     self._move(position, offset, explicit=False)
@@ -248,27 +243,64 @@ class Following(Reading):
 
     async def _find_topics(self) -> None:
         """Raises TopicNotFound.  Without a group, all that match are read from now on."""
+        if self._settings.group is None:
+            await self._look_up_topics()
+            self._began = True
+            return
         names = [topic for topic in self._settings.topics if not is_pattern(topic)]
         if names:
             self._learn(await self._ask(*self._metadata_lookup(names)))
-        if self._settings.group is not None:
-            return
-        for pattern in filter(is_pattern, self._settings.topics):
-            found: list[calls.TopicInfo] = await self._ask(calls.ListTopics(pattern=pattern), list[calls.TopicInfo])
-            names += [info.name for info in found if info.name not in names]
-        self._topics = names
-        await self._look_up_topics()
 
     async def _look_up_topics(self) -> None:
-        """All partitions there are, including those added since."""
-        self._looked_up_s = time.monotonic()
-        if self._topics:
-            self._learn(await self._ask(*self._metadata_lookup(self._topics)))
-            await self._take(place for place in self._all_places(self._topics) if self._positions.get(place) is None)
+        """Without a group: all topics and partitions there are, including those made since."""
+        began_s = time.monotonic()
+        names = [topic for topic in self._settings.topics if not is_pattern(topic)]
+        if names:
+            self._learn(await self._ask(*self._metadata_lookup(names)))
+        names += [name for name in await self._look_up_patterns() if name not in names]
+        places = dict.fromkeys(self._all_places(names))
+        for position in self._positions:
+            topic, number = position.place
+            if position.place not in places or position.uid != self._uids[topic][number]:
+                self._remove(position.place)  # deleted, or another one of its name
+        await self._take(place for place in places if self._positions.get(place) is None)
+        now_s = time.monotonic()
+        self._look_up_s = now_s + max(_TOPICS_AGE_S, (now_s - began_s) * _LOOKING_SHARE)
 
-    @property
-    def _topics_outdated(self) -> bool:
-        return self._membership is None and time.monotonic() - self._looked_up_s > METADATA_AGE_S
+    async def _look_up_patterns(self) -> list[str]:
+        """The topics that match.  Details are asked for only where something is new."""
+        while True:
+            listed: dict[str, tuple[int, int]] = {}
+            for pattern in filter(is_pattern, self._settings.topics):
+                after = ""
+                while True:
+                    call = calls.ListTopics(pattern=pattern, after=after, limit=_PAGE)
+                    page: list[calls.TopicInfo] = await self._ask(call, list[calls.TopicInfo])
+                    listed |= {info.name: (info.created_ms, info.partition_count) for info in page}
+                    if len(page) < _PAGE:
+                        break
+                    after = page[-1].name
+            changed = [name for name, form in listed.items() if self._listed.get(name) != form]
+            try:
+                if changed:
+                    self._learn(await self._ask(*self._metadata_lookup(changed)))
+            except TopicNotFound:
+                continue  # deleted since it was listed
+            self._listed = listed
+            return list(listed)
+
+    async def _look_up_again(self) -> None:
+        self._look_up_s = time.monotonic() + _TOPICS_AGE_S
+        try:
+            await self._look_up_topics()
+        except MillstreamError as error:
+            if not error.retriable:
+                raise
+            _log.info("stream: cannot look for new topics and partitions now: %s; trying again", error)
+
+    def _look_up_in_s(self) -> float:
+        """How long until a stream without a group has to look for topics and partitions: 0 when it is time."""
+        return max(0.0, self._look_up_s - time.monotonic())
 
     def _metadata_lookup(self, topics: Iterable[str]) -> _Resolve:
         return calls.Metadata(topics=list(topics)), list[calls.TopicMetadata]
@@ -285,6 +317,8 @@ class Following(Reading):
             count = len(self._uids[topic])
             for number in range(count) if wanted is None else wanted:
                 if not 0 <= number < count:
+                    if self._began:
+                        continue  # of a new topic, which may get more
                     raise PartitionNotFound(f"topic {topic!r} has partitions 0 to {count - 1}, not {number}")
                 places.append(TopicPartition(topic, number))
         return places

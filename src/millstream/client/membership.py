@@ -276,6 +276,7 @@ class Membership:
             protocol=settings.protocol,  # type: ignore[arg-type]
             session_ms=settings.session_ms,
             rebalance_ms=settings.rebalance_ms,
+            start="latest" if settings.start == "latest" else "earliest",
         )
         assignment: calls.Assignment = self._call(call, calls.Assignment)
         self._admitted = True

@@ -20,6 +20,7 @@ from millstream.client.metadata import FETCH_WAIT_MS
 from millstream.client.positions import Handout, Position, Positions
 from millstream.client.settings import StreamSettings
 from millstream.errors import InvalidArgument, MillstreamError
+from millstream.names import is_pattern
 
 __all__ = ["Reading"]
 
@@ -50,7 +51,7 @@ class Reading:
             max_bytes=settings.max_bytes,
             wait_ms=FETCH_WAIT_MS,
             jitter=random.random,
-            tolerate_missing=settings.group is not None,
+            tolerate_missing=settings.group is not None or any(map(is_pattern, settings.topics)),
             skip_damage=settings.on_damage == "skip",
             commit=commit_message if settings.group is not None else None,
             on_refused=_say_refused,

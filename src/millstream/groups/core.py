@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from millstream.errors import GroupNotEmpty, InvalidArgument, QuotaExceeded, StaleGeneration, UnknownMember
 from millstream.groups.assignors import assign
+from millstream.groups.beginnings import begun_with, matching_topics
 from millstream.groups.ownership import gainers, grant, must_give_back, release, reply_to, views, with_member
 from millstream.groups.records import (
     MEMBER_LETTERS_MAX,
@@ -36,7 +37,7 @@ from millstream.groups.records import (
     TopicPartition,
     Transition,
 )
-from millstream.names import check_pattern, check_topic, compile_pattern, is_pattern
+from millstream.names import check_pattern, check_topic, is_pattern
 
 __all__ = [
     "Topics",
@@ -87,6 +88,7 @@ def decide_join(
     if current is None and len(state.members) >= members_max:
         raise QuotaExceeded(f"group {state.name} has {members_max} members already, which is the limit")
     seated = _with_settings(state, command)
+    seated = replace(seated, begun=begun_with(seated.begun, command.topics))
     if current is None:
         after = _seat(seated, _new_member(command, now_ms))
         subscription_changed = True
@@ -344,13 +346,8 @@ def _retarget(state: GroupState, topics: Topics, now_ms: int, *, afresh: bool = 
 
 def _subscriptions(members: Collection[Member], topics: Topics) -> dict[str, set[str]]:
     """Member -> the existing topics its names and patterns stand for."""
-    matching: dict[str, list[str]] = {}  # members of a group mostly share their patterns
-    for name in {name for member in members for name in member.topics}:
-        if is_pattern(name):
-            pattern = compile_pattern(name)
-            matching[name] = [topic for topic in topics if pattern.fullmatch(topic)]
-        else:
-            matching[name] = [name] if name in topics else []
+    names = {name for member in members for name in member.topics}  # members mostly share their patterns
+    matching = {name: matching_topics(name, topics) for name in names}
     return {member.member_id: {t for name in member.topics for t in matching[name]} for member in members}
 
 

@@ -35,6 +35,7 @@ def to_document(state: GroupState) -> dict[str, Any]:
         "created_at_ms": state.created_at_ms,
         "rebalanced_at_ms": state.rebalanced_at_ms,
         "emptied_at_ms": state.emptied_at_ms,
+        "begun": list(state.begun),
         "members": [_member_document(member) for member in state.members.values()],
     }
 
@@ -52,6 +53,7 @@ def from_document(document: Mapping[str, Any]) -> GroupState:
         created_at_ms=document.get("created_at_ms", 0),
         rebalanced_at_ms=document.get("rebalanced_at_ms", 0),
         emptied_at_ms=document.get("emptied_at_ms"),
+        begun=tuple(document.get("begun", ())),
     )
     check_exclusive(state)
     return state

@@ -125,6 +125,8 @@ class GroupState:
     rebalanced_at_ms: int = 0
     #: Since when the group has no members; None while it has some.
     emptied_at_ms: int | None = 0
+    #: Names and patterns that members have ever subscribed to: what they cover without a position came later.
+    begun: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,12 @@ class TopicPartitions(msgspec.Struct, kw_only=True):
 
 
 class JoinGroup(CallForm, tag="group.join"):
+    """`start`: where the group begins with what it has never subscribed to before.
+
+    With `latest` the ends of the partitions that exist become its positions; those made later have none, and are read
+    from their first message.
+    """
+
     group: str
     topics: list[str]
     member_id: str = ""
@@ -198,6 +204,7 @@ class JoinGroup(CallForm, tag="group.join"):
     protocol: Literal["cooperative", "eager"] = "cooperative"
     session_ms: int = 30_000
     rebalance_ms: int = 120_000
+    start: Literal["earliest", "latest"] = "earliest"
 
 
 class HeartbeatGroup(CallForm, tag="group.heartbeat"):

@@ -256,3 +256,38 @@ def test_a_topic_made_while_the_first_member_joins_is_not_missed(monkeypatch: py
         assert held(seen) == {("orders", 0)}
 
     run(scenario)
+
+
+def test_where_a_group_began_is_durable_before_its_first_member_is_in() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=2))
+        await client.send([b"old"] * 7)
+        await client.call(calls.JoinGroup(group="g", topics=["orders"], start="latest"))
+        client = await after_power_cut(client, storage)
+        await client.send([b"new"])
+        await client.call(calls.AlterTopic(name="orders", partitions=3))
+        await client.call(calls.JoinGroup(group="g", topics=["orders"], start="latest"))
+        # Nothing where nothing was stored: those are read from their first message.
+        began = [calls.OffsetEntry(topic="orders", partition=0, offset=7)]
+        assert await client.call(calls.CommittedOffsets(group="g")) == began
+
+    run(scenario)
+
+
+def test_a_topic_that_comes_while_the_first_member_joins_is_the_groups() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        await client.call(calls.CreateTopic(name="orders.a"))
+        await client.send([b"old"], topic="orders.a")
+        joined, _ = await asyncio.gather(
+            client.call(calls.JoinGroup(group="g", topics=["orders.#"], start="latest")),
+            client.call(calls.CreateTopic(name="orders.b")),
+        )
+        assert isinstance(joined, calls.Assignment)
+        info = await client.call(calls.DescribeGroup(name="g"))
+        assert isinstance(info, calls.GroupInfo)
+        assert {line.topic for line in info.lag} == {"orders.a", "orders.b"}
+
+    run(scenario)

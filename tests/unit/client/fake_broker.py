@@ -23,6 +23,7 @@ from millstream.errors import (
     UnknownMember,
 )
 from millstream.ids import SCHEDULES, schedule_uid
+from millstream.names import compile_pattern
 from millstream.records import Batch, check_batch, stamp
 from millstream.wire import calls
 from millstream.wire.connection import ServerConnection
@@ -401,6 +402,13 @@ class FakeBroker:
                     )
                     for name in topics
                 ]
+            case calls.ListTopics(pattern=pattern, after=after, limit=limit):
+                matches = compile_pattern(pattern or "#").fullmatch
+                return [
+                    calls.TopicInfo(name=name, partition_count=len(found), created_ms=found[0].uid, config={})
+                    for name, found in sorted(self.topics.items())
+                    if matches(name) and name > after
+                ][:limit]
             case calls.NewProducer():
                 self._next_producer += 1
                 return calls.ProducerIdentity(producer_id=self._next_producer, epoch=0)
@@ -427,6 +435,10 @@ class FakeBroker:
                 return None
             case calls.JoinGroup():
                 member_id = call.member_id or f"member-{len(self.members) + 1}"
+                if call.start == "latest":
+                    for topic, number in self.grant:
+                        end = self.topics[topic][number].next_offset
+                        self.committed.setdefault((call.group, topic, number), end)
                 self.members[member_id] = FakeMember(member_id, list(self.grant), connection=peer)
                 return self._assignment(self.members[member_id])
             case calls.HeartbeatGroup(member_id=member_id):

@@ -15,6 +15,7 @@ from millstream.errors import (
     StaleGeneration,
     UnknownMember,
 )
+from millstream.groups.beginnings import BEGUN_MAX, begun_with, newly_covered
 from millstream.groups.core import (
     decide_expire,
     decide_heartbeat,
@@ -527,3 +528,20 @@ def test_a_deleted_topic_that_comes_back_before_a_heartbeat_is_not_taken_for_the
     seen = group.beat("a", reply.generation, orders(0, 1, 2, 3))
     assert (seen.assigned, seen.waiting) == (NOTHING, orders(0, 1, 2, 3))
     assert group.beat("a", seen.generation, NOTHING).assigned == orders(0, 1, 2, 3)
+
+
+def test_a_group_begins_once_with_each_name_and_pattern(group: Group) -> None:
+    topics = {"orders": 1, "orders.eu": 2, "audit": 1}
+    europe = [TopicPartition("orders.eu", 0), TopicPartition("orders.eu", 1)]
+    assert newly_covered(group.state, ["orders.*"], topics) == europe
+    group.join(joining("a", "orders.*"))
+    assert newly_covered(group.state, ["orders.*"], topics) == []
+    assert newly_covered(group.state, ["orders.eu", "audit"], topics) == [TopicPartition("audit", 0)]
+    group.leave("a")
+    assert newly_covered(group.state, ["orders.*"], topics) == []
+
+
+def test_a_group_forgets_the_oldest_names_that_it_began_with() -> None:
+    names = [f"t{number}" for number in range(BEGUN_MAX + 1)]
+    assert begun_with(tuple(names[:-1]), names[-1:]) == tuple(names[1:])
+    assert begun_with(("a", "b"), ["b", "c"]) == ("a", "b", "c")

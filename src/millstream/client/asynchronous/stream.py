@@ -146,8 +146,8 @@ class AsyncStream(Following):
         self._arrived.clear()
         if not await self._connected(wait_s):
             return
-        if self._topics_outdated:
-            await self._look_up_topics()
+        if not self._look_up_in_s():
+            await self._look_up_again()
         self._request()
         if not self._ready and self._failure is None and not self._attention:
             await self._wait(wait_s)

@@ -305,6 +305,7 @@ class Client(Admin, PubSub, Work):
 
         With a group, progress is kept by the broker and partitions are shared with the group's other members; `start`
         only counts where the group has no (usable) progress.  Without one, all partitions (or `partitions`) are read.
+        Topics and partitions that are made later are read from their first message, whatever `start` says.
         """
         settings = StreamSettings(
             topics=(topics,) if isinstance(topics, str) else tuple(topics),

@@ -147,8 +147,8 @@ class Stream(Following):
         transport = self._connected(wait_s)
         if transport is None:
             return
-        if self._topics_outdated:
-            _complete(self._look_up_topics())
+        if not self._look_up_in_s():
+            _complete(self._look_up_again())
         try:
             self._request(transport)
             if self._frames is None:
@@ -200,6 +200,7 @@ class Stream(Following):
         return False
 
     def _patience_s(self, wait_s: float) -> float:
+        wait_s = min(wait_s, self._look_up_in_s())
         retry_ms = self._positions.next_retry_ms(monotonic_ms())
         return wait_s if retry_ms is None else min(wait_s, max(0.001, retry_ms / 1000))
 

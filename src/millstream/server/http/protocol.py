@@ -77,10 +77,6 @@ class _Limited(HttpToolsProtocol):
             # Bytes that begin no request, such as blank lines, have ended uvicorn's patience with an idle client.
             self._wait(self.request_s)
 
-    def send_400_response(self, msg: str) -> None:
-        self.refusals.note(_address_of(self.transport), ProtocolViolation(msg))
-        super().send_400_response(msg)
-
     def handle_websocket_upgrade(self) -> None:
         if self._unanswered():
             # Its answer would go on between the frames, and nobody would tell it that the client has gone.
@@ -149,6 +145,7 @@ class _Limited(HttpToolsProtocol):
     # --- the end: a transport that closes waits until everything was read, however long that takes -----------------
 
     def send_400_response(self, msg: str) -> None:
+        self.refusals.note(_address_of(self.transport), ProtocolViolation(msg))
         super().send_400_response(msg)
         self._see_off()
 

@@ -1,0 +1,174 @@
+"""Topics and partitions that appear while a stream reads, or while nobody does: read from their first message.
+
+Each scenario runs with both kinds of stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+import millstream
+from millstream import aio
+from millstream.client import following
+from millstream.testing.broker import BrokerForTests
+
+OUTGOING = millstream.Outgoing
+
+
+@pytest.fixture(autouse=True)
+def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "_TOPICS_AGE_S", 0.05)
+    monkeypatch.setattr(following, "_LOOKING_SHARE", 1)
+
+
+class Readers:
+    """Opens streams of one kind, to be used from a synchronous test."""
+
+    def __init__(self, address: str, *, asynchronous: bool) -> None:
+        self._loop = asyncio.new_event_loop() if asynchronous else None
+        self._client: Any = self._do(aio.connect(address) if asynchronous else millstream.connect(address))
+
+    def _do(self, result: Any) -> Any:
+        if self._loop is None:
+            return result
+
+        async def wait() -> Any:
+            return await result
+
+        return self._loop.run_until_complete(wait())
+
+    def stream(self, topics: str | list[str], **options: object) -> Any:
+        return self._do(self._client.stream(topics, **options))
+
+    def next(self, stream: Any, timeout_s: float = 10) -> millstream.Message | None:
+        message: millstream.Message | None = self._do(stream.next(timeout_s))
+        return message
+
+    def values(self, stream: Any, count: int) -> list[bytes | None]:
+        """The values of that many messages, sorted: partitions come in any order."""
+        found = []
+        for _ in range(count):
+            message = self.next(stream)
+            assert message is not None, f"only {sorted(found)}"
+            found.append(message.value)
+        return sorted(found)
+
+    def close(self, *streams: Any) -> None:
+        for stream in streams:
+            self._do(stream.close())
+
+    def end(self) -> None:
+        self._do(self._client.close())
+        if self._loop is not None:
+            self._loop.close()
+
+
+@pytest.fixture(params=["blocking", "asynchronous"])
+def readers(request: pytest.FixtureRequest, broker: BrokerForTests) -> Iterator[Readers]:
+    made = Readers(broker.address, asynchronous=request.param == "asynchronous")
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def client(broker: BrokerForTests) -> Iterator[millstream.Client]:
+    with millstream.connect(broker.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", 0, datetime(2026, 1, 1, tzinfo=UTC)])
+def test_a_topic_made_later_comes_to_a_stream_of_its_pattern(
+    readers: Readers, client: millstream.Client, start: Any
+) -> None:
+    stream = readers.stream("logs.#", start=start)
+    client.publish("logs.a", b"1")
+    client.publish("logs.a", b"2")
+    assert readers.values(stream, 2) == [b"1", b"2"]
+    readers.close(stream)
+
+
+@pytest.mark.parametrize("start", ["latest", 1, {0: 1}])
+def test_added_partitions_are_read_from_their_first_message(
+    readers: Readers, client: millstream.Client, start: Any
+) -> None:
+    client.publish("t", b"old")
+    stream = readers.stream("t", start=start)
+    client.alter_topic("t", partitions=3)
+    with millstream.connect(str(client._target.address)) as other:  # one that knows of them
+        other.publish_many("t", [OUTGOING(value=b"%d" % number, partition=number) for number in range(3)])
+    assert readers.values(stream, 3) == [b"0", b"1", b"2"]
+    readers.close(stream)
+
+
+def test_a_topic_that_is_deleted_leaves_its_pattern_and_comes_back_as_another(
+    readers: Readers, client: millstream.Client
+) -> None:
+    client.publish_many("logs.a", [b"old", b"older"])
+    client.create_topic("logs.b")
+    stream = readers.stream("logs.*", start="latest")
+    client.delete_topic("logs.a", force=True)
+    client.publish("logs.b", b"other")
+    assert readers.values(stream, 1) == [b"other"]
+    client.publish_many("logs.a", [b"1", b"2", b"3"])
+    assert readers.values(stream, 3) == [b"1", b"2", b"3"]
+    readers.close(stream)
+
+
+def test_a_pattern_of_many_topics_is_read_to_the_end_of_the_list(
+    readers: Readers, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_PAGE", 2)
+    for number in range(5):
+        client.publish(f"logs.{number}", b"%d" % number)
+    stream = readers.stream("logs.#")
+    assert readers.values(stream, 5) == [b"0", b"1", b"2", b"3", b"4"]
+    readers.close(stream)
+
+
+@pytest.mark.parametrize("polled", [True, False])
+def test_a_group_that_begins_at_the_end_reads_what_appears_later_from_its_first_message(
+    readers: Readers, client: millstream.Client, polled: bool
+) -> None:
+    client.publish("logs.a", b"old")
+    stream = readers.stream("logs.#", group="g", start="latest")
+    if polled:
+        assert readers.next(stream, 0.1) is None
+    client.publish("logs.a", b"1")
+    client.alter_topic("logs.a", partitions=2)
+    with millstream.connect(str(client._target.address)) as other:
+        other.publish("logs.a", b"2", partition=1)
+        other.publish("logs.b", b"3")
+    assert readers.values(stream, 3) == [b"1", b"2", b"3"]
+    readers.close(stream)
+
+
+def test_a_group_without_members_misses_nothing(readers: Readers, client: millstream.Client) -> None:
+    client.publish("logs.a", b"old")
+    readers.close(readers.stream("logs.#", group="g", start="latest", commit="manual"))
+    client.publish("logs.a", b"1")
+    client.alter_topic("logs.a", partitions=2)
+    with millstream.connect(str(client._target.address)) as other:
+        other.publish("logs.a", b"2", partition=1)
+        other.publish("logs.b", b"3")
+    stream = readers.stream("logs.#", group="g", start="latest", commit="manual")
+    assert readers.values(stream, 3) == [b"1", b"2", b"3"]
+    readers.close(stream)
+
+
+def test_a_group_begins_at_the_end_of_an_old_topic_that_is_new_to_it(
+    readers: Readers, client: millstream.Client
+) -> None:
+    client.publish("a", b"old")
+    client.publish("b", b"old")
+    readers.close(readers.stream("a", group="g", start="latest"))
+    client.publish("a", b"1")
+    client.publish("b", b"old too")
+    stream = readers.stream(["a", "b"], group="g", start="latest")
+    client.publish("b", b"2")
+    assert readers.values(stream, 2) == [b"1", b"2"]
+    readers.close(stream)
