@@ -167,6 +167,33 @@ def test_a_topic_can_be_copied_through_json_lines(run: Run) -> None:
     assert (second["key"], second["value"]) == ("k", None)
 
 
+def test_what_a_message_asks_for_is_published_shown_and_copied(run: Run) -> None:
+    run("topic", "create", "a", "-p", "2", "--config", "dedup_window_ms=1h")
+    options = ("--priority", "critical", "--ttl", "1h", "--dedup-id", "d-1", "--max-retries", "3")
+    run("publish", "a", "one", "-p", "1", *options)
+    assert run("consume", "a", "--no-follow", "--format", "{priority} {value}").out == "0 one\n"
+    (line,) = run("consume", "a", "--no-follow", "--json").lines
+    shown = json.loads(line)
+    assert (shown["partition"], shown["priority"]) == (1, 0)
+    left_ms = shown["expiry_ms"] - shown["timestamp_ms"]
+    assert 3_599_000 < left_ms <= 3_601_000
+    run("publish", "b", "--json-lines", given=line.encode())
+    copy = json.loads(run("consume", "b", "--no-follow", "--json").out)
+    assert copy["priority"] == 0
+    assert abs(copy["expiry_ms"] - shown["expiry_ms"]) < 1000
+    assert copy["timestamp_ms"] == shown["timestamp_ms"]
+    run("publish", "a", "--json-lines", "--priority", "low", given=b'{"value": "two", "partition": 1}\n')
+    assert run("consume", "a", "-p", "1", "--no-follow", "--format", "{priority} {value}").lines == ["0 one", "3 two"]
+
+
+def test_what_cannot_be_asked_for_is_said(run: Run) -> None:
+    assert "priority is one of critical" in run("publish", "a", "x", "--priority", "urgent", code=2).err
+    assert "not a length of time" in run("publish", "a", "x", "--ttl", "soon", code=2).err
+    assert "--dedup-id names one message" in run("publish", "a", "x", "y", "--dedup-id", "d", code=2).err
+    refused = run("publish", "a", "--json-lines", given=b'{"value": "x", "priority": "urgent"}', code=2).err
+    assert "message 1: priority is one of critical" in refused
+
+
 def test_consuming_starts_where_told(run: Run) -> None:
     run("publish", "orders", *"abcde")
     assert run("consume", "orders", "--no-follow", "--from", "3").lines == ["d", "e"]

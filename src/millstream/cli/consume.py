@@ -72,9 +72,10 @@ def consume(
 ) -> None:
     """Print the messages of a topic.
 
-    A format may name {value}, {key}, {headers}, {topic}, {partition}, {offset}, {timestamp} and {id}; \\n and \\t are a
-    new line and a tab. With --json each message is one JSON object on a line. With --group, --from only counts where
-    the group has no committed offset yet, and what was printed is committed.
+    A format may name {value}, {key}, {headers}, {topic}, {partition}, {offset}, {timestamp}, {priority} and {id}; \\n
+    and \\t are a new line and a tab. With --json each message is one JSON object on a line. With --group, --from only
+    counts where the group has no committed offset yet, and what was printed is committed. Topics and partitions made
+    later are read from their first message.
     """
     if group is not None and partition:
         raise UsageProblem("--group assigns partitions by itself; leave out --partition")

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 import datetime
-import json
 import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal, NamedTuple
 
 import typer
 
-from millstream.cli.arguments import parse_ahead, parse_headers
+from millstream.cli.arguments import parse_ahead, parse_headers, parse_length
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
+from millstream.cli.json_lines import LineMessage, read_json_lines
 from millstream.cli.output import (
     JsonOption,
     bytes_text,
@@ -30,10 +29,13 @@ from millstream.cli.output import (
     stdout,
 )
 from millstream.cli.progress import Meter
+from millstream.entries import lane_of
+from millstream.errors import InvalidArgument
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client import Client, Receipt
+    from millstream.client.values import SendOptions
 
 __all__ = ["EPILOG", "publish"]
 
@@ -42,25 +44,15 @@ EPILOG: Final = examples(
     "millstream publish orders --key c-17 --header source=web '{\"total\": 12}'",
     "# deliver it in ten minutes; `millstream schedule` shows and cancels it",
     "millstream publish reminders --delay 10m 'call back'",
+    "millstream publish mails --priority critical --ttl 1h 'your code is 1234'",
     "# one message per line",
     "tail -F access.log | millstream publish web.access",
-    "# copy a topic, with keys and headers",
+    "# copy a topic, with keys, headers, times and priorities",
     "millstream consume a --no-follow --json | millstream publish b --json-lines",
 )
 
 _LINES_PER_REPORT: Final = 1000  # often enough for a smooth bar, rare enough to cost nothing
 _BAR_FROM_BYTES: Final = 4 * 1024 * 1024
-
-
-class _Outgoing(NamedTuple):
-    value: bytes | None
-    key: bytes | None
-    headers: dict[str, str] | None
-
-
-class _Due(TypedDict, total=False):
-    delay: str
-    deliver_at: datetime.datetime
 
 
 class _Summary(NamedTuple):
@@ -86,7 +78,7 @@ def publish(
     ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Take the input as one message, not one per line.")] = False,
     json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="Each line is an object with value, key and headers.")
+        bool, typer.Option("--json-lines", help="Each line is an object with value, key, headers and the rest.")
     ] = False,
     key_separator: Annotated[
         str | None, typer.Option("--key-separator", metavar="TEXT", help="Each line is key, separator, value.")
@@ -103,6 +95,19 @@ def publish(
     deliver_at: Annotated[
         str | None, typer.Option("--deliver-at", metavar="WHEN", help="Deliver at this time: 2027-01-31T09:30.")
     ] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option("--priority", metavar="NAME", help="critical, high, normal, low or background; or 0 to 4."),
+    ] = None,
+    ttl: Annotated[
+        str | None, typer.Option("--ttl", metavar="SPAN", help="Queues deliver it no longer than this: 30s, 2d.")
+    ] = None,
+    dedup_id: Annotated[
+        str | None, typer.Option("--dedup-id", metavar="TEXT", help="Stored once, however often it is published.")
+    ] = None,
+    max_retries: Annotated[
+        int | None, typer.Option("--max-retries", metavar="N", min=0, help="Instead of what the queue's policy says.")
+    ] = None,
     compression: Annotated[
         Literal["lz4", "zstd"] | None, typer.Option("--compression", metavar="lz4|zstd", help="Compress batches.")
     ] = None,
@@ -114,6 +119,10 @@ def publish(
 
     Values given as arguments are confirmed one by one, with a receipt for each. Without any, lines of the file or of
     standard input are sent in batches, with a summary at the end.
+
+    With --json-lines an object may have value, key, headers, partition, priority, ttl, delay, deliver_at, timestamp,
+    dedup_id, max_retries and lease, or be one that `millstream consume --json` has printed: then its topic, partition,
+    offset and id say where it was and do not count. What a line does not say comes from the options.
     """
     if values and (file is not None or whole or json_lines or key_separator is not None):
         raise UsageProblem("give either values or an input to read, not both")
@@ -121,32 +130,44 @@ def publish(
         raise UsageProblem("--whole, --json-lines and --key-separator exclude each other")
     if tombstone and (values or file is not None or key is None):
         raise UsageProblem("--tombstone takes a --key and no value")
-    due = _due(delay, deliver_at)
+    if dedup_id is not None and not (whole or tombstone or len(values or ()) == 1):
+        raise UsageProblem("--dedup-id names one message: give one value, or dedup_id in each line of --json-lines")
+    options = _due(delay, deliver_at)
+    if partition is not None:
+        options["partition"] = partition
+    if priority is not None:
+        options["priority"] = _lane(priority)
+    if ttl is not None:
+        options["ttl"] = datetime.timedelta(milliseconds=parse_length(ttl, "--ttl"))
+    if dedup_id is not None:
+        options["dedup_id"] = dedup_id
+    if max_retries is not None:
+        options["max_retries"] = max_retries
     fixed_key = _argument_bytes(key) if key is not None else None
     headers = parse_headers(header or []) or None
     if values or tombstone:
         bodies = [None] if tombstone else [_argument_bytes(value) for value in values or []]
-        outgoing = [_Outgoing(body, fixed_key, headers) for body in bodies]
+        outgoing = [LineMessage(body, fixed_key, headers) for body in bodies]
         with open_client(broker, namespace) as client:
-            _publish_values(client, topic, outgoing, partition=partition, due=due, as_json=as_json)
+            _publish_values(client, topic, outgoing, options, as_json=as_json)
         return
     with open_client(broker, namespace) as client, _open_input(file) as stream:
         if whole:
-            outgoing = [_Outgoing(stream.read(), fixed_key, headers)]
-            _publish_values(client, topic, outgoing, partition=partition, due=due, as_json=as_json)
+            outgoing = [LineMessage(stream.read(), fixed_key, headers)]
+            _publish_values(client, topic, outgoing, options, as_json=as_json)
             return
         if stream.isatty():
             stderr.print("[dim]one message per line; Ctrl-D ends[/]")
         if json_lines:
-            messages = _from_json_lines(stream, fixed_key, headers)
+            messages = read_json_lines(stream, fixed_key, headers)
         elif key_separator is not None:
             messages = _from_keyed_lines(stream, key_separator.encode(), headers)
         else:
-            messages = (_Outgoing(line.removesuffix(b"\n"), fixed_key, headers) for line in stream)
+            messages = (LineMessage(line.removesuffix(b"\n"), fixed_key, headers) for line in stream)
         size = _size(stream)
         shown = not stream.isatty() and (size is None or size >= _BAR_FROM_BYTES)
         with Meter(f"publishing to {topic}", size, shown=shown) as meter:
-            summary = _publish_stream(client, topic, messages, meter, partition, due, compression)
+            summary = _publish_stream(client, topic, messages, meter, options, compression)
         _print_summary(topic, summary, as_json=as_json)
 
 
@@ -155,7 +176,7 @@ def _argument_bytes(text: str) -> bytes:
     return os.fsencode(text)
 
 
-def _due(delay: str | None, deliver_at: str | None) -> _Due:
+def _due(delay: str | None, deliver_at: str | None) -> SendOptions:
     """When the messages are delivered, as the client takes it."""
     if delay is not None and deliver_at is not None:
         raise UsageProblem("--delay and --deliver-at exclude each other")
@@ -164,17 +185,23 @@ def _due(delay: str | None, deliver_at: str | None) -> _Due:
     return {} if delay is None else {"delay": delay}
 
 
+def _lane(priority: str) -> int:
+    try:
+        return lane_of(int(priority) if priority.isdecimal() else priority)
+    except InvalidArgument as problem:
+        raise UsageProblem(f"--priority: {problem}") from None
+
+
 def _publish_values(
     client: Client,
     topic: str,
-    outgoing: Iterable[_Outgoing],
+    outgoing: Iterable[LineMessage],
+    options: SendOptions,
     *,
-    partition: int | None,
-    due: _Due,
     as_json: bool,
 ) -> None:
     receipts = [
-        client.publish(topic, message.value, key=message.key, headers=message.headers, partition=partition, **due)
+        client.publish(topic, message.value, key=message.key, headers=message.headers, **options)
         for message in outgoing
     ]
     if as_json:
@@ -190,18 +217,20 @@ def _publish_values(
 def _publish_stream(
     client: Client,
     topic: str,
-    messages: Iterable[_Outgoing],
+    messages: Iterable[LineMessage],
     meter: Meter,
-    partition: int | None,
-    due: _Due,
+    options: SendOptions,
     compression: Literal["lz4", "zstd"] | None,
 ) -> _Summary:
     """Send what comes in through a producer, which batches, retries and pushes back when the broker is slower."""
     count = sent_bytes = reported_bytes = 0
     started = time.monotonic()
-    with client.producer(topic, compression=compression, partition=partition) as producer:
+    with client.producer(topic, compression=compression, partition=options.pop("partition", None)) as producer:
         for message in messages:
-            producer.send(message.value, message.key, message.headers, **due)
+            try:
+                producer.send(message.value, message.key, message.headers, **(options | message.options))
+            except InvalidArgument as problem:
+                raise UsageProblem(f"message {count + 1}: {problem}") from None
             count += 1
             sent_bytes += len(message.value or b"") + 1
             if count % _LINES_PER_REPORT == 0:
@@ -242,53 +271,16 @@ def _size(stream: BinaryIO) -> int | None:
         return None
 
 
-def _from_keyed_lines(lines: Iterable[bytes], separator: bytes, headers: dict[str, str] | None) -> Iterator[_Outgoing]:
+def _from_keyed_lines(
+    lines: Iterable[bytes], separator: bytes, headers: dict[str, str] | None
+) -> Iterator[LineMessage]:
     if not separator:
         raise UsageProblem("--key-separator must not be empty")
     for number, line in enumerate(lines, 1):
         key, found, value = line.removesuffix(b"\n").partition(separator)
         if not found:
             raise UsageProblem(f"line {number} has no separator {separator.decode()!r}")
-        yield _Outgoing(value, key, headers)
-
-
-def _from_json_lines(lines: Iterable[bytes], key: bytes | None, headers: dict[str, str] | None) -> Iterator[_Outgoing]:
-    """Objects as `millstream consume --json` prints them; what they do not say comes from the options."""
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)
-        except ValueError as problem:
-            raise UsageProblem(f"line {number} is not JSON: {problem}") from None
-        if not isinstance(document, dict) or not {"value", "value_base64"} & document.keys():
-            raise UsageProblem(f"line {number} is not an object with a value")
-        found_key = _document_bytes(document, "key", number)
-        found_headers = document.get("headers") or {}
-        if not isinstance(found_headers, dict) or not all(isinstance(text, str) for text in found_headers.values()):
-            raise UsageProblem(f"line {number} has headers that are not names with texts")
-        yield _Outgoing(
-            _document_bytes(document, "value", number),
-            found_key if found_key is not None else key,
-            {**(headers or {}), **found_headers} or None,
-        )
-
-
-def _document_bytes(document: dict[str, Any], name: str, number: int) -> bytes | None:
-    """A text as it is, bytes as base 64 under `<name>_base64`, and any other JSON value as JSON."""
-    encoded = document.get(f"{name}_base64")
-    if encoded is not None:
-        try:
-            return base64.b64decode(encoded, validate=True)
-        except (ValueError, TypeError):
-            raise UsageProblem(f"line {number} has a {name}_base64 that is not base 64") from None
-    value = document.get(name)
-    if value is None:
-        return None
-    try:
-        return value.encode() if isinstance(value, str) else json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise UsageProblem(f"line {number} has a {name} with half a surrogate pair, which is not text") from None
+        yield LineMessage(value, key, headers)
 
 
 def _receipt_document(receipt: Receipt) -> dict[str, object]:

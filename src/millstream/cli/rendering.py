@@ -25,6 +25,7 @@ _FIELDS: Final[Mapping[str, Callable[[Message], object]]] = {
     "offset": lambda message: message.offset,
     "timestamp": lambda message: message.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     "id": lambda message: message.id,
+    "priority": lambda message: message.priority,
 }
 
 
@@ -52,7 +53,7 @@ def _fields_of(template: str) -> set[str]:
         found = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
         if unknown := sorted(found - _FIELDS.keys()):
             raise UsageProblem(f"--format does not know {{{unknown[0]}}}: use {known}")
-        template.format_map({name: 0 if name in ("partition", "offset") else "" for name in found})
+        template.format_map({name: 0 if name in ("partition", "offset", "priority") else "" for name in found})
     except (ValueError, KeyError, IndexError) as problem:
         raise UsageProblem(f"--format {template!r} cannot be understood: {problem}") from None
     return found
@@ -66,6 +67,8 @@ def message_document(message: Message) -> dict[str, Any]:
         "offset": message.offset,
         "id": message.id,
         "timestamp_ms": message.timestamp_us // 1000,
+        "priority": message.priority,
+        **({"expiry_ms": message.expiry_us // 1000} if message.expiry_us else {}),
         **json_bytes("key", message.key),
         "headers": message.headers,
         **json_bytes("value", message.value),

@@ -7,7 +7,9 @@ time (ids, headers as text, datetimes) is worked out when asked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import repeat
@@ -19,7 +21,7 @@ from millstream.durations import Duration
 from millstream.errors import InvalidArgument
 from millstream.headers import readable_headers
 from millstream.ids import SCHEDULES, message_id, schedule_uid
-from millstream.records import Batch, Buffer, Columns, decode_headers
+from millstream.records import PRIORITY_DEFAULT, Batch, Buffer, Columns, decode_headers
 from millstream.traceparent import TraceContext, context_of
 from millstream.wire.messages import PublishResult
 
@@ -39,6 +41,8 @@ __all__ = [
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _CONTROL: Final = int(Columns.CONTROL)
+_PRIORITY, _EXPIRY = int(Columns.PRIORITY), int(Columns.EXPIRY)
+_RARE: Final = _PRIORITY | _EXPIRY
 
 
 class TopicPartition(NamedTuple):
@@ -54,10 +58,34 @@ def moment(time_us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=time_us)
 
 
+class _Rare(NamedTuple):
+    """Columns that few batches have, as they came: nobody pays for looking into them who does not ask."""
+
+    offsets: Sequence[int]
+    lanes: bytes
+    expiries: bytes
+
+    @classmethod
+    def of(cls, batch: Batch) -> _Rare:
+        flags, at, block = batch.header.flags, batch.sections, memoryview(batch.block)
+        return cls(
+            batch.offsets(),
+            bytes(block[at.priority : at.priority + batch.count]) if flags & _PRIORITY else b"",
+            bytes(block[at.expiry : at.expiry + 8 * batch.count]) if flags & _EXPIRY else b"",
+        )
+
+    def lane(self, offset: int) -> int:
+        return self.lanes[bisect_left(self.offsets, offset)] if self.lanes else PRIORITY_DEFAULT
+
+    def expiry_us(self, offset: int) -> int:
+        at = 8 * bisect_left(self.offsets, offset)
+        return array("q", self.expiries[at : at + 8])[0] if self.expiries else 0
+
+
 class Source:
     """What all messages of one batch have in common."""
 
-    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "place", "reply", "uid")
+    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "place", "rare", "reply", "uid")
 
     def __init__(
         self,
@@ -75,6 +103,7 @@ class Source:
         #: These must not keep the stream or the client alive: messages are invisible to the garbage collector.
         self.commit = commit
         self.reply = reply
+        self.rare: _Rare | None = None
 
 
 class Message(msgspec.Struct, gc=False, eq=False):
@@ -109,6 +138,24 @@ class Message(msgspec.Struct, gc=False, eq=False):
     def append_time(self) -> datetime:
         """When the broker stored the message."""
         return moment(self.source.append_time_us)
+
+    @property
+    def priority(self) -> int:
+        """0 critical, 1 high, 2 normal, 3 low, 4 background."""
+        rare = self.source.rare
+        return PRIORITY_DEFAULT if rare is None else rare.lane(self.offset)
+
+    @property
+    def expiry_us(self) -> int:
+        """Until when queues deliver the message, as its `ttl` said; microseconds since 1970, UTC, 0 = for ever."""
+        rare = self.source.rare
+        return 0 if rare is None else rare.expiry_us(self.offset)
+
+    @property
+    def expiry(self) -> datetime | None:
+        """`expiry_us` as a datetime; None = for ever."""
+        expiry_us = self.expiry_us
+        return moment(expiry_us) if expiry_us else None
 
     @property
     def id(self) -> str:
@@ -204,6 +251,8 @@ def messages_of(
 
 def make_messages(batch: Batch, source: Source, kind: type[_M]) -> list[_M]:
     """As `messages_of`, for any kind of message, with a source of its own."""
+    if batch.header.flags & _RARE:
+        source.rare = _Rare.of(batch)
     keys, headers, timestamps = batch.keys(), batch.raw_headers(), batch.timestamps_us()
     offsets, values = batch.offsets(), batch.values()
     if headers is None and timestamps is None:

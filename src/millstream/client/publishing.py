@@ -8,14 +8,14 @@ same one back.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, cast
 
 from millstream.client.delivery import renumbered
 from millstream.client.messages import Message, Outgoing, TopicPartition
 from millstream.client.metadata import Topic
 from millstream.client.spans import traced
 from millstream.client.values import Value, make_entry
-from millstream.entries import AnyEntry, routing_key, split_entries
+from millstream.entries import AnyEntry, Entry, routing_key, split_entries
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.wire.messages import ACKS, FSYNC_POLICIES
 
@@ -85,7 +85,8 @@ def as_entry(item: Value | Outgoing | Message) -> tuple[AnyEntry, int | None]:
         return make_entry(item.value, item.key, traced(item.headers), **options), item.partition
     if isinstance(item, Message):
         headers = traced(dict(item.header_items()) or None)
-        return make_entry(item.value, item.key, headers, timestamp=item.timestamp), None
+        entry = make_entry(item.value, item.key, headers, timestamp=item.timestamp, priority=item.priority)
+        return cast("Entry", entry)._replace(expiry_us=item.expiry_us), None
     return make_entry(item, None, traced(None)), None
 
 

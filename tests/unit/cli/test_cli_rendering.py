@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 import json
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from millstream.cli import publish
 from millstream.cli.failure import UsageProblem
+from millstream.cli.json_lines import read_json_lines
 from millstream.cli.rendering import make_renderer
 
 
@@ -25,6 +27,8 @@ class Message:
     offset: int = 7
     timestamp_us: int = 1_767_225_600_123_456
     id: str = "01KE"
+    priority: int = 2
+    expiry_us: int = 0
 
     @property
     def timestamp(self) -> datetime.datetime:
@@ -53,9 +57,10 @@ def test_a_terminal_is_not_at_the_mercy_of_messages() -> None:
 
 def test_every_field_can_be_named() -> None:
     line = render(
-        Message(headers={"a": "ü"}), "{id} {topic} {partition}:{offset:04} {timestamp} {key} {headers}\\t{value}"
+        Message(headers={"a": "ü"}),
+        "{id} {topic} {partition}:{offset:04} {timestamp} {priority:d} {key} {headers}\\t{value}",
     )
-    assert line.decode() == '01KE grain 2:0007 2026-01-01T00:00:00.123Z k {"a": "ü"}\twheat\n'
+    assert line.decode() == '01KE grain 2:0007 2026-01-01T00:00:00.123Z 2 k {"a": "ü"}\twheat\n'
 
 
 def test_absent_keys_and_values_are_empty() -> None:
@@ -88,13 +93,38 @@ def test_json_says_when_bytes_are_not_text() -> None:
 def test_what_consume_prints_as_json_publish_reads_back(message: Message) -> None:
     line = render(message, as_json=True)
     assert line.count(b"\n") == 1
-    (read,) = publish._from_json_lines(io.BytesIO(line), None, None)
+    (read,) = read_json_lines(io.BytesIO(line), None, None)
     assert (read.value, read.key, read.headers or {}) == (message.value, message.key, message.headers)
+    assert read.options == {"timestamp": 1_767_225_600.123, "priority": 2}
+
+
+def test_json_lines_say_what_an_argument_of_publish_says() -> None:
+    line = (
+        b'{"value": "x", "partition": 1, "priority": "high", "ttl": "1h", "timestamp": "2026-01-31T09:30",'
+        b' "dedup_id": "d", "max_retries": 0}'
+    )
+    (read,) = read_json_lines(io.BytesIO(line), None, None)
+    assert read.options == {
+        "partition": 1,
+        "priority": "high",
+        "ttl": "1h",
+        "timestamp": datetime.datetime(2026, 1, 31, 9, 30, tzinfo=datetime.UTC),
+        "dedup_id": "d",
+        "max_retries": 0,
+    }
+
+
+def test_what_is_left_of_a_message_is_left_of_its_copy() -> None:
+    ahead_us = (time.time_ns() // 1000) + 3_600_000_000
+    (read,) = read_json_lines(io.BytesIO(render(Message(expiry_us=ahead_us), as_json=True)), None, None)
+    assert datetime.timedelta(minutes=59) < read.options["ttl"] <= datetime.timedelta(hours=1)
+    (over,) = read_json_lines(io.BytesIO(render(Message(expiry_us=1_000_000), as_json=True)), None, None)
+    assert over.options["ttl"] == datetime.timedelta(milliseconds=1)
 
 
 def test_json_lines_may_hold_any_value_and_take_defaults_from_options() -> None:
     lines = io.BytesIO(b'{"value": {"total": 12}}\n\n{"value": "x", "key": "own", "headers": {"h": "own"}}\n')
-    first, second = publish._from_json_lines(lines, b"common", {"h": "common", "g": "1"})
+    first, second = read_json_lines(lines, b"common", {"h": "common", "g": "1"})
     assert (first.value, first.key, first.headers) == (b'{"total": 12}', b"common", {"h": "common", "g": "1"})
     assert (second.value, second.key, second.headers) == (b"x", b"own", {"h": "own", "g": "1"})
 
@@ -109,11 +139,16 @@ def test_json_lines_may_hold_any_value_and_take_defaults_from_options() -> None:
         (b'{"value": "\\ud800"}', "surrogate"),
         (b'{"value": "x", "headers": {"n": 1}}', "headers that are not names with texts"),
         (b'{"value": "\xff"}', "line 1 is not JSON"),
+        (b'{"value": "x", "priorty": "high"}', "line 1 has a 'priorty', .*; did you mean 'priority'"),
+        (b'{"value": "x", "colour": "red"}', "line 1 has a 'colour', which no message has: use value, "),
+        (b'{"value": "x", "topic": "elsewhere"}', "line 1 has a 'topic'"),
+        (b'{"value": "x", "timestamp": "soon"}', "line 1 has a timestamp that is no time"),
+        (b'{"value": "x", "timestamp_ms": "soon"}', "line 1 has a timestamp_ms that is no number"),
     ],
 )
 def test_bad_json_lines_are_named(line: bytes, problem: str) -> None:
     with pytest.raises(UsageProblem, match=problem):
-        list(publish._from_json_lines(io.BytesIO(line), None, None))
+        list(read_json_lines(io.BytesIO(line), None, None))
 
 
 def test_keyed_lines_split_at_the_first_separator() -> None:
