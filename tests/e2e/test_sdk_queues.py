@@ -154,6 +154,20 @@ def test_leaving_the_loop_frees_what_was_leased_ahead(broker: BrokerForTests) ->
         assert sorted(rest) == [(offset, 0) for offset in range(1, 100)]
 
 
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_message_whose_queue_was_dropped_is_given_back_and_says_so(broker: BrokerForTests, wait: bool) -> None:
+    with millstream.connect(broker.address) as client:
+        fill(client, 1)
+        message = client.queue("t").next(10)
+        assert message is not None
+        with pytest.raises(ReceiptInvalid, match=r"keep the queue \(queue = client.queue"):
+            message.ack(wait=wait)
+        with client.queue("t") as queue:
+            again = queue.next(10)
+            assert again is not None
+            again.ack(wait=True)
+
+
 def test_a_consumer_that_is_killed_frees_its_messages_at_once(broker: BrokerForTests, tmp_path: Path) -> None:
     program = tmp_path / "doomed.py"
     program.write_text(

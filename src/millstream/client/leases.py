@@ -23,6 +23,13 @@ __all__ = ["ACKED", "AsyncQueueMessage", "Lease", "LeaseSource", "QueueMessage",
 
 ACKED: Final = 1
 
+#: A message does not keep its queue alive: messages are invisible to the garbage collector, and a queue holds those
+#: that are not handed out yet, so one that was dropped would keep and extend their leases for ever.
+_GONE: Final = (
+    "the queue of this message was closed or dropped, and the message given back: "
+    "keep the queue (queue = client.queue(...)) until its messages are settled"
+)
+
 _AS_BINARY: Final = bytes([ord("1") if mark == ACKED else ord("0") for mark in range(256)])
 #: What a SETTLE has room for, in milliseconds: three weeks.
 _DELAY_MS_MAX: Final = 0x7FFF_FFFF
@@ -65,7 +72,7 @@ class ClosedMarks:
     """Marks of a lease whose queue is closed: its messages were given back."""
 
     def __setitem__(self, _: int, mark: int, /) -> None:
-        raise ReceiptInvalid("the queue of this message is closed; the message was given back")
+        raise ReceiptInvalid(_GONE)
 
 
 class Lease:
@@ -161,7 +168,7 @@ class Lease:
     def settle(self, kind: Settle, message: QueueMessage, value: int = 0, reason: str = "", *, wait: bool) -> Any:
         owner = self.owner()
         if owner is None:
-            raise ReceiptInvalid("the queue of this message is gone; the message was given back")
+            raise ReceiptInvalid(_GONE)
         return owner._settle(kind, (message,), value, reason, wait=wait)
 
 
@@ -182,7 +189,8 @@ class QueueMessage(Message, gc=False, eq=False):
 
     Settling does not wait: what many messages say travels together, at the latest after the queue's `ack_linger`.  With
     `wait=True` it waits for the broker's answer, and raises ReceiptInvalid when the lease had ended.  The first word
-    about a message counts.
+    about a message counts.  Keep its queue until then: one that is closed, or that no variable holds, gives its
+    messages back.
     """
 
     source: LeaseSource
@@ -229,7 +237,7 @@ class QueueMessage(Message, gc=False, eq=False):
         """Asks the broker for the attempts that failed: a list of `AttemptInfo`."""
         owner = self.source.lease.owner()
         if owner is None:
-            raise InvalidArgument("the queue of this message is gone")
+            raise InvalidArgument(_GONE)
         return owner._history(self)
 
     @property
