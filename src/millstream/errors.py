@@ -7,7 +7,9 @@ succeed later without being changed.  Any other exception that escapes the publi
 
 from __future__ import annotations
 
-from typing import ClassVar, Final
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar, Final
 
 __all__ = [
     "BatchDamaged",
@@ -79,6 +81,9 @@ class MillstreamError(Exception):
     retriable: ClassVar[bool] = False
     #: What to do about it, in one sentence; shown by `millstream errors explain`.
     remedy: ClassVar[str] = "Look into the broker's log for the matching entry and report it."
+    #: From `publish_many`: the receipts of the messages that are stored nevertheless, by their place in what was given
+    #: (0, 1, ...).  A message that is not here was refused, or is in doubt if the connection was lost.
+    confirmed: Mapping[int, Any] = MappingProxyType({})
 
     @property
     def message(self) -> str:

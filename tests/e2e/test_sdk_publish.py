@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from millstream import aio
 from millstream.errors import (
     GroupNotFound,
     InvalidArgument,
+    MillstreamError,
     NamespaceNotEmpty,
     PayloadTooLarge,
     TopicExists,
@@ -150,6 +152,48 @@ def test_limits_of_a_topic_are_kept(broker: BrokerForTests) -> None:
             producer.send(bytes(100))
             with pytest.raises(PayloadTooLarge):
                 producer.send(bytes(99), b"key")
+
+
+EIGHT = [millstream.Outgoing(value=b"%d" % number, partition=number % 2) for number in range(8)]
+
+
+def fill_up(client: millstream.Client) -> None:
+    """A queue of which one partition takes no more."""
+    client.create_topic("t", partitions=2, config={"max_depth": 5, "overflow": "reject"})
+    client.queue("t").close()
+
+
+def check_confirmed(client: millstream.Client, confirmed: Mapping[int, millstream.Receipt]) -> None:
+    """What the error says is what is stored, and the rest is not."""
+    stored = {(one.partition, one.offset): one.value for one in client.browse("t")}
+    assert 0 < len(confirmed) < 8
+    assert {(one.partition, one.offset): EIGHT[at].value for at, one in confirmed.items()} == stored
+
+
+def test_a_publish_many_that_is_refused_in_the_middle_says_what_is_stored(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address, timeout_s=1) as client:
+        fill_up(client)
+        with pytest.raises(MillstreamError) as refused:
+            client.publish_many("t", EIGHT)
+        check_confirmed(client, refused.value.confirmed)
+        with pytest.raises(TopicNotFound) as unknown:
+            client.topic("none")
+        assert unknown.value.confirmed == {}
+
+
+def test_an_asynchronous_publish_many_says_it_too(broker: BrokerForTests) -> None:
+    async def scenario() -> Mapping[int, millstream.Receipt]:
+        async with await aio.connect(broker.address, timeout_s=1) as client:
+            with pytest.raises(MillstreamError) as refused:
+                await client.publish_many("t", EIGHT)
+            with pytest.raises(InvalidArgument) as wrong:
+                await client.publish_many("t", [b"good", 17])  # type: ignore[list-item]
+            assert wrong.value.confirmed == {}
+            return refused.value.confirmed
+
+    with millstream.connect(broker.address) as client:
+        fill_up(client)
+        check_confirmed(client, asyncio.run(scenario()))
 
 
 def test_large_messages(broker: BrokerForTests) -> None:

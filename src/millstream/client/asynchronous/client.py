@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import ssl
 import time
 import weakref
@@ -201,13 +202,28 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     async def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
         """Publish values (or `Outgoing`, for keys and the rest) together; receipts in the order given.
 
-        What the broker refuses raises its error; other batches may be stored.
+        What the broker refuses raises its error, with the receipts of what is stored nevertheless, by their place in
+        `messages`, as its `confirmed`.
         """
-        futures = []
-        for item in messages:
-            entry, partition = as_entry(item)
-            futures.append(await self._submit(topic, entry, partition, None, alone=False))
-        return list(await asyncio.gather(*futures))
+        entries = [as_entry(item) for item in messages]  # first of all: what is no message stops all of them
+        futures: list[asyncio.Future[Receipt]] = []
+        failure: BaseException | None = None
+        try:
+            for entry, partition in entries:
+                futures.append(await self._submit(topic, entry, partition, None, alone=False))
+        except MillstreamError as error:
+            failure = error
+        outcomes = await asyncio.gather(*futures, return_exceptions=True)
+        receipts = {at: outcome for at, outcome in enumerate(outcomes) if isinstance(outcome, Receipt)}
+        if len(receipts) == len(entries):
+            return list(receipts.values())
+        failure = next((outcome for outcome in outcomes if isinstance(outcome, BaseException)), failure)
+        assert failure is not None
+        if isinstance(failure, MillstreamError):
+            shared, failure = failure, copy.copy(failure)  # others may have had messages in the same batch
+            failure.confirmed = receipts
+            raise failure from shared
+        raise failure
 
     async def _submit(
         self, topic: str, entry: AnyEntry, partition: int | None, fsync: str | None, *, alone: bool

@@ -224,12 +224,17 @@ class Client(Admin, PubSub, Work):
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
         """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given.
 
-        What the broker refuses raises its error; batches before it are stored.
+        What the broker refuses raises its error, with the receipts of what is stored nevertheless, by their place in
+        `messages`, as its `confirmed`; what is behind the refused batch is not sent.
         """
         known = self._topic(topic)
         confirmed: dict[int, Receipt] = {}
         for partition, indexes, entries in plan_batches(known, messages):
-            result = self._publisher.publish(known, partition, entries, 0)
+            try:
+                result = self._publisher.publish(known, partition, entries, 0)
+            except MillstreamError as error:
+                error.confirmed = confirmed
+                raise
             made = receipts(known.place(partition), known.uid(partition), result, len(indexes))
             confirmed.update(zip(indexes, made, strict=True))
         return [confirmed[at] for at in range(len(confirmed))]
