@@ -158,7 +158,7 @@ class Broker:
 
     def _open_storage(self, loop: asyncio.AbstractEventLoop) -> None:
         settings = self.settings.storage
-        self._committer = Committer(loop, rounds=self._rounds or open_rounds(loop), on_round=self._count_sync)
+        self._committer = Committer(loop, rounds=self._rounds or open_rounds(loop), on_round=self.metrics.count_sync)
         self._opener = PartitionOpener(
             storage=self._storage,
             settings=self.settings,
@@ -387,13 +387,6 @@ class Broker:
 
     async def _sync_interval(self) -> None:
         self._committer.request_waiting()
-
-    def _count_sync(self, seconds: float, files: int) -> None:
-        self.metrics.sync_rounds += 1
-        self.metrics.files_synced += files
-        took_us = int(seconds * 1e6)
-        self.metrics.sync_us += took_us
-        self.metrics.latency.fsync.observe(took_us)
 
     def _state_failure(self) -> str | None:
         """Why the broker cannot remember what it decides, if so."""

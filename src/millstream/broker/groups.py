@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeAlias
 
 import structlog
 
+from millstream.broker.group import Group, GroupsHost, Standing, assignment_of, describe, standing_of, summary_of
 from millstream.broker.metrics import Metrics
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
@@ -32,9 +33,7 @@ from millstream.groups.core import (
 )
 from millstream.groups.documents import from_document, to_document
 from millstream.groups.offsets import (
-    Bounds,
     Committed,
-    OffsetTable,
     ResetTo,
     Shift,
     ToEarliest,
@@ -54,7 +53,6 @@ from millstream.groups.records import (
     Leave,
     Phase,
     RebalanceProtocol,
-    Reply,
     Strategy,
     TopicPartition,
     Transition,
@@ -64,7 +62,7 @@ from millstream.groups.sessions import Sessions
 from millstream.names import check_group
 from millstream.wire import calls
 
-__all__ = ["Groups", "GroupsHost", "Standing"]
+__all__ = ["Groups"]
 
 _log = structlog.get_logger("millstream.groups")
 
@@ -74,49 +72,6 @@ _STALL_MS: Final = 1_000
 _PAUSE_MS: Final = 5_000
 
 _GroupKey: TypeAlias = tuple[str, str]
-
-
-class GroupsHost(Protocol):
-    """What groups ask of the broker around them."""
-
-    def partition_counts(self, namespace: str) -> Mapping[str, int]: ...
-
-    def in_memory(self, namespace: str, topic: str) -> bool: ...
-
-    def bounds(self, namespace: str, partition: TopicPartition) -> Bounds: ...
-
-    def offset_at_time(self, namespace: str, partition: TopicPartition, time_us: int) -> int: ...
-
-    async def append_time_us(self, namespace: str, partition: TopicPartition, offset: int) -> int | None: ...
-
-
-class Standing(NamedTuple):
-    """A group as those see it who watch all of them."""
-
-    namespace: str
-    name: str
-    members: int
-    phase: str
-    #: The next offset to read, None where nothing was committed yet.
-    positions: Mapping[TopicPartition, int | None]
-
-
-class _Group:
-    """One group: its recorded state, and what a restart may forget."""
-
-    def __init__(self, namespace: str, name: str, state: GroupState) -> None:
-        self.namespace = namespace
-        self.name = name
-        self.state = state
-        self.sessions = Sessions()
-        self.offsets = OffsetTable(name)
-        self.lock = asyncio.Lock()
-        #: Whether the state log knows of it; until then nobody else shall.
-        self.recorded = False
-        #: How to reach the members that are connected.
-        self.push: dict[str, Callable[[object], None]] = {}
-        #: Since when partitions are on their way between members; None while all are where they belong.
-        self.moving_since_ms: int | None = None
 
 
 class Groups:
@@ -130,7 +85,7 @@ class Groups:
         self._clock = clock
         self._metrics = metrics
         self._draw_suffix = draw_suffix
-        self._groups: dict[_GroupKey, _Group] = {}
+        self._groups: dict[_GroupKey, Group] = {}
         self._expired_at_ms = clock.monotonic_ms()
 
     # --- recovery ------------------------------------------------------------------------------------------------
@@ -141,7 +96,7 @@ class Groups:
             group = self._groups.get((namespace, name))
             if group is None:
                 state = new_group(name, now_ms=self._now_ms())
-                group = self._groups[namespace, name] = _Group(namespace, name, state)
+                group = self._groups[namespace, name] = Group(namespace, name, state)
                 group.recorded = True
             if kind == "group":
                 group.state = from_document(document)
@@ -200,9 +155,9 @@ class Groups:
             await self._apply(group, transition, why, member=command.member_id, client=client_id, address=address)
             group.sessions.touch(command.member_id, now_ms=self._clock.monotonic_ms())
             group.push[command.member_id] = push
-        return _assignment(transition.reply)
+        return assignment_of(transition.reply)
 
-    async def _begin_at_ends(self, group: _Group, partitions: Iterable[TopicPartition]) -> None:
+    async def _begin_at_ends(self, group: Group, partitions: Iterable[TopicPartition]) -> None:
         """The group reads what comes from now on; written down before anybody is let in."""
         moved: dict[TopicPartition, Committed] = {}
         for at in partitions:
@@ -222,7 +177,7 @@ class Groups:
             await self._apply(group, transition, "a heartbeat", member=call.member_id)
             group.sessions.touch(call.member_id, generation=call.generation, now_ms=self._clock.monotonic_ms())
             group.push[call.member_id] = push
-        return _assignment(transition.reply)
+        return assignment_of(transition.reply)
 
     async def leave(self, namespace: str, call: calls.LeaveGroup, *, permanent: bool = False) -> None:
         async with self._locked(namespace, call.group) as group:
@@ -244,7 +199,7 @@ class Groups:
             topics = self._host.partition_counts(namespace)
             transition = decide_rebalance(group.state, topics=topics, now_ms=self._now_ms())
             await self._apply(group, transition, "somebody asked for it")
-        return _summary(group)
+        return summary_of(group)
 
     async def pause(self, namespace: str, call: calls.PauseGroup) -> calls.GroupSummary:
         """Have nobody read, or let the members go on."""
@@ -252,7 +207,7 @@ class Groups:
             topics = self._host.partition_counts(namespace)
             transition = decide_pause(group.state, paused=call.paused, topics=topics, now_ms=self._now_ms())
             await self._apply(group, transition, "the group was paused" if call.paused else "the group goes on")
-        return _summary(group)
+        return summary_of(group)
 
     async def expire(self) -> None:
         """Remove members that are late.  Called every fraction of a second."""
@@ -290,7 +245,7 @@ class Groups:
         """Topics came, went or grew: follow them."""
         topics = self._host.partition_counts(namespace)
 
-        async def follow(group: _Group) -> None:
+        async def follow(group: Group) -> None:
             transition = decide_refresh(group.state, topics=topics, now_ms=self._now_ms())
             await self._apply(group, transition, "topics changed")
 
@@ -302,7 +257,7 @@ class Groups:
             for member_id in [member_id for member_id, known in group.push.items() if known == push]:
                 del group.push[member_id]
 
-    async def _apply(self, group: _Group, transition: Transition[Any], why: str, **about: str) -> None:
+    async def _apply(self, group: Group, transition: Transition[Any], why: str, **about: str) -> None:
         """Record a decision, then let it be seen.  `why` and `about` are for the log."""
         if transition.state is not group.state:
             document = to_document(transition.state)
@@ -330,7 +285,7 @@ class Groups:
             if push is not None:
                 push({"group": group.name, "generation": group.state.generation})
 
-    def _time_rebalance(self, group: _Group) -> None:
+    def _time_rebalance(self, group: Group) -> None:
         now_ms = self._clock.monotonic_ms()
         if group_phase(group.state) is Phase.REBALANCING:
             if group.moving_since_ms is None:
@@ -403,7 +358,7 @@ class Groups:
         at_us = call.value * 1000
         return ToTimestamp({p: self._host.offset_at_time(namespace, p, at_us) for p in partitions})
 
-    async def _record_offsets(self, group: _Group, moved: Mapping[TopicPartition, Committed | None]) -> None:
+    async def _record_offsets(self, group: Group, moved: Mapping[TopicPartition, Committed | None]) -> None:
         if not moved:
             return
         prefix = f"offset/{group.namespace}/{group.name}"
@@ -420,10 +375,10 @@ class Groups:
         """A topic was deleted: a new one of its name must not start in the middle, nor be taken for it by members."""
         topics = self._host.partition_counts(namespace)
 
-        def held(group: _Group) -> set[TopicPartition]:
+        def held(group: Group) -> set[TopicPartition]:
             return {at for at in _held(group.state) if at.topic == topic}
 
-        async def forget(group: _Group) -> None:
+        async def forget(group: Group) -> None:
             await self._record_offsets(group, dict.fromkeys(group.offsets.of_topic(topic)))
             transition = decide_lapse(group.state, held(group), topics=topics, now_ms=self._now_ms())
             await self._apply(group, transition, "a topic was deleted")
@@ -434,76 +389,21 @@ class Groups:
 
     def summaries(self, namespace: str) -> list[calls.GroupSummary]:
         groups = [group for _, group in sorted(self._groups.items()) if group.namespace == namespace]
-        return [_summary(group) for group in groups if group.recorded]
+        return [summary_of(group) for group in groups if group.recorded]
 
     def standings(self) -> Iterator[Standing]:
         """Every group, with the partitions that it reads and how far it has got in each."""
-        for group in self._groups.values():
-            if group.recorded:
-                members = group.state.members.values()
-                positions: dict[TopicPartition, int | None] = {at: None for member in members for at in member.target}
-                positions.update((at, committed.offset) for at, committed in group.offsets)
-                phase = group_phase(group.state).value
-                yield Standing(group.namespace, group.name, len(members), phase, positions)
+        return (standing_of(group) for group in self._groups.values() if group.recorded)
 
     async def describe(self, namespace: str, name: str) -> calls.GroupInfo:
-        group = self._get(namespace, name)
-        state = group.state
-        now_ms = self._clock.monotonic_ms()
-        members = [
-            calls.MemberInfo(
-                member_id=member.member_id,
-                client_id=member.client_id,
-                address=member.address,
-                instance_id=member.instance_id,
-                topics=list(member.topics),
-                partitions=_by_topic(member.owned),
-                last_heartbeat_ms_ago=group.sessions.silent_ms(member.member_id, now_ms=now_ms) or 0,
-            )
-            for member in state.members.values()
-        ]
-        return calls.GroupInfo(
-            name=name,
-            state=group_phase(group.state).value,
-            generation=state.generation,
-            strategy=state.strategy.value,
-            protocol=state.protocol.value,
-            paused=state.paused,
-            members=members,
-            lag=await self._lag(group),
-        )
-
-    async def _lag(self, group: _Group) -> list[calls.GroupLag]:
-        namespace = group.namespace
-        counts = self._host.partition_counts(namespace)
-        holders = {at: member.member_id for member in group.state.members.values() for at in member.owned}
-        known = {at for at, _ in group.offsets} | holders.keys()
-        known |= {at for member in group.state.members.values() for at in member.target}
-        partitions = sorted(at for at in known if at.partition < counts.get(at.topic, 0))
-        bounds = {at: self._host.bounds(namespace, at) for at in partitions}
-        now_us = self._clock.now_us()
-        lines: list[calls.GroupLag] = []
-        for at, lag in group.offsets.lag(bounds).items():
-            oldest_us = await self._host.append_time_us(namespace, at, lag.end - lag.messages) if lag.messages else None
-            lines.append(
-                calls.GroupLag(
-                    topic=at.topic,
-                    partition=at.partition,
-                    committed=lag.committed,
-                    end=lag.end,
-                    lag=lag.messages,
-                    lag_ms=max(0, now_us - oldest_us) // 1000 if oldest_us is not None else 0,
-                    member_id=holders.get(at),
-                )
-            )
-        return lines
+        return await describe(self._get(namespace, name), self._host, self._clock)
 
     async def delete(self, namespace: str, name: str) -> None:
         async with self._locked(namespace, name) as group:
             self._check_empty(group)
             await self._forget(group)
 
-    async def _forget(self, group: _Group) -> None:
+    async def _forget(self, group: Group) -> None:
         place = f"{group.namespace}/{group.name}"
         facts: dict[str, Any] = {f"group/{place}": None}
         facts |= {f"offset/{place}/{at.topic}/{at.partition}": None for at, _ in group.offsets}
@@ -539,7 +439,7 @@ class Groups:
         ]
 
     @contextlib.asynccontextmanager
-    async def _locked(self, namespace: str, name: str, *, create: bool = False) -> AsyncIterator[_Group]:
+    async def _locked(self, namespace: str, name: str, *, create: bool = False) -> AsyncIterator[Group]:
         """The group, with nobody else at work on it.  Without `create` it must exist.
 
         A new group is known at once, so that two who come first find the same one; if nothing about it is recorded
@@ -551,7 +451,7 @@ class Groups:
             if group is None or (not create and not group.recorded):
                 if not create:
                     raise GroupNotFound(f"group {name!r} does not exist in namespace {namespace!r}")
-                group = self._groups[key] = _Group(namespace, name, new_group(name, now_ms=self._now_ms()))
+                group = self._groups[key] = Group(namespace, name, new_group(name, now_ms=self._now_ms()))
             async with group.lock:
                 if not self._is_known(group):
                     continue
@@ -563,11 +463,11 @@ class Groups:
                 return
 
     async def _with_all(
-        self, namespace: str, concerned: Callable[[_Group], bool], work: Callable[[_Group], Awaitable[None]]
+        self, namespace: str, concerned: Callable[[Group], bool], work: Callable[[Group], Awaitable[None]]
     ) -> None:
         """Do something with every group of a namespace that it concerns; at the same time, to share the disk's time."""
 
-        async def one(group: _Group) -> None:
+        async def one(group: Group) -> None:
             async with group.lock:
                 if self._is_known(group) and concerned(group):
                     await work(group)
@@ -576,16 +476,16 @@ class Groups:
         groups = [group for group in self._groups.values() if group.namespace == namespace]
         await asyncio.gather(*[one(group) for group in groups if group.lock.locked() or concerned(group)])
 
-    def _is_known(self, group: _Group) -> bool:
+    def _is_known(self, group: Group) -> bool:
         """Whether it was not forgotten while we waited for it."""
         return self._groups.get((group.namespace, group.name)) is group
 
     @staticmethod
-    def _check_empty(group: _Group) -> None:
+    def _check_empty(group: Group) -> None:
         if group.state.members:
             raise GroupNotEmpty(f"group {group.name!r} has {len(group.state.members)} members; stop them first")
 
-    def _get(self, namespace: str, name: str) -> _Group:
+    def _get(self, namespace: str, name: str) -> Group:
         group = self._groups.get((namespace, check_group(name)))
         if group is None or not group.recorded:
             raise GroupNotFound(f"group {name!r} does not exist in namespace {namespace!r}")
@@ -595,37 +495,5 @@ class Groups:
         return self._clock.now_us() // 1000
 
 
-def _summary(group: _Group) -> calls.GroupSummary:
-    state = group.state
-    return calls.GroupSummary(
-        name=group.name,
-        state=group_phase(state).value,
-        members=len(state.members),
-        topics=sorted({at.topic for at, _ in group.offsets} | _topics_of(state.members.values())),
-        generation=state.generation,
-        paused=state.paused,
-    )
-
-
 def _held(state: GroupState) -> set[TopicPartition]:
     return {at for member in state.members.values() for at in member.owned}
-
-
-def _topics_of(members: Iterable[Any]) -> set[str]:
-    return {name for member in members for name in member.topics}
-
-
-def _assignment(reply: Reply) -> calls.Assignment:
-    return calls.Assignment(
-        member_id=reply.member_id,
-        generation=reply.generation,
-        partitions=_by_topic(reply.assigned),
-        pending=_by_topic(reply.waiting),
-    )
-
-
-def _by_topic(partitions: Collection[TopicPartition]) -> list[calls.TopicPartitions]:
-    numbers: dict[str, list[int]] = {}
-    for at in sorted(partitions):
-        numbers.setdefault(at.topic, []).append(at.partition)
-    return [calls.TopicPartitions(topic=topic, partitions=entries) for topic, entries in numbers.items()]

@@ -98,6 +98,13 @@ class Metrics:
         self.connections += number - self.connections_by_door.get(door, 0)
         self.connections_by_door[door] = number
 
+    def count_sync(self, seconds: float, files: int) -> None:
+        self.sync_rounds += 1
+        self.files_synced += files
+        took_us = int(seconds * 1e6)
+        self.sync_us += took_us
+        self.latency.fsync.observe(took_us)
+
     def as_dict(self) -> dict[str, int]:
         numbers = ((entry.name, getattr(self, entry.name)) for entry in fields(self))
         return {name: number for name, number in numbers if isinstance(number, int)}

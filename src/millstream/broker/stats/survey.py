@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from millstream.broker.groups import Groups, Standing
+from millstream.broker.group import Standing
+from millstream.broker.groups import Groups
 from millstream.broker.metrics import Metrics
 from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
