@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import errno
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -147,7 +148,8 @@ def test_an_occurrence_that_was_published_and_not_noted_does_not_stand_for_a_lat
     async def scenario(machine: Machine) -> None:
         async with aio.connect(machine.address) as client:
             made = await client.schedules.repeat("tick", "orders", "* * * * *", "x", catch_up=catch_up)
-        machine.storage.inject(Fault.POWER_CUT, when=lambda operation: operation.path.startswith("state/schedules"))
+        facts = re.compile(r"state/schedules.*\.log")
+        machine.storage.inject(Fault.POWER_CUT, when=lambda operation: bool(facts.match(operation.path)))
         await asyncio.sleep(made.next_ms / 1000 - machine.clock.now_us() / 1e6 + 1)
         assert not machine.is_running
         machine.storage.heal()
