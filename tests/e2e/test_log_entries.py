@@ -22,6 +22,7 @@ from tests.e2e.access_world import guarded
 from tests.e2e.mqtt.support import Address, Wires
 from tests.logged import Logged, logged
 from tests.native import NativeClient
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -128,6 +129,7 @@ def test_an_http_request_is_one_entry_without_its_query(log: Logged) -> None:
     with BrokerForTests(http=True) as broker:
         httpx.get(f"{broker.url}/api/v1/topics?limit=3", headers={"x-client-id": "shop", "x-request-id": "r-1"})
         httpx.get(f"{broker.url}/api/v1/topics/none?key=hidden")
+        eventually(lambda: len(log.all("request")) == 2)  # it is written when the answer is on its way
         found, missed = log.all("request")
     assert (found["method"], found["path"], found["status"]) == ("GET", "/api/v1/topics", 200)
     assert (found["client"], found["request"], found["logger"]) == ("shop", "r-1", "millstream.http")

@@ -335,18 +335,26 @@ def test_facts_outlive_a_journal_that_fails_in_an_unforeseen_way(monkeypatch: py
     life(storage, second)
 
 
-def test_a_snapshot_that_cannot_be_written_takes_nothing_away() -> None:
+def test_a_snapshot_that_cannot_be_written_takes_nothing_away(monkeypatch: pytest.MonkeyPatch) -> None:
     storage = SimulatedStorage(seed=1)
+    pack = journal_module._pack
+
+    def unable(fact: object) -> bytes:
+        if fact is not None:
+            raise OverflowError("unforeseen")
+        return pack(fact)
 
     async def first(client: Client) -> None:
         await client.call(calls.CreateTopic(name="orders"))
         await client.send([b"%d" % n for n in range(5)])
         messages = await client.lease(await client.open_queue(), 3)
         await client.settle(Settle.ACK, *messages[1:])
+        await client.settle(Settle.NACK, messages[0], value=0)
         client.broker.queues.flush()
-        await client.settle(Settle.NACK, messages[0], value=2**80)
         topics = client.broker.topics
-        await topics.journal(topics.registry.get("default", "orders"), 0).checkpoint()
+        with monkeypatch.context() as patch:
+            patch.setattr(journal_module, "_pack", unable)
+            await topics.journal(topics.registry.get("default", "orders"), 0).checkpoint()
         assert (await _health(client)).status == "degraded"
         await client.broker.stop()
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import errno
+import re
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Literal
