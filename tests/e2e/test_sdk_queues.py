@@ -68,6 +68,33 @@ def test_consumers_share_a_group(broker: BrokerForTests) -> None:
         assert sorted(offset for mine in seen for offset in mine) == list(range(1000))
 
 
+def test_a_burst_is_spread_over_idle_consumers(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.create_topic("t")
+        seen: list[list[int]] = [[], [], []]
+
+        def consume(mine: list[int]) -> None:
+            with millstream.connect(broker.address) as other:
+                for message in other.queue("t", timeout_s=2):
+                    mine.append(message.offset)
+                    message.ack()
+
+        threads = [threading.Thread(target=consume, args=(mine,)) for mine in seen]
+        for thread in threads:
+            thread.start()
+
+        def asked() -> list[int]:
+            found = client.queues.list()
+            return [consumer.requested for queue in found for consumer in client.queues.describe("t").consumers]
+
+        eventually(lambda: asked() == [500] * 3)
+        client.publish_many("t", [b"%d" % at for at in range(60)])
+        for thread in threads:
+            thread.join(30)
+        assert [len(mine) for mine in seen] == [20, 20, 20]
+        assert sorted(offset for mine in seen for offset in mine) == list(range(60))
+
+
 def test_a_nacked_message_comes_again_and_a_rejected_one_never(broker: BrokerForTests) -> None:
     with millstream.connect(broker.address) as client:
         fill(client, 3)

@@ -17,5 +17,7 @@ Durable changes are *facts* (facts.py).  A method decides, applies its facts at 
 which the broker writes to the journal; a restart applies the same facts to nothing (book.py).  Facts that are lost in a
 crash mean that messages are delivered again, never that one is lost.
 
+What several consumers get who wait at the same time is in dealing.py.
+
 `letters`, `letter_filters` and `replay_plan` are about dead letters and stand on their own.
 """

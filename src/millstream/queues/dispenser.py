@@ -69,6 +69,11 @@ class Dispenser:
             return 0
         return self._run(source, min(want, SPAN_MAX), bytes_max)
 
+    @property
+    def held_up(self) -> int:
+        """How many messages are known to wait for others of their key."""
+        return self.intake.held_up if isinstance(self.intake, OnePerKey) else 0
+
     def forget(self) -> None:
         """Messages were settled without having been handed out."""
         if self.lanes is not None:

@@ -61,6 +61,11 @@ class OnePerKey:
             return picks
         return self._look_ahead(source, request)
 
+    @property
+    def held_up(self) -> int:
+        """Messages that were passed over; of each key that is free by now one can go."""
+        return max(self._seen - len(self._free), 0)
+
     def freed(self, base: int, bits: int) -> None:
         if self._out:
             self._out.difference_update(offsets_of(base, bits))

@@ -507,10 +507,21 @@ class Ledger:
     def counts(self, end: int) -> Counts:
         book = self._book
         settled = book.settled.total - book.origin
-        aside = sum(bits.bit_count() for _, bits in book.aside_spans())
-        leased, waiting = self._leases.messages, book.returned.waiting + aside
-        ready = max(end - book.origin, 0) - settled - leased - waiting
-        return Counts(ready, leased, waiting, settled, dict(book.totals))
+        return Counts(self._ready(end), self._leases.messages, self._waiting, settled, dict(book.totals))
+
+    def available(self, end: int) -> int:
+        """How many messages could be handed out now, at most: those that are ready and not seen behind their key."""
+        return max(self._ready(end) - self._dispenser.held_up, 0)
+
+    def _ready(self, end: int) -> int:
+        book = self._book
+        settled = book.settled.total - book.origin
+        return max(end - book.origin, 0) - settled - self._leases.messages - self._waiting
+
+    @property
+    def _waiting(self) -> int:
+        """Those whose time has not come yet, or never will."""
+        return self._book.returned.waiting + sum(bits.bit_count() for _, bits in self._book.aside_spans())
 
     def lanes(self, source: LogSource) -> list[LaneStatistics]:
         """The five lanes; empty as long as nothing with a priority was asked for."""

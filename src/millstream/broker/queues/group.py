@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 from millstream.broker.queues.part import QueuePart
 from millstream.errors import MillstreamError
 from millstream.policies import QueuePolicy
+from millstream.queues.dealing import rounds, share
 from millstream.queues.poison import fails_too_often
 from millstream.wire.leases import LeasePart, bytes_in, messages_in
 
@@ -35,7 +36,7 @@ class QueueGroup:
         #: Why nobody can have anything of it any more; said to who was waiting to open it.
         self.gone: MillstreamError | None = None
         self.consumers: dict[int, Consumer] = {}
-        #: LEASE requests that wait, first come, first served.
+        #: LEASE requests that wait: first come, first served, and who was served goes to the end.
         self.waiting: dict[LeaseHandle, None] = {}
         #: Parts that may have something, and the consumers that were told since that there is nothing for them.  The
         #: part that gave last is the last one to be asked again.
@@ -156,19 +157,72 @@ class QueueGroup:
             self.serve()
 
     def serve(self) -> None:
-        """Give to those who wait, in their order, as long as there is something."""
+        """Deal to those who wait, in their order, as long as there is something."""
         if self.policy.paused:
             return
         now_us = self._host.now_us()
-        line = list(self.waiting)
+        if len(self.consumers) == 1:
+            self._give(list(self.waiting), now_us)
+            return
+        lines = [list(self.waiting)]
         if self.policy.poison:
-            # A stable order: who fails with most of what it is given comes after everybody else.
-            line.sort(key=lambda handle: fails_too_often(handle.consumer.failed, handle.consumer.delivered))
+            # Who fails with most of what it is given has what is left by everybody else.
+            lines = [[handle for handle in self.waiting if _fails(handle) == last] for last in (False, True)]
+        for line in lines:
+            for asked in rounds(line, _whose):
+                if len(asked) > 1:
+                    self._deal(asked, now_us)
+                else:
+                    self._give(asked, now_us)
+
+    def _give(self, line: Sequence[LeaseHandle], now_us: int) -> None:
+        """Serve the requests of one consumer: there is nobody to share with."""
         for handle in line:
             if not self._ready:
                 return
-            if handle not in self.waiting:
-                continue  # answered meanwhile
-            found = self._host.take(handle.consumer, handle.want, handle.max_bytes, now_us)
-            if found:
-                handle.answer(found)
+            self._answer(handle, handle.want, now_us)
+
+    def _deal(self, asked: Sequence[LeaseHandle], now_us: int) -> None:
+        """Serve one request of each consumer; where there is not enough for all, each has its share."""
+        ready = self._available(sum(handle.want for handle in asked))
+        for left, handle in zip(range(len(asked), 0, -1), asked, strict=True):
+            if not self._ready:
+                return
+            given = self._answer(handle, min(handle.want, share(ready, left)), now_us)
+            if given:
+                ready -= given
+                self._to_the_end(handle.consumer)
+
+    def _answer(self, handle: LeaseHandle, want: int, now_us: int) -> int:
+        """Give what there is for a request that waits; how much that was."""
+        if handle not in self.waiting:
+            return 0  # answered meanwhile
+        found = self._host.take(handle.consumer, want, handle.max_bytes, now_us)
+        if not found:
+            return 0
+        handle.answer(found)
+        return messages_in(found)
+
+    def _available(self, enough: int) -> int:
+        """About how many messages could be handed out now; if they are enough, how many more does not matter."""
+        found = 0
+        for part in self._ready:
+            found += part.available()
+            if found >= enough:
+                break
+        return found
+
+    def _to_the_end(self, consumer: Consumer) -> None:
+        """Who got something comes after everybody else, with whatever else it has asked for."""
+        for handle in consumer.waiting:
+            if handle in self.waiting:
+                del self.waiting[handle]
+                self.waiting[handle] = None
+
+
+def _whose(handle: LeaseHandle) -> Consumer:
+    return handle.consumer
+
+
+def _fails(handle: LeaseHandle) -> bool:
+    return fails_too_often(handle.consumer.failed, handle.consumer.delivered)

@@ -397,6 +397,10 @@ class QueuePart:
         self._follow_log()
         return self.ledger.counts(self._source.end)
 
+    def available(self) -> int:
+        """About how many messages could be handed out now."""
+        return self.ledger.available(self._source.end)
+
     @property
     def settled_below(self) -> int:
         """Everything below is done with, and nobody needs to read it again."""
