@@ -107,6 +107,11 @@ def test_leased_messages_are_documents_for_programs(run: Run, topic: str) -> Non
     assert first["deadline_ms"] > first["timestamp_ms"] + 25_000
 
 
+def test_with_auto_ack_there_is_nothing_to_settle(run: Run, client: Client, topic: str) -> None:
+    assert "one" in run("lease", topic, "--auto-ack").out
+    assert client.queues.describe(topic).depth == 2
+
+
 def test_a_lease_waits_for_a_message(run: Run, client: Client, topic: str) -> None:
     assert len(receipts(run, topic, "--max", "10")) == 3
     client.publish(topic, "late", delay="200ms")

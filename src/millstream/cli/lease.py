@@ -61,6 +61,9 @@ def lease(
         str,
         typer.Option("--lease", metavar="TIME", help="How long they are yours.", show_default="as the queue says"),
     ] = "",
+    auto_ack: Annotated[
+        bool, typer.Option("--auto-ack", help="They are done when they are sent; what is not printed is lost.")
+    ] = False,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
@@ -68,12 +71,17 @@ def lease(
     """Lease messages of a queue and print them with their receipts.
 
     They are yours until the lease ends, also after this command has ended: settle them with ack, nack or reject, or
-    let the lease run out and somebody else gets them.
+    let the lease run out and somebody else gets them.  With --auto-ack there is nothing to settle.
     """
     wait_ms = parse_length(wait, "--wait")
     with open_client(broker, namespace) as client:
         messages = client.queues.lease(
-            topic, group, max=maximum, wait=timedelta(milliseconds=wait_ms), lease=_length(length, "--lease")
+            topic,
+            group,
+            max=maximum,
+            wait=timedelta(milliseconds=wait_ms),
+            lease=_length(length, "--lease"),
+            auto_ack=auto_ack,
         )
     if as_json:
         for message in messages:

@@ -19,7 +19,7 @@ from millstream.errors import InvalidArgument, ReceiptInvalid
 from millstream.receipts import ReceiptHandle
 from millstream.wire.leases import LeasePart, Settle
 
-__all__ = ["ACKED", "AsyncQueueMessage", "Lease", "LeaseSource", "QueueMessage", "delay_ms", "make_lease"]
+__all__ = ["ACKED", "AsyncQueueMessage", "AutoMarks", "Lease", "LeaseSource", "QueueMessage", "delay_ms", "make_lease"]
 
 ACKED: Final = 1
 
@@ -73,6 +73,13 @@ class ClosedMarks:
 
     def __setitem__(self, _: int, mark: int, /) -> None:
         raise ReceiptInvalid(_GONE)
+
+
+class AutoMarks:
+    """Marks of messages that the broker acked when it sent them: to ack them again changes nothing."""
+
+    def __setitem__(self, _: int, mark: int, /) -> None:
+        pass
 
 
 class Lease:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, NamedTuple, TypeVar
+from itertools import islice
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -153,8 +154,17 @@ class Leasing(Settling):
             for message in messages:
                 message.source.uid = uid or 0
 
+    def kept(self, most: int, now_ms: int) -> list[Any]:
+        """Messages that came ahead and are acked already (auto_ack): nobody else would get them."""
+        found: list[Any] = []
+        while self._settings.auto_ack and not self.unknown and len(found) < most and self.refill(now_ms):
+            found += islice(self.pending, most - len(found))
+        return found
+
     def still_held(self, messages: list[_M]) -> list[_M]:
         """Those whose lease is ours still: while their ids were looked up the connection may have been lost."""
+        if self._settings.auto_ack:
+            return messages
         return [message for message in messages if message.source.lease.nonce in self._leases]
 
     def _uid(self, topic: str, partition: int) -> int | None:
@@ -225,11 +235,12 @@ class Leasing(Settling):
     def _deliver(self, waiting: _Requested, payload: memoryview, now_ms: int) -> None:
         given: list[QueueMessage] = []
         parts = decode_lease_result(payload)
+        auto_ack = self._settings.auto_ack
         # The rest of the time it may have been on its way here, or lain unread.
         granted_ms = min(now_ms, waiting.sent_ms + waited_ms(payload))
         for part in parts:
             unwanted = not self.wanted if waiting.ticket is None else waiting.ticket.abandoned
-            if unwanted:
+            if unwanted and not auto_ack:
                 self._items.append(Item(SettleEntry(Settle.RELEASE, part.nonce), None, 0))
                 continue
             uid = self._uid(part.topic, part.partition)
@@ -238,17 +249,22 @@ class Leasing(Settling):
                 self._items.append(Item(SettleEntry(Settle.ACK, part.nonce), None, 0))  # compaction took them
                 continue
             lease.last(granted_ms, now_ms, lease.length_ms)
-            if lease.begin_by_ms <= now_ms:  # it was too long on its way
+            if auto_ack:
+                self._keep(lease)
+            elif lease.begin_by_ms <= now_ms:  # it was too long on its way
                 self._items.append(Item(SettleEntry(Settle.RELEASE, part.nonce), None, 0))
                 continue
-            self._hold(lease, now_ms)
+            else:
+                self._hold(lease, now_ms)
             if uid is None:
                 self._nameless.append(lease.messages)
-            if waiting.ticket is None:
+            if waiting.ticket is None or (unwanted and auto_ack):
                 self._ready.append(lease)
             else:
                 given += lease.messages
                 lease.messages = []
+                if auto_ack:
+                    self._unsettled -= lease.count
         self._attempts = 0
         if waiting.ticket is not None:
             waiting.ticket.finish(given)

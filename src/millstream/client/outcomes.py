@@ -6,10 +6,19 @@ import logging
 from typing import Any, Final
 
 from millstream.client.leases import QueueMessage
+from millstream.client.settings import QueueSettings
 from millstream.durations import Duration
 from millstream.errors import InvalidArgument, ReceiptInvalid
 
-__all__ = ["PREFETCH_PER_TASK", "Reject", "Retry", "check_concurrency", "settle_failure", "settle_success"]
+__all__ = [
+    "PREFETCH_PER_TASK",
+    "Reject",
+    "Retry",
+    "check_concurrency",
+    "check_settles",
+    "settle_failure",
+    "settle_success",
+]
 
 _log = logging.getLogger("millstream.worker")
 
@@ -56,3 +65,8 @@ def settle_failure(message: QueueMessage, problem: BaseException) -> Any:
 def check_concurrency(concurrency: int) -> None:
     if concurrency < 1:
         raise InvalidArgument(f"concurrency must be 1 or more, not {concurrency}")
+
+
+def check_settles(settings: QueueSettings) -> None:
+    if settings.auto_ack:
+        raise InvalidArgument("a worker acks what its handler has done; take auto_ack from it, or use client.queue")

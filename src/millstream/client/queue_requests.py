@@ -31,6 +31,7 @@ def open_call(settings: QueueSettings) -> queue_calls.OpenQueue:
         group=settings.group,
         consumer=settings.consumer,
         lease_ms=settings.lease_ms,
+        auto_ack=settings.auto_ack,
         policy=dict(settings.policy) or None,
         start=_start(settings.start),
     )
@@ -63,7 +64,7 @@ def explain_call(about: str) -> queue_calls.Explain:
 
 
 def lease_call(
-    topic: str, group: str, maximum: int, wait: Duration, lease: Duration | None
+    topic: str, group: str, maximum: int, wait: Duration, lease: Duration | None, *, auto_ack: bool
 ) -> queue_calls.LeaseMessages:
     return queue_calls.LeaseMessages(
         topic=topic,
@@ -71,6 +72,7 @@ def lease_call(
         max=maximum,
         wait_ms=parse_ms(wait, "wait"),
         lease_ms=0 if lease is None else parse_ms(lease, "lease"),
+        auto_ack=auto_ack,
     )
 
 

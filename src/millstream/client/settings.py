@@ -136,6 +136,8 @@ class QueueOptions(TypedDict, total=False):
     fair_by: str | None
     retry: str | None
     policy: Mapping[str, Any] | None
+    #: Messages are acked when the broker sends them; nothing is to be settled.  What a crash finds unfinished is lost.
+    auto_ack: bool
     #: Settles wait this long for company.
     ack_linger: Duration
     #: Leases are made longer while their messages are held, up to `max_processing`.
@@ -157,6 +159,7 @@ class QueueSettings:
     consumer: str
     start: str
     policy: Mapping[str, Any]
+    auto_ack: bool
     ack_linger_ms: int
     auto_extend: bool
     max_processing_ms: int
@@ -178,6 +181,7 @@ class QueueSettings:
             consumer=options.get("consumer", ""),
             start=options.get("start", ""),
             policy=dict(options.get("policy") or {}) | {name: text for name, text in named.items() if text is not None},
+            auto_ack=options.get("auto_ack", False),
             ack_linger_ms=parse_ms(options.get("ack_linger", "50ms"), "ack_linger"),
             auto_extend=options.get("auto_extend", True),
             max_processing_ms=parse_ms(options.get("max_processing", "5m"), "max_processing"),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from millstream.client.leases import ACKED, Lease, Owner, QueueMessage, RefusedMarks
+from millstream.client.leases import ACKED, AutoMarks, Lease, Owner, QueueMessage, RefusedMarks
 from millstream.client.settings import QueueSettings
 from millstream.errors import InvalidArgument, MillstreamError, ReceiptInvalid
 from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result, lasting_ms
@@ -150,6 +150,14 @@ class Settling:
         lease.received_ms = now_ms
         lease.extend_at_ms = now_ms + lease.length_ms // 2 if self._settings.auto_extend else _NEVER
 
+    def _keep(self, lease: Lease) -> None:
+        """A lease has come whose messages are done already: it has no end, and only waits to be handed out."""
+        lease.marks = AutoMarks()
+        lease.begin_by_ms = _NEVER
+        self._unsettled += lease.count
+        self.stats.delivered += lease.count
+        self.stats.acked += lease.count
+
     def _pace_ms(self, length_ms: int) -> int:
         return max(1, min(self._settings.ack_linger_ms, length_ms // _LOOKS))
 
@@ -170,14 +178,18 @@ class Settling:
                 self._return_rest(self._ready[0])
                 continue
             lease = self._current = self._ready.popleft()
+            if self._settings.auto_ack:
+                self._unsettled -= lease.count  # in hand; there is room for others
             self.pending, lease.messages = iter(lease.messages), []
             self.pending_until_s = lease.begin_by_ms / 1000
             return True
         return False
 
     def give_back(self) -> None:
-        """Nothing more is wanted: what was not handed out goes back."""
+        """Nothing more is wanted: what was not handed out goes back, or is kept if nobody else would get it."""
         self.wanted = False
+        if self._settings.auto_ack:
+            return
         if self._current is not None:
             self._return_rest(self._current)
         for lease in list(self._ready):
@@ -226,6 +238,12 @@ class Settling:
             place = message.offset - lease.start
             if lease.owner is not self._owner:
                 raise InvalidArgument(f"{message!r} was delivered by another queue, which must settle it")
+            if isinstance(lease.marks, AutoMarks):
+                if kind != Settle.ACK:
+                    raise ReceiptInvalid(f"{message!r} was acked when it was sent, as its queue has auto_ack")
+                if ticket is not None:
+                    ticket.settle(index, Settled.DONE)
+                continue
             if is_lost(lease):
                 lease.marks[place] = ACKED  # counts it as refused, or raises
                 if ticket is not None:

@@ -75,6 +75,8 @@ class OpenQueue(CallForm, tag="queue.open"):
     detached: bool = False
     #: Whoever has a receipt may settle what it holds, from any connection.
     by_receipt: bool = False
+    #: Messages are acked when they are sent: what does not arrive, or is not worked on, is lost.
+    auto_ack: bool = False
     policy: dict[str, Any] | None = None
     start: Literal["", "earliest", "latest"] = ""
 
@@ -226,6 +228,8 @@ class LeaseMessages(CallForm, tag="queue.lease"):
     max_in_flight: int = 0
     wait_ms: int = 0
     lease_ms: int = 0
+    #: Of a detached lease; a consumer says it when it is opened.
+    auto_ack: bool = False
 
 
 class LeasedMessage(AnswerForm):

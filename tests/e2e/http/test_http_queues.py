@@ -38,6 +38,16 @@ def test_a_message_is_leased_once_and_gone_when_acked(http: httpx.Client, client
     assert client.queues.describe("mail").depth == 0
 
 
+def test_with_auto_ack_messages_are_done_when_they_are_sent(http: httpx.Client, client: Client) -> None:
+    client.publish_many("done", [b"1", b"2", b"3"])
+    (message,) = lease(http, "done", auto_ack=True)
+    assert (message["value"], client.queues.describe("done").depth) == ("1", 2)
+    with http.stream("GET", "/queues/done/default/stream?max_in_flight=1&auto_ack=true") as stream:
+        lines = (json.loads(line) for line in stream.iter_lines())
+        assert [next(lines)["value"], next(lines)["value"]] == ["2", "3"]
+    assert client.queues.describe("done").depth == 0
+
+
 def test_values_are_shown_as_the_caller_says(http: httpx.Client, client: Client) -> None:
     client.publish_many("shapes", [b'{"a":1}', b"plain", b"\xff\xfe"])
     first, second, third = lease(http, "shapes", max=3, encoding="base64", lease_ms=60_000)

@@ -205,6 +205,15 @@ def test_no_more_comes_than_there_is_credit_for(broker: BrokerForTests, client: 
         assert worker.is_quiet()
 
 
+def test_with_auto_ack_messages_are_done_when_they_are_sent(broker: BrokerForTests, client: Client) -> None:
+    client.create_topic("done")
+    client.publish_many("done", [str(number) for number in range(20)])
+    with open_socket(broker) as worker:
+        worker.result(type="consume", topic="done", credit=3, auto_ack=True)
+        assert [message["value"] for message in worker.messages(20)] == [str(number) for number in range(20)]
+        assert client.queues.describe("done").depth == 0
+
+
 def test_a_consumer_without_credit_waits_for_some(broker: BrokerForTests, client: Client) -> None:
     client.create_topic("later")
     client.publish("later", "x")

@@ -28,6 +28,7 @@ class Consumer:
 
     __slots__ = (
         "acked",
+        "auto_ack",
         "busy_us",
         "by_receipt",
         "claims",
@@ -55,6 +56,8 @@ class Consumer:
         self.detached = detached
         #: Whether others may settle what it holds, if they have the receipt.
         self.by_receipt = detached
+        #: What is sent to it counts as done.
+        self.auto_ack = False
         #: Called when something it held was settled.
         self.on_settled: Callable[[], None] | None = None
         self.lease_ms = lease_ms

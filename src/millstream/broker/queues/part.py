@@ -272,6 +272,13 @@ class QueuePart:
                 self.wake()
         return outcome
 
+    def ack_sent(self, nonce: int) -> None:
+        """All of a lease that was granted just now is done."""
+        self.ledger.ack(nonce)
+        self._host.touched(self)
+        if self.group.is_ordered:
+            self._host.loop.call_soon(self.wake)  # the next of its key may go; not in the middle of a lease
+
     def return_from(self, consumer: Consumer, now_us: int) -> None:
         """A consumer is gone: what it holds is ready again, at once."""
         before = self.ledger.leased

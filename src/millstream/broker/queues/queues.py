@@ -396,7 +396,23 @@ class Queues:
             consumer.delivered += messages
             self.metrics.leases_granted += len(found)
             self.metrics.messages_leased += messages
+            if consumer.auto_ack:
+                self._ack_sent(consumer, found, now_us)
         return found
+
+    def _ack_sent(self, consumer: Consumer, sent: Sequence[LeasePart], now_us: int) -> None:
+        """Settle what goes to a consumer that will not; before it goes, so that nobody gets it again."""
+        for nonce in [given.nonce for given in sent]:
+            part = self.routed(nonce)
+            lease = part.ledger.lease_of(nonce) if part is not None else None
+            if part is None or lease is None:
+                continue  # cannot be: it was granted a moment ago
+            bits = lease.bits
+            part.ack_sent(nonce)
+            self.metrics.messages_acked += bits.bit_count()
+            consumer.acked += bits.bit_count()
+            if self.recorder.cares(part, lease):
+                self.recorder.acked(part, lease, bits, now_us)
 
     # --- SETTLE --------------------------------------------------------------------------------------------------
 

@@ -226,6 +226,7 @@ class QueueRegistry:
             groups = [await self.ensure(session.namespace, call.topic, call.group, values)]
         consumer = self._host.add_consumer(session, name=call.consumer, lease_ms=call.lease_ms, detached=call.detached)
         consumer.by_receipt = call.detached or call.by_receipt
+        consumer.auto_ack = call.auto_ack
         if pattern is not None:
             pattern.consumers.append(consumer)  # before anything is waited for: topics may come meanwhile
         topics: list[str] = []

@@ -74,6 +74,7 @@ class TextLeases:
         queues = self._queues
         group = await queues.registry.ensure(session.namespace, call.topic, call.group, {})
         consumer = queues.add_consumer(session, name="", lease_ms=call.lease_ms, detached=True)
+        consumer.auto_ack = call.auto_ack
         try:
             queues.join(consumer, group)
             return await self._ask(session, consumer, call)

@@ -120,6 +120,8 @@ class AsyncQueue:
             raise InvalidArgument(f"max is a number from 1 to {LEASE_MESSAGES_MAX}, not {max!r}")
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
+            if kept := self._leasing.kept(max, monotonic_ms()):
+                return kept
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
             await self._connected(self._target.timeout_s)
             if self._connection is None:
@@ -133,7 +135,7 @@ class AsyncQueue:
                 self._leasing.abandon(ticket)
                 self._say(everything=False)
                 raise
-            messages = self._leasing.still_held(messages)
+            messages = self._leasing.still_held(messages) or self._leasing.kept(max, monotonic_ms())
             if messages or monotonic_ms() >= deadline_ms:
                 return messages
 
@@ -149,6 +151,8 @@ class AsyncQueue:
             if leasing.unknown:
                 await self._name()
             if leasing.refill(monotonic_ms()):
+                if self._settings.auto_ack:
+                    self._say(everything=False)  # nobody settles, so this is when there is room for more
                 return True
             if self._failure is not None:
                 failure, self._failure = self._failure, None

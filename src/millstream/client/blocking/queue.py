@@ -137,6 +137,9 @@ class Queue:
             raise InvalidArgument(f"max is a number from 1 to {LEASE_MESSAGES_MAX}, not {max!r}")
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
+            with self._turns:
+                if kept := self._leasing.kept(max, monotonic_ms()):
+                    return kept
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
             ticket = Ticket()
             try:
@@ -148,7 +151,7 @@ class Queue:
                     self._say(everything=False)
                 raise
             with self._turns:
-                messages = self._leasing.still_held(messages)
+                messages = self._leasing.still_held(messages) or self._leasing.kept(max, monotonic_ms())
             if messages or monotonic_ms() >= deadline_ms:
                 return messages
 
@@ -179,6 +182,8 @@ class Queue:
                     return False
                 leasing.wanted = True
                 if not leasing.unknown and leasing.refill(monotonic_ms()):
+                    if self._settings.auto_ack:
+                        self._say(everything=False)  # nobody settles, so this is when there is room for more
                     return True
                 if self._failure is not None:
                     failure, self._failure = self._failure, None

@@ -82,12 +82,14 @@ class Queues:
         max: int = 1,  # noqa: A002 - the word that every queue uses for it
         wait: Duration = 0,
         lease: Duration | None = None,
+        auto_ack: bool = False,
     ) -> _Leased:
         """Lease messages that outlive this connection: only their deadline or a settle ends the lease.
 
-        For shells and other programs that come and go; a program that stays uses `client.queue`.
+        For shells and other programs that come and go; a program that stays uses `client.queue`.  With `auto_ack` the
+        messages are acked when they are sent: nobody gets them again, whatever becomes of this program.
         """
-        found: _Leased = self._call(lease_call(topic, group, max, wait, lease), _Leased)
+        found: _Leased = self._call(lease_call(topic, group, max, wait, lease, auto_ack=auto_ack), _Leased)
         return found
 
     def settle(

@@ -64,6 +64,8 @@ class LeaseBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max: Limit = 1
     wait_ms: WaitMs = 0
     lease_ms: LeaseMs = 0
+    #: The messages are acked when they are sent; what does not arrive is lost.
+    auto_ack: bool = False
     encoding: Encoding = "auto"
 
 
@@ -114,6 +116,8 @@ class LeaseStreamQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     lease_ms: LeaseMs = 0
     #: A line without a message after this much silence.
     heartbeat_ms: Annotated[int, Meta(ge=100, le=60_000)] = 15_000
+    #: Messages are acked when they are sent, as fast as they are read; what does not arrive is lost.
+    auto_ack: bool = False
     #: A name for people.
     consumer: Annotated[str, Meta(max_length=200)] = ""
     encoding: Encoding = "auto"
@@ -219,7 +223,9 @@ async def lease_messages(exchange: Exchange[NoQuery, LeaseBody]) -> list[LeasedV
     connection that would keep it.  Who goes away while it waits gets nothing, and nothing is leased.
     """
     body = exchange.body
-    call = calls.LeaseMessages(**_names(exchange), max=body.max, wait_ms=body.wait_ms, lease_ms=body.lease_ms)
+    call = calls.LeaseMessages(
+        **_names(exchange), max=body.max, wait_ms=body.wait_ms, lease_ms=body.lease_ms, auto_ack=body.auto_ack
+    )
     waiting = exchange.call(call)
     leased: list[calls.LeasedMessage] = await (exchange.wait_for(waiting) if body.wait_ms else waiting)
     return [leased_view(message, body.encoding) for message in leased]
@@ -258,7 +264,14 @@ async def _lines(exchange: Exchange[LeaseStreamQuery, None]) -> AsyncGenerator[b
     )
     try:
         opened: Any = await broker.call(
-            session, calls.OpenQueue(**names, consumer=query.consumer, lease_ms=query.lease_ms, by_receipt=True)
+            session,
+            calls.OpenQueue(
+                **names,
+                consumer=query.consumer,
+                lease_ms=query.lease_ms,
+                by_receipt=True,
+                auto_ack=query.auto_ack,
+            ),
         )
         yield b""
         call = calls.LeaseMessages(

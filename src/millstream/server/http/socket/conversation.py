@@ -300,7 +300,12 @@ class Conversation:
             raise QuotaExceeded(f"a WebSocket has {CONSUMERS_MAX} consumers at most; a topic may be a pattern")
         policy = None if frame.policy is None else msgspec.to_builtins(frame.policy)
         call = queue_calls.OpenQueue(
-            topic=frame.topic, group=frame.group, consumer=frame.name, lease_ms=frame.lease_ms, policy=policy
+            topic=frame.topic,
+            group=frame.group,
+            consumer=frame.name,
+            lease_ms=frame.lease_ms,
+            auto_ack=frame.auto_ack,
+            policy=policy,
         )
         opened: Any = await self._broker.call(self._session, call)
         if not self._closed:

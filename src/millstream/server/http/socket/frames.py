@@ -90,6 +90,8 @@ class Consume(_Frame, tag="consume"):
     credit: CreditCount = 10
     lease_ms: LeaseMs = 0
     policy: Policy | None = None
+    #: Messages are acked when they are sent, as fast as they are read; what does not arrive is lost.
+    auto_ack: bool = False
     #: A name for people.
     name: Annotated[str, Meta(max_length=200)] = ""
     encoding: Encoding = "auto"

@@ -1,0 +1,92 @@
+"""auto_ack: messages are settled when they are sent, and nobody gets them again."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+
+import pytest
+
+import millstream
+from millstream import Settled, aio
+from millstream.errors import InvalidArgument, ReceiptInvalid
+from millstream.testing.broker import BrokerForTests
+from tests.waiting import eventually
+
+
+def fill(client: millstream.Client, count: int) -> None:
+    client.create_topic("t", if_missing=True)
+    client.publish_many("t", [b"%d" % at for at in range(count)])
+
+
+def test_messages_are_done_when_they_are_delivered(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        fill(client, 3)
+        with client.queue("t", auto_ack=True, timeout_s=10) as queue:
+            first = queue.next(10)
+            assert first is not None
+            assert client.queues.describe("t").depth == 0
+            assert (queue.stats.delivered, queue.stats.acked) == (3, 3)
+            first.ack()  # harmless
+            first.ack(wait=True)
+            assert queue.ack([first]) == [Settled.DONE]
+            with pytest.raises(ReceiptInvalid, match="auto_ack"):
+                first.nack("too late")
+            with pytest.raises(ReceiptInvalid, match="auto_ack"):
+                queue.release([first])
+            assert [message.value for message in islice(queue, 2)] == [b"1", b"2"], "what came ahead is not dropped"
+        assert first.ack() is None
+        with client.queue("t", timeout_s=0.2) as queue:
+            assert list(queue) == []
+
+
+def test_more_than_the_prefetch_comes_as_room_is_made(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        fill(client, 1000)
+        with client.queue("t", auto_ack=True, prefetch=20, timeout_s=10) as queue:
+            first = queue.next(10)
+            assert first is not None
+            assert client.queues.describe("t").depth >= 1000 - 30, "no more than was asked for"
+            assert [message.offset for message in islice(queue, 999)] == list(range(1, 1000))
+            fill(client, 5)  # for requests of the loop that is over
+            eventually(lambda: client.queues.describe("t").depth == 0)
+            assert [message.value for message in queue.lease(max=4, wait="10s")] == [b"0", b"1", b"2", b"3"]
+            assert [message.value for message in queue.lease(max=4, wait="10s")] == [b"4"]
+
+
+def test_a_worker_does_not_take_it(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client, pytest.raises(InvalidArgument, match="worker"):
+        client.worker("t", auto_ack=True)
+
+
+def test_the_asynchronous_client(broker: BrokerForTests) -> None:
+    async def work() -> None:
+        async with aio.connect(broker.address) as client:
+            await client.create_topic("t")
+            await client.publish_many("t", [b"%d" % at for at in range(100)])
+            async with client.queue("t", auto_ack=True, prefetch=10, timeout_s=10) as queue:
+                seen = []
+                async for message in queue:
+                    seen.append(message.offset)
+                    if len(seen) == 100:
+                        break
+                assert seen == list(range(100))
+                await message.ack(wait=True)
+                with pytest.raises(ReceiptInvalid, match="auto_ack"):
+                    message.nack("too late")
+            assert (await client.queues.describe("t")).depth == 0
+            await client.publish("t", b"x")
+            assert len(await client.queues.lease("t", auto_ack=True)) == 1
+            assert (await client.queues.describe("t")).depth == 0
+            with pytest.raises(InvalidArgument, match="worker"):
+                client.worker("t", auto_ack=True)
+
+    asyncio.run(work())
+
+
+def test_keys_go_on_without_a_word(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client:
+        client.create_topic("t")
+        client.publish_many("t", [millstream.Outgoing(value=b"%d" % at, key=b"k") for at in range(10)])
+        with client.queue("t", auto_ack=True, ordering="key", timeout_s=10) as queue:
+            assert [message.offset for message in islice(queue, 10)] == list(range(10))
