@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from typing import Final, Protocol
 
 import structlog
@@ -29,6 +30,9 @@ _log = structlog.get_logger("millstream.cleanup")
 _STATE_CONFIG: Final = TopicConfig(cleanup="compact", tombstone_retention_ms=0, retention_ms=0)
 #: Partitions that nobody uses are looked after a few at a time: each costs a scan of its tail.
 _IDLE_PER_ROUND: Final = 200
+#: Segments that are rolled before they are full: each costs a few syncs.  Ten thousand topics that were made together
+#: take turns; where there are many with tiny limits, their segments become larger than they should.
+_ROLLS_PER_ROUND: Final = 200
 
 
 @dataclass(slots=True)
@@ -40,6 +44,7 @@ class Tended:
     compacted: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
+    rolls_left: float = inf
 
 
 class _Host(Protocol):
@@ -60,24 +65,33 @@ class Cleanup:
         self._state_logs = state_logs
         self._stopping = stopping
         self._idle = host.topics.idle_partitions()
+        self._unrolled_uid: int | None = None  # the first partition that the last round had no roll left for
 
     async def run(self) -> None:
         """One round; ends early when the broker stops."""
+        round_ = Tended(rolls_left=_ROLLS_PER_ROUND)
         for log in self._state_logs:
-            await self._tend(log.partition, _STATE_CONFIG)
-        for topic, partition in list(self._host.topics.open_partitions()):
-            await self._tend(partition, topic.config, topic)
+            await self._tend(log.partition, _STATE_CONFIG, tended=round_)
+        for topic, partition in self._in_turn():
+            await self._tend(partition, topic.config, topic, tended=round_)
         # Nobody reads these, but their messages grow old all the same.
         tended = 0
         for topic, number in islice(self._idle, _IDLE_PER_ROUND):
             if self._stopping.is_set():
                 return
-            await self._tend(self._host.topics.partition_of(topic, number), topic.config, topic)
+            await self._tend(self._host.topics.partition_of(topic, number), topic.config, topic, tended=round_)
             self._host.topics.close_idle(topic, number)
             tended += 1
         if tended < _IDLE_PER_ROUND:
             self._idle = self._host.topics.idle_partitions()  # all done: the next round begins anew
         await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms)
+
+    def _in_turn(self) -> list[tuple[Topic, Partition]]:
+        """The partitions in use, from the one on that the last round had to put off."""
+        partitions = list(self._host.topics.open_partitions())
+        uid, self._unrolled_uid = self._unrolled_uid, None
+        first = next((place for place, (_, it) in enumerate(partitions) if it.uid == uid), 0) if uid is not None else 0
+        return partitions[first:] + partitions[:first]
 
     async def tend_now(self, topic: Topic | None, *, roll: bool) -> Tended:
         """Look after one topic, or everything, without waiting for the next round.
@@ -129,6 +143,10 @@ class Cleanup:
                     await partition.sync()
                 if config.deletes:
                     tended.segments_deleted += self._retain(partition, config, topic)
+                # Afterwards, because it needs room on the disk, and may fail for want of it.
+                if not roll and self._may_roll(partition, config, topic, tended):
+                    partition.log.roll()
+                    await partition.sync()
                 if config.compacts:
                     tended.compacted += await self._compact(partition, config, dirty_share_min)
                 tended.bytes_after += partition.log.size_bytes
@@ -137,17 +155,30 @@ class Cleanup:
                 if partition.log.failure is not None:
                     partition.fail(partition.log.failure)
 
+    def _below(self, partition: Partition, config: TopicConfig, topic: Topic | None) -> int | None:
+        """Where retention has to stop whatever the limits say."""
+        if config.cleanup != "settled" or topic is None:
+            return None
+        # Without a group nothing is settled: the first one will want everything there is.
+        return self._host.queues.settled_below(topic, topic.partition_uids.index(partition.uid)) or 0
+
+    def _may_roll(self, partition: Partition, config: TopicConfig, topic: Topic | None, tended: Tended) -> bool:
+        """Whether the active segment is to be rolled before it is full, and it is its turn."""
+        now_us, log = self._opener.clock.now_us(), partition.log
+        below = self._below(partition, config, topic)
+        wanted = config.deletes and _retention(config).decide_roll(log.segments, now_us=now_us, below=below)
+        if not wanted and not (config.compacts and Compaction.wants_roll(log, now_us=now_us)):
+            return False
+        if tended.rolls_left <= 0:
+            if self._unrolled_uid is None:
+                self._unrolled_uid = partition.uid
+            return False
+        tended.rolls_left -= 1
+        return True
+
     def _retain(self, partition: Partition, config: TopicConfig, topic: Topic | None) -> int:
-        retention = Retention(
-            max_age_ms=config.retention_ms or None,
-            max_bytes=config.retention_bytes or None,
-            max_messages=config.retention_messages or None,
-        )
-        below = None
-        if config.cleanup == "settled" and topic is not None:
-            # Without a group nothing is settled: the first one will want everything there is.
-            below = self._host.queues.settled_below(topic, topic.partition_uids.index(partition.uid)) or 0
-        removed = partition.log.retain(retention, self._opener.clock.now_us(), below=below)
+        below = self._below(partition, config, topic)
+        removed = partition.log.retain(_retention(config), self._opener.clock.now_us(), below=below)
         self._host.metrics.segments_deleted += removed
         if removed:
             _log.info("segments deleted", directory=partition.log.directory, segments=removed)
@@ -160,6 +191,7 @@ class Cleanup:
             now_us=self._opener.clock.now_us(),
             tombstone_retention_ms=config.tombstone_retention_ms,
             dirty_share_min=dirty_share_min,
+            retention=_retention(config) if config.deletes else None,
         )
         if compaction is None:
             return False
@@ -170,3 +202,11 @@ class Cleanup:
         self._host.queues.log_rewritten(partition)
         _log.info("compacted", directory=partition.log.directory)
         return True
+
+
+def _retention(config: TopicConfig) -> Retention:
+    return Retention(
+        max_age_ms=config.retention_ms or None,
+        max_bytes=config.retention_bytes or None,
+        max_messages=config.retention_messages or None,
+    )

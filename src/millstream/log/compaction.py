@@ -17,6 +17,9 @@ Memory is bounded by one map from keys (as 16-byte digests) to their newest offs
 never compacted, since among the others each key occurs once already, and is applied to all.  When it is full the rest
 waits for the next round.
 
+The active segment is left alone until it is full, or an hour old: then `wants_roll` says that it should be rolled, if
+that makes enough to be worth a round.  Otherwise a slow log would be cut into segments that nobody merges.
+
 Damaged segments are left as they are, for somebody to look at.  A tombstone behind one stays too: what it deletes might
 be in there.
 """
@@ -32,6 +35,7 @@ from millstream.errors import BatchDamaged
 from millstream.log.index import IndexFlags, LiveIndex
 from millstream.log.merging import MERGED_US, Merger
 from millstream.log.partition import PartitionLog
+from millstream.log.retention import Retention
 from millstream.log.scan import Found, scan
 from millstream.log.segment import Segment, Verified
 from millstream.log.storage import File, Storage
@@ -41,6 +45,7 @@ __all__ = ["DIRTY_SHARE_MIN", "Compaction"]
 
 _KEYS_MAX: Final = 1_000_000  # about 150 MB while a compaction runs
 DIRTY_SHARE_MIN: Final = 0.2  # less than this is not worth reading all the rest for
+_ACTIVE_US_MAX: Final = 3600 * 1_000_000  # how long the oldest message of an active segment waits for it to fill up
 _VERBATIM_BYTES: Final = 64 * 1024
 _KEYS: Final = int(Columns.KEYS)
 _CONTROL: Final = int(Columns.CONTROL)
@@ -57,6 +62,8 @@ class Compaction:
 
     #: Batches that were appended within this time may become one.
     _merged_us = MERGED_US
+    #: What else removes messages from this log, as whole segments: results must not be too coarse for it.
+    _retention = Retention()
 
     def __init__(
         self, log: PartitionLog, segments: list[Segment], storage: Storage, *, horizon_us: int, keys_max: int
@@ -80,6 +87,7 @@ class Compaction:
         tombstone_retention_ms: int = 24 * 3600 * 1000,
         dirty_share_min: float = DIRTY_SHARE_MIN,
         keys_max: int = _KEYS_MAX,
+        retention: Retention | None = None,
     ) -> Compaction | None:
         """A compaction, if enough was sealed since the last one to be worth it.  Reads no data."""
         segments: list[Segment] = []
@@ -87,11 +95,19 @@ class Compaction:
             if not segment.stored:
                 break
             segments.append(segment)
-        dirty_bytes = sum(segment.size for segment in segments if not segment.compacted and not segment.damaged)
-        if not dirty_bytes or dirty_bytes < dirty_share_min * sum(segment.size for segment in segments):
+        if not _is_worth_it(segments, dirty_share_min):
             return None
         horizon_us = now_us - tombstone_retention_ms * 1000
-        return cls(log, segments, log.storage, horizon_us=horizon_us, keys_max=keys_max)
+        compaction = cls(log, segments, log.storage, horizon_us=horizon_us, keys_max=keys_max)
+        compaction._retention = retention or cls._retention
+        return compaction
+
+    @staticmethod
+    def wants_roll(log: PartitionLog, *, now_us: int) -> bool:
+        """Whether the active segment has waited long enough to be full, and a compaction would follow if it were."""
+        active = log.segments[-1]
+        waited = bool(active.size) and now_us - active.first_append_us > _ACTIVE_US_MAX
+        return waited and _is_worth_it(log.segments, DIRTY_SHARE_MIN)
 
     def rewrite(self) -> None:
         """Write the new segments beside the old ones.  Safe in a thread.  Raises OSError; then nothing was changed."""
@@ -145,14 +161,19 @@ class Compaction:
     def _groups(self, segments: list[Segment]) -> Iterator[list[Segment]]:
         """Neighbours that fit into one segment together; damaged ones alone."""
         group: list[Segment] = []
-        size = 0
+        size = messages = 0
         for segment in segments:
-            alone = self._is_damaged([segment]) or self._is_damaged(group)
-            if group and (alone or size + segment.size > self._log.config.segment_bytes):
-                yield group
-                group, size = [], 0
-            group.append(segment)
             size += segment.size
+            messages += segment.messages
+            if group and (
+                self._is_damaged([segment])
+                or self._is_damaged(group)
+                or size > self._log.config.segment_bytes
+                or self._retention.is_coarse(size, messages, segment.last_append_us - group[0].first_append_us)
+            ):
+                yield group
+                group, size, messages = [], segment.size, segment.messages
+            group.append(segment)
         if group:
             yield group
 
@@ -264,6 +285,12 @@ class _Writer:
         self._file.close()
         self._index_file.close()
         _remove_new_files(self._storage, self._output)
+
+
+def _is_worth_it(segments: Sequence[Segment], dirty_share_min: float) -> bool:
+    """Whether so much was never compacted that all the rest is worth reading for it."""
+    dirty_bytes = sum(segment.size for segment in segments if not segment.compacted and not segment.damaged)
+    return bool(dirty_bytes) and dirty_bytes >= dirty_share_min * sum(segment.size for segment in segments)
 
 
 def _create(storage: Storage, path: str) -> File:

@@ -412,12 +412,10 @@ class PartitionLog:
 
         With `below` a segment must also lie below that offset as a whole.
         """
-        removals = retention.decide_removals(self._segments, now_us=now_us)
-        going = self._segments[: removals.segments]
-        count = len(going) if below is None else bisect_right([segment.next_offset for segment in going], below)
-        if count == len(going) and removals.includes_active:
+        removals = retention.decide_removals(self._segments, now_us=now_us, below=below)
+        if removals.includes_active:
             self.roll()
-        return self._remove_oldest(count)
+        return self._remove_oldest(removals.segments)
 
     def delete_before(self, offset: int) -> int:
         """Remove segments that lie before an offset as a whole; returns the new `start_offset`, at most `offset`."""

@@ -12,6 +12,7 @@ from millstream.log.compaction import Compaction
 from millstream.log.holding import files_below
 from millstream.log.memory import MemoryStorage
 from millstream.log.partition import PartitionLog
+from millstream.log.retention import Retention
 from millstream.log.storage import DiskStorage, Storage
 from millstream.log.verify import dump, verify
 from millstream.records import Batch, Columns, encode_batch
@@ -369,3 +370,48 @@ def test_a_batch_that_cannot_be_unpacked_is_kept() -> None:
     assert compact(log)
     assert [stored.header.base_offset for stored in dump(storage, DIRECTORY)] == [0, 1]
     assert Message(1, b"a", b"2") in read_back(log, start=1)[0]
+
+
+HOUR = 3600 * SECOND
+
+
+def test_a_slow_log_is_rolled_for_compaction_when_its_active_segment_is_an_hour_old() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    assert not Compaction.wants_roll(log, now_us=100 * HOUR)
+    append(log, keyed(a=b"1"), now_us=HOUR)
+    append(log, keyed(a=b"2"), now_us=2 * HOUR - 1)
+    assert not Compaction.wants_roll(log, now_us=2 * HOUR)
+    log = open_log(storage)
+    assert Compaction.wants_roll(log, now_us=2 * HOUR + 1), "also after a restart"
+    log.roll()
+    log.sync()
+    assert compact(log)
+    assert [value for _, value in contents(log).values()] == [b"2"]
+    assert not Compaction.wants_roll(log, now_us=100 * HOUR)
+
+
+def test_a_slow_log_is_not_cut_into_segments_that_are_not_worth_a_compaction() -> None:
+    log = sealed_log(MemoryStorage(), [keyed(**{f"k{number}": bytes(100) for number in range(100)})])
+    assert compact(log)
+    append(log, keyed(a=b"1"), now_us=HOUR)
+    assert not Compaction.wants_roll(log, now_us=100 * HOUR)
+    append(log, keyed(b=bytes(4000)), now_us=HOUR)
+    assert Compaction.wants_roll(log, now_us=100 * HOUR)
+
+
+def test_compaction_leaves_segments_that_retention_can_remove_in_time() -> None:
+    """Merged with what came last, old messages would never be too old."""
+    limits = {
+        "age": (Retention(max_age_ms=32_000), 3),
+        "messages": (Retention(max_messages=40), 3),
+        "none": (Retention(), 1),
+    }
+    for name, (retention, sealed) in limits.items():
+        log = sealed_log(MemoryStorage(), *([keyed(**{f"k{number}": b"1"})] * 2 for number in range(6)))
+        compaction = Compaction.plan(log, now_us=12 * SECOND, retention=retention)
+        assert compaction is not None
+        compaction.rewrite()
+        assert compaction.swap()
+        assert len(log.segments) - 1 == sealed, name
+        assert log.messages == 6

@@ -70,7 +70,10 @@ class TraceStore:
         self._tidied_us = now_us
         retention = Retention(max_age_ms=self._settings.retention_ms or None, max_bytes=self._settings.max_bytes)
         try:
-            self._partition.log.retain(retention, now_us)
+            log = self._partition.log
+            if retention.decide_roll(log.segments, now_us=now_us):
+                log.roll()
+            log.retain(retention, now_us)
         except (OSError, MillstreamError) as error:
             self._failed(error)
 

@@ -1,0 +1,130 @@
+"""Limits are kept however long a topic takes to fill a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from millstream.broker import cleanup
+from millstream.client import Client
+from millstream.log.segment import Segment
+from millstream.testing.broker import BrokerForTests
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[BrokerForTests]:
+    with BrokerForTests(tmp_path) as running:
+        yield running
+
+
+def segments(broker: BrokerForTests, topic: str) -> list[Segment]:
+    return list(broker.broker.topics.partition("default", topic, 0).log.segments)
+
+
+def kept(client: Client, topic: str) -> int:
+    (partition,) = client.topic(topic).partitions
+    return partition.next_offset - partition.start_offset
+
+
+def test_a_slow_topic_keeps_its_messages_not_much_longer_than_asked_for(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("slow", config={"retention_ms": 16 * 60_000})
+    for _ in range(60):
+        client.publish("slow", b"reading")
+        broker.clock.advance("1m")
+    assert 16 <= kept(client, "slow") <= 16 + 2 + 2, "an eighth more, and a round of cleanup at each end"
+    assert len(segments(broker, "slow")) <= 10
+
+
+def test_a_slow_topic_keeps_not_many_more_messages_than_asked_for(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("few", config={"retention_messages": 5})
+    client.create_topic("small", config={"retention_bytes": 800})
+    for _ in range(40):
+        client.publish("few", b"reading")
+        client.publish("small", bytes(50))
+        broker.clock.advance("1m")
+    assert 5 <= kept(client, "few") <= 7
+    sizes = [segment.size for segment in segments(broker, "small")]
+    assert 800 <= sum(sizes) <= 1200
+    assert max(len(segments(broker, "few")), len(sizes)) <= 10
+
+
+def test_a_slow_compacted_topic_holds_the_history_of_an_hour_or_so(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("table", config={"cleanup": "compact"})
+    for number in range(40):
+        client.publish("table", b"%d" % number, key=b"k")
+        broker.clock.advance("5m")
+    values = [message.value for message in client.stream("table", start="earliest", timeout_s=0.2)]
+    assert len(values) <= 15
+    assert values[-1] == b"39"
+    assert len(segments(broker, "table")) <= 3
+
+
+def test_a_compacted_topic_that_also_deletes_forgets_keys_that_nobody_writes_any_more(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("sessions", config={"cleanup": "compact+delete", "retention_ms": 8 * 3_600_000})
+    for number in range(60):
+        client.publish("sessions", b"seen", key=b"user %d" % number)
+        broker.clock.advance("15m")
+    keys = [message.key for message in client.stream("sessions", start="earliest", timeout_s=0.2)]
+    assert keys[-1] == b"user 59"
+    assert keys[0] >= b"user 20"
+    assert len(segments(broker, "sessions")) <= 18
+
+
+def test_an_idle_topic_is_rolled_once(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("idle", config={"retention_ms": 80 * 60_000})
+    client.publish("idle", b"the only one")
+    broker.clock.advance("30m")
+    first, active = segments(broker, "idle")
+    broker.clock.advance("30m")
+    assert segments(broker, "idle") == [first, active]
+    broker.clock.advance("30m")
+    assert kept(client, "idle") == 0
+
+
+def test_the_age_of_what_is_written_is_known_after_a_restart(tmp_path: Path) -> None:
+    with BrokerForTests(tmp_path) as broker:
+        client = broker.connect()
+        client.create_topic("slow", config={"retention_ms": 80 * 60_000})
+        client.publish("slow", b"before")
+        broker.clock.advance("9m")
+        skipped_us = broker.clock.skipped_us
+    with BrokerForTests(tmp_path) as broker:
+        broker.clock.skipped_us = skipped_us
+        broker.connect().publish("slow", b"after")
+        broker.clock.advance("2m")
+        assert [segment.messages for segment in segments(broker, "slow")] == [2, 0]
+
+
+def test_a_queue_that_nobody_works_on_is_not_cut_into_more_and_more_segments(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("jobs", config={"cleanup": "settled", "retention_messages": 2})
+    client.queue("jobs", group="w").close()
+    for _ in range(30):
+        client.publish("jobs", b"job")
+        broker.clock.advance("1m")
+    assert kept(client, "jobs") == 30
+    assert len(segments(broker, "jobs")) <= 5
+
+
+def test_many_topics_are_rolled_in_turns(broker: BrokerForTests, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cleanup, "_ROLLS_PER_ROUND", 2)
+    client = broker.connect()
+    names = [f"t{number}" for number in range(6)]
+    for name in names:
+        client.create_topic(name, config={"retention_messages": 8})
+    for name in names:
+        client.publish(name, b"1")
+    rolled = []
+    for _ in range(4):
+        broker.run(broker.broker._cleanup.run())
+        rolled.append(sum(len(segments(broker, name)) > 1 for name in names))
+        for name in names[:2]:
+            client.publish(name, b"again")
+    assert rolled[:3] == [2, 4, 6], "those that are written all the time do not keep others from their turn"
