@@ -84,6 +84,7 @@ class Cleanup:
             tended += 1
         if tended < _IDLE_PER_ROUND:
             self._idle = self._host.topics.idle_partitions()  # all done: the next round begins anew
+        self._host.queues.warn_of_removed()
         await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms)
 
     def _in_turn(self) -> list[tuple[Topic, Partition]]:
@@ -111,6 +112,7 @@ class Cleanup:
                 await self._tend(partition, some.config, some, tended=tended, roll=roll, dirty_share_min=0)
                 if not was_open:
                     self._host.topics.close_idle(some, number)
+        self._host.queues.warn_of_removed()
         return tended
 
     async def rewrite(self, log: StateLog) -> None:

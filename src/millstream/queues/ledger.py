@@ -424,10 +424,14 @@ class Ledger:
         self._leases = Leases()
         self._make_dispenser()
 
-    def trim(self, offset: int) -> None:
-        """Retention took everything below.  To be called after `open`, too, for what happened before."""
-        self._settle_below(offset, "gone")
+    def trim(self, offset: int) -> int:
+        """Retention took everything below; returns how many of it were not settled.
+
+        To be called after `open`, too, for what happened before.
+        """
+        removed = self._settle_below(offset, "gone")
         self._book.origin = max(self._book.origin, offset)
+        return removed
 
     def rewritten(self) -> None:
         """Compaction took messages out of the log; what was read of it before may not be there any more."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from millstream.broker import cleanup
 from millstream.client import Client
@@ -128,3 +129,59 @@ def test_many_topics_are_rolled_in_turns(broker: BrokerForTests, monkeypatch: py
         for name in names[:2]:
             client.publish(name, b"again")
     assert rolled[:3] == [2, 4, 6], "those that are written all the time do not keep others from their turn"
+
+
+# What queue groups lose by it
+
+
+LOST = "millstream_removed_unsettled_total{"
+
+
+def lost(client: Client) -> dict[str, float]:
+    lines = [line.rsplit(" ", 1) for line in client.metrics().splitlines() if line.startswith(LOST)]
+    return {name.split('group="')[1].split('"')[0]: float(value) for name, value in lines}
+
+
+def test_messages_that_a_queue_loses_to_retention_are_counted_warned_of_and_said(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("jobs", config={"retention_ms": 60_000})
+    client.queue("jobs", group="w").close()
+    for _ in range(3):
+        client.publish("jobs", b"job")
+    with client.queue("jobs", group="w") as queue:
+        message = queue.next(5)
+        assert message is not None
+        message.ack(wait=True)
+    assert client.why("jobs/w").sentence.startswith("Nobody consumes the group")
+    with structlog.testing.capture_logs() as logs:
+        broker.clock.advance("10m")
+    warnings = [entry for entry in logs if entry["log_level"] == "warning" and entry.get("group") == "w"]
+    assert [(entry["topic"], entry["messages"]) for entry in warnings] == [("jobs", 2)], "once, and not in every round"
+    assert "cleanup=settled" in warnings[0]["advice"]
+    told = client.why("jobs/w")
+    assert told.state == "empty"
+    assert told.facts["gone"] == 2
+    assert told.sentence == (
+        "Nothing is left to settle; no consumer is connected. 2 messages were removed by retention before the group "
+        "had settled them; with cleanup=settled on the topic, retention waits."
+    )
+    assert lost(client) == {"w": 2}
+    assert client.queues.describe("jobs", "w").settled["gone"] == 2
+
+
+def test_what_was_removed_before_a_group_was_made_is_not_its_loss(tmp_path: Path) -> None:
+    with BrokerForTests(tmp_path) as broker:
+        client = broker.connect()
+        client.create_topic("jobs", config={"retention_ms": 60_000})
+        client.publish("jobs", b"before")
+        broker.clock.advance("10m")
+        client.queue("jobs", group="w").close()
+        client.queue("jobs", group="late", start="latest").close()
+        for group in ("w", "late"):
+            assert client.why(f"jobs/{group}").sentence == "Everything is settled; no consumer is connected."
+        assert set(lost(client).values()) == {0}
+    with BrokerForTests(tmp_path) as broker:
+        client = broker.connect()
+        for group in ("w", "late"):
+            assert client.why(f"jobs/{group}").sentence == "Everything is settled; no consumer is connected."
+            assert not client.queues.describe("jobs", group).settled.get("gone")

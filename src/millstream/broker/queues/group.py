@@ -33,6 +33,8 @@ class QueueGroup:
         self.opened = opened
         self.name = name
         self.policy = policy
+        #: While it is being made: what retention has removed before is not its loss.
+        self.is_new = False
         #: Why nobody can have anything of it any more; said to who was waiting to open it.
         self.gone: MillstreamError | None = None
         self.consumers: dict[int, Consumer] = {}
@@ -86,6 +88,7 @@ class QueueGroup:
                 opened += 1
                 if not opened % _OPENED_AT_A_TIME:
                     await asyncio.sleep(0)
+        self.is_new = False
 
     def parts(self) -> Iterator[QueuePart]:
         """All of them, also of partitions that nobody has asked for yet."""

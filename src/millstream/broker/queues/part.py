@@ -53,6 +53,10 @@ class QueuePart:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_us = 0
         self._start = -1
+        #: Messages that retention removed before they were settled, since the part was opened; and how many of them
+        #: were in `take_removed` already.
+        self.removed = 0
+        self._removed_told = 0
         rng = host.rng
         self.ledger = Ledger(
             self._rules(),
@@ -69,6 +73,10 @@ class QueuePart:
         host.recorder.follow(self)
         #: What came back before the last stop must be readable at once: to the ledger, what is not there is gone.
         self._is_warm = False
+        if group.is_new and self._source.start:
+            self._start = self._source.start
+            self.ledger.start_at(self._start)
+            host.touched(self)
         self._follow_log()
         keeper.add(self)
         self._warm_up()
@@ -362,9 +370,15 @@ class QueuePart:
         start = self._source.start
         if start != self._start:
             self._start = start
-            self.ledger.trim(start)
+            self.removed += self.ledger.trim(start)
             if self.group.is_ordered:
                 self._host.loop.call_soon(self.wake)  # what is gone held its key; not in the middle of a lease
+
+    def take_removed(self) -> int:
+        """How many messages retention has removed unsettled since this was last asked."""
+        self._follow_log()
+        told, self._removed_told = self._removed_told, self.removed
+        return self.removed - told
 
     # --- remembering ---------------------------------------------------------------------------------------------
 

@@ -160,6 +160,24 @@ class Queues:
             end = keeper.partition.high_watermark
             keeper.forget_below(min((part.ledger.committed for part in keeper.parts), default=end))
 
+    def warn_of_removed(self) -> None:
+        """Say what retention has taken from groups that were not done with it; called after each round of cleanup."""
+        removed: dict[QueueGroup, int] = {}
+        for part in list(self._routes.values()):
+            count = part.take_removed() if part.group.opened else 0
+            if count:
+                self.touched(part)
+                removed[part.group] = removed.get(part.group, 0) + count
+        for group, count in removed.items():
+            _log.warning(
+                "retention removed messages before a queue group had settled them",
+                namespace=group.topic.namespace,
+                topic=group.topic.name,
+                group=group.name,
+                messages=count,
+                advice="with cleanup=settled on the topic, retention waits for its queue groups",
+            )
+
     # --- parts ---------------------------------------------------------------------------------------------------
 
     def part(self, topic: Topic, group: str, number: int) -> QueuePart:

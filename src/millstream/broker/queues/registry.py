@@ -258,6 +258,7 @@ class QueueRegistry:
             raise QuotaExceeded(f"a topic has {_GROUPS_MAX} queue groups at most")
         await self._forget_facts(topic, name)
         group = self.implicit(topic, name)
+        group.is_new = True
         if policy.start == "latest":
             for number in range(len(topic.partitions)):
                 if not self._host.topics.is_untouched(topic, number):

@@ -122,13 +122,14 @@ class Why:
 
     async def _explain_group(self, group: QueueGroup) -> Explanation:
         """The oldest message that is not settled speaks for the queue."""
-        depth = 0
+        depth = gone = 0
         oldest: tuple[int, QueuePart, int] | None = None
         for number in range(len(group.topic.partitions)):
             if self._host.queues.topics.is_untouched(group.topic, number):
                 continue
             part = group.part(number)
             depth += part.depth()
+            gone += part.counts().totals.get("gone", 0)
             if part.depth():
                 offset = part.ledger.committed
                 await part.keeper.partition.warm(max(offset, part.keeper.source.start))
@@ -141,7 +142,7 @@ class Why:
             sentence = f"The group is paused; {_messages(depth)} not settled{nobody}."
             told = Explanation(sentence=sentence, state="paused", facts=facts)
         elif oldest is None:
-            sentence = f"Everything is settled; {_consumers(group)}."
+            sentence = f"{'Nothing is left to settle' if gone else 'Everything is settled'}; {_consumers(group)}."
             told = Explanation(sentence=sentence, state="empty", facts=facts)
         elif not group.consumers:
             leased = sum(part.counts().leased for part in group.open_parts())
@@ -153,6 +154,9 @@ class Why:
             sentence = f"{_messages(depth).capitalize()} not settled. The oldest, offset {oldest[2]}: {reason.sentence}"
             told = _told(group, reason._replace(sentence=sentence))
         told.facts |= {"depth": depth, "consumers": len(group.consumers), "requests": len(group.waiting)}
+        if gone:
+            told.sentence += _gone(gone, group.topic)
+            told.facts["gone"] = gone
         self._add_limits(told, group.topic)
         return told
 
@@ -210,6 +214,16 @@ def _letter_told(letter: DeadLetter) -> Explanation:
 
 def _messages(count: int) -> str:
     return "1 message is" if count == 1 else f"{count} messages are"
+
+
+def _gone(count: int, topic: Topic) -> str:
+    """What is said of messages that were in the log no more when it was their turn."""
+    were = "1 message was" if count == 1 else f"{count} messages were"
+    before = "before the group had settled them"
+    if topic.config.cleanup == "settled":
+        return f" {were} gone from the log {before}."
+    by = "retention or compaction" if topic.config.compacts else "retention"
+    return f" {were} removed by {by} {before}; with cleanup=settled on the topic, retention waits."
 
 
 def _consumers(group: QueueGroup) -> str:

@@ -180,6 +180,7 @@ QUEUES: Final = (
     _counter("timed_out", "timed_out", "Messages of a queue whose lease ran out.", *_GROUP),
     _counter("dead_lettered", "dead", "Messages that a queue has given up.", *_GROUP),
     _counter("expired", "expired", "Messages of a queue whose time was over.", *_GROUP),
+    _counter("removed_unsettled", "removed", "Messages that retention removed before a queue settled them.", *_GROUP),
 )
 
 #: Shown for queues in which somebody has used priorities.

@@ -102,6 +102,7 @@ class QueueRow:
     timed_out: int = 0
     dead: int = 0
     expired: int = 0
+    removed: int = 0
     #: By priority; nothing as long as nobody has used any.
     lanes: list[LaneStatistics] = field(default_factory=list)
 
@@ -209,6 +210,7 @@ def _queue_row(group: QueueGroup, now_us: int) -> QueueRow:
         row.acked += part.settled_since(counts, "acked")
         row.dead += part.settled_since(counts, "dead")
         row.expired += part.settled_since(counts, "expired")
+        row.removed += part.removed
         if counts.ready or counts.leased or counts.waiting:
             oldest_us = min(oldest_us, part.keeper.partition.stored_us(part.ledger.committed))
         lanes = part.ledger.lanes(part.keeper.source)
