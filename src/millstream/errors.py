@@ -27,6 +27,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidName",
     "KeyNotFound",
+    "MessageGone",
     "MessageNotFound",
     "MethodNotAllowed",
     "MillstreamError",
@@ -307,6 +308,15 @@ class ReceiptInvalid(RequestError):
 
     code, number = "RECEIPT_INVALID", 40
     remedy = "Nothing: if it was not settled before, it is delivered again.  If that happens often, use a longer lease."
+
+
+class MessageGone(ReceiptInvalid):
+    """The message of a receipt is not in the log any more, and is not delivered again; nothing was changed."""
+
+    code, number = "MESSAGE_GONE", 57
+    remedy = (
+        "If it was not settled before: set cleanup=settled on the topic, so that retention waits, or retain longer."
+    )
 
 
 class QueueFull(UnavailableError):

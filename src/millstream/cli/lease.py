@@ -44,7 +44,9 @@ _WORDS: Final = {
     "dead": "is a dead letter now",
     "dropped": "dropped",
     "receipt_invalid": "refused: the lease has ended or was settled; nothing was changed",
+    "gone": "refused: the message is not in the log any more, and is not delivered again",
 }
+_REFUSED: Final = ("receipt_invalid", "gone")
 
 ReceiptsArgument = Annotated[
     list[str], typer.Argument(metavar="RECEIPT...", help="Receipts, as `millstream lease` prints them.")
@@ -178,7 +180,7 @@ def _settle(
         rows = [
             (
                 outcome.receipt,
-                Text(_WORDS[outcome.result], style="red" if outcome.result == "receipt_invalid" else ""),
+                Text(_WORDS[outcome.result], style="red" if outcome.result in _REFUSED else ""),
                 time_text(outcome.deadline_ms) if outcome.deadline_ms else "",
             )
             for outcome in outcomes
@@ -187,7 +189,7 @@ def _settle(
             print_table(("receipt", "result", "until"), rows)
         else:
             print_table(("receipt", "result"), [row[:2] for row in rows])
-    refused = sum(outcome.result == "receipt_invalid" for outcome in outcomes)
+    refused = sum(outcome.result in _REFUSED for outcome in outcomes)
     if refused:
         stderr.print(f"[red]{refused} of {len(outcomes)} receipts were refused[/]")
         raise typer.Exit(ExitCode.REQUEST)

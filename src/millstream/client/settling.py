@@ -20,16 +20,18 @@ from typing import Any, Final, NamedTuple
 
 from millstream.client.leases import ACKED, AutoMarks, Lease, Owner, QueueMessage, RefusedMarks
 from millstream.client.settings import QueueSettings
-from millstream.errors import InvalidArgument, MillstreamError, ReceiptInvalid
+from millstream.errors import InvalidArgument, MessageGone, MillstreamError, ReceiptInvalid
 from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result, lasting_ms
 
-__all__ = ["Item", "QueueStats", "Settling", "Ticket", "is_lost", "refusal"]
+__all__ = ["Item", "QueueStats", "Settling", "Ticket", "is_lost", "raise_refused"]
 
 _log = logging.getLogger("millstream.client")
 
 #: Leases of more messages would only keep the first of them waiting.
 _LEASE_MESSAGES_MAX: Final = 1_000
 _NEVER: Final = 1 << 62
+#: Nothing was changed.
+_REFUSED: Final = (Settled.INVALID, Settled.GONE)
 #: Leases are looked after this often while they last.
 _LOOKS: Final = 20
 
@@ -43,8 +45,10 @@ class QueueStats:
     nacked: int = 0
     rejected: int = 0
     released: int = 0
-    #: Settled too late: their lease had ended, they are delivered again.
+    #: Settled too late: their lease had ended, and they are delivered again unless somebody else has settled them.
     refused: int = 0
+    #: Settled too late: they are not in the log any more, and are not delivered again.
+    gone: int = 0
     #: How often a lease was made longer.
     extensions: int = 0
     connections: int = 0
@@ -339,12 +343,14 @@ class Settling:
             if lease in self._ready:
                 self._ready.remove(lease)
 
-    def _refuse(self, item: Item) -> None:
-        """The broker does not take this: the lease is over, or the message was settled before."""
+    def _refuse(self, item: Item, result: int = Settled.INVALID) -> None:
+        """The broker does not take this: the lease is over, or the message was settled before, or is gone."""
         kind, lease = item.entry.kind, item.lease
         if kind not in (Settle.EXTEND, Settle.RELEASE):
             if item.again:
                 self._note_second_word()
+            elif result == Settled.GONE:
+                self._note_gone(item.messages)
             else:
                 self._note_refused(item.messages)
         elif kind == Settle.EXTEND and lease is not None and item.entry.scope == Scope.REST:
@@ -360,10 +366,19 @@ class Settling:
                 self._settings.name,
             )
 
+    def _note_gone(self, count: int) -> None:
+        if not self.stats.gone:
+            _log.warning(
+                "queue %s: a message was settled after retention had removed it, and is not delivered again; "
+                "with cleanup=settled on the topic retention waits; from now on this is only counted (stats.gone)",
+                self._settings.name,
+            )
+        self.stats.gone += count
+
     def _note_refused(self, count: int) -> None:
         if not self.stats.refused:
             _log.warning(
-                "queue %s: a message was settled after its lease had ended and is delivered again; "
+                "queue %s: a message was settled after its lease had ended and is delivered again unless it is gone; "
                 "from now on this is only counted (stats.refused)",
                 self._settings.name,
             )
@@ -380,8 +395,8 @@ class Settling:
             return
         lasting = iter(lasting_ms(payload))
         for item, result in zip(items, results, strict=True):
-            if result == Settled.INVALID:
-                self._refuse(item)
+            if result in _REFUSED:
+                self._refuse(item, result)
             elif item.entry.kind == Settle.EXTEND and item.lease is not None:
                 asked_ms = item.entry.value
                 length_ms = next(lasting, asked_ms)  # an older broker does not say so
@@ -394,11 +409,15 @@ class Settling:
                 item.ticket.settle(item.number, Settled(result))
 
 
-def refusal(again: bool) -> ReceiptInvalid:
-    """What somebody is told who waited for a settle that was not taken."""
+def raise_refused(result: Settled, *, again: bool) -> None:
+    """Tell somebody who waited for a settle that it was not taken; `again` if they had settled it before."""
+    if result not in _REFUSED:
+        return
     if again:
-        return ReceiptInvalid("this message was settled before, and the first word counts; nothing was changed")
-    return ReceiptInvalid("the lease of this message had ended; nothing was changed")
+        raise ReceiptInvalid("this message was settled before, and the first word counts; nothing was changed")
+    if result == Settled.GONE:
+        raise MessageGone("this message is not in the log any more, and is not delivered again; nothing was changed")
+    raise ReceiptInvalid("the lease of this message had ended; nothing was changed")
 
 
 def is_lost(lease: Lease) -> bool:

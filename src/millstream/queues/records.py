@@ -259,6 +259,8 @@ class Result(IntEnum):
     DEAD = 2
     #: The lease ended, is somebody else's or never was; nothing was changed.
     INVALID = 40
+    #: The same, and the message is not in the log any more: it is not delivered again.
+    GONE = 57
 
 
 class Dead(NamedTuple):
@@ -292,6 +294,9 @@ class Outcome(NamedTuple):
 DONE: Final = Outcome(Result.DONE)
 RETRIED: Final = Outcome(Result.RETRIED)
 INVALID: Final = Outcome(Result.INVALID)
+GONE: Final = Outcome(Result.GONE)
+#: Nothing was changed.
+REFUSED: Final = frozenset((Result.INVALID, Result.GONE))
 
 
 class Delivery:

@@ -265,7 +265,7 @@ class SettleMessages(CallForm, tag="queue.settle"):
 
 class SettleOutcome(AnswerForm, omit_defaults=True):
     receipt: str
-    result: Literal["done", "retried", "dead", "receipt_invalid"]
+    result: Literal["done", "retried", "dead", "receipt_invalid", "gone"]
     #: extend: when the lease ends, which may be earlier than was asked for; left out with everything else.
     deadline_ms: int = 0
 

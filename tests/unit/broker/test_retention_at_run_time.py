@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import structlog
 
+from millstream import aio
 from millstream.broker import cleanup
 from millstream.client import Client
+from millstream.errors import MessageGone, ReceiptInvalid
 from millstream.log.segment import Segment
 from millstream.testing.broker import BrokerForTests
+from millstream.wire.leases import Settled
 
 
 @pytest.fixture
@@ -185,3 +190,90 @@ def test_what_was_removed_before_a_group_was_made_is_not_its_loss(tmp_path: Path
         for group in ("w", "late"):
             assert client.why(f"jobs/{group}").sentence == "Everything is settled; no consumer is connected."
             assert not client.queues.describe("jobs", group).settled.get("gone")
+
+
+@pytest.mark.parametrize("action", ["nack", "reject"])
+def test_who_settles_a_message_that_retention_took_is_told_that_it_is_gone(
+    broker: BrokerForTests, action: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = broker.connect()
+    client.create_topic("jobs", config={"retention_ms": 60_000})
+    for _ in range(3):
+        client.publish("jobs", b"job")
+    (by_receipt,) = client.queues.lease("jobs", "w")
+    with client.queue("jobs", group="w", lease="1h", auto_extend=False) as queue:
+        held = [queue.next(5) for _ in range(2)]
+        broker.clock.advance("10m")
+        waited, unwaited = held
+        assert waited is not None
+        assert unwaited is not None
+        with pytest.raises(MessageGone, match="not delivered again"):
+            getattr(waited, action)(wait=True)
+        getattr(unwaited, action)()
+        queue.flush()
+        assert queue.next(0.2) is None
+        assert (queue.stats.gone, queue.stats.refused) == (2, 0)
+        assert client.queues.settle(action, [by_receipt.receipt])[0].result == "gone"
+    assert "is not delivered again" in caplog.text
+    assert client.queues.describe("jobs", "w").settled.get("gone") == 3
+    assert not client.queues.describe("jobs", "w").settled.get("dead")
+
+
+def test_a_second_word_about_a_message_that_retention_took_is_not_called_a_loss(
+    broker: BrokerForTests, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = broker.connect()
+    client.create_topic("jobs", config={"retention_ms": 60_000})
+    client.publish("jobs", b"job")
+    with client.queue("jobs", group="w", lease="1h", auto_extend=False) as queue:
+        message = queue.next(5)
+        assert message is not None
+        message.ack(wait=True)
+        broker.clock.advance("10m")
+        with pytest.raises(ReceiptInvalid, match="settled before") as refused:
+            message.nack(wait=True)
+        assert not isinstance(refused.value, MessageGone)
+        assert queue.reject([message]) == [Settled.GONE]
+        assert (queue.stats.gone, queue.stats.refused) == (0, 0)
+    assert "is not delivered again" not in caplog.text
+
+
+def test_an_extension_beside_a_message_that_retention_took_has_its_own_deadline(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("jobs", config={"retention_ms": 60_000})
+    client.create_topic("others")
+    for topic in ("jobs", "others"):
+        client.publish(topic, b"job")
+    (gone,), (held,) = client.queues.lease("jobs", "w", lease="1h"), client.queues.lease("others", "w", lease="1h")
+    broker.clock.advance("10m")
+    lost, kept = client.queues.settle("extend", [gone.receipt, held.receipt], delay="2h")
+    assert (lost.result, lost.deadline_ms) == ("gone", 0)
+    assert kept.result == "done"
+    assert abs(kept.deadline_ms - held.deadline_ms) < 1000, "processing_ms is over: it lasts as long as it did"
+
+
+def test_over_http_a_receipt_of_what_retention_took_is_answered_with_its_own_code(tmp_path: Path) -> None:
+    with BrokerForTests(tmp_path, http=True) as broker:
+        client = broker.connect()
+        client.create_topic("jobs", config={"retention_ms": 60_000})
+        client.publish("jobs", b"job")
+        (message,) = client.queues.lease("jobs", "w")
+        broker.clock.advance("10m")
+        body = {"receipts": [message.receipt]}
+        answer = httpx.post(f"{broker.url}/api/v1/queues/reject", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (409, "MESSAGE_GONE")
+
+
+def test_an_async_consumer_is_told_too(broker: BrokerForTests) -> None:
+    async def scenario() -> None:
+        async with aio.connect(broker.address) as client:
+            await client.create_topic("jobs", config={"retention_ms": 60_000})
+            await client.publish("jobs", b"job")
+            async with client.queue("jobs", group="w", lease="1h", auto_extend=False) as queue:
+                message = await queue.next(5)
+                assert message is not None
+                broker.clock.advance("10m")
+                with pytest.raises(MessageGone):
+                    await message.reject("bad", wait=True)
+
+    asyncio.run(scenario())

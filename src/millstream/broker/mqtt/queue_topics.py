@@ -28,7 +28,7 @@ from millstream.broker.mqtt.queue_messages import (
 from millstream.broker.mqtt.queue_reader import QueueReader, SettledBy
 from millstream.broker.mqtt.session import QueueSubscription
 from millstream.dead_letters import DEAD_LETTER_GROUP
-from millstream.errors import InvalidArgument, InvalidName, MillstreamError, QuotaExceeded, ReceiptInvalid
+from millstream.errors import InvalidArgument, InvalidName, MessageGone, MillstreamError, QuotaExceeded, ReceiptInvalid
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import V5, Filter, Publish, Subscribe
 from millstream.mqtt.reasons import MqttViolation, Reason
@@ -152,6 +152,8 @@ class QueueTopics:
                     reader.settled(receipt)
             if results[0] == Result.INVALID and self._client.version == V5:
                 done(ReceiptInvalid("the lease of this message has ended: somebody else may have it"))
+            elif results[0] == Result.GONE and self._client.version == V5:
+                done(MessageGone("this message is not in the log any more, and is not delivered again"))
             else:
                 done(None)
 

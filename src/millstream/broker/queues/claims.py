@@ -19,7 +19,7 @@ from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFoun
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.queues.leases import SPAN_MAX
 from millstream.queues.ranges import RangeSet, normal, runs
-from millstream.queues.records import Lease, Result
+from millstream.queues.records import REFUSED, Lease
 from millstream.wire import queue_calls
 from millstream.wire.leases import REASON_BYTES_MAX, Scope, Settle, SettleEntry
 from millstream.wire.queue_calls import Range
@@ -227,7 +227,7 @@ class Claims:
         before = claim.messages
         results = await self._settled(session, entries)
         await asyncio.gather(*(part.record_durably() for part in {held.part: None for held in chosen}))
-        late = [held for held, result in zip(chosen, results, strict=True) if result == Result.INVALID]
+        late = [held for held, result in zip(chosen, results, strict=True) if result in REFUSED]
         left = claim.messages
         if consumer.claims is not None and not left:
             consumer.claims.pop(call.claim, None)

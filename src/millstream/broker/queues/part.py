@@ -18,7 +18,7 @@ from millstream.broker.queues.burials import Burials
 from millstream.dead_letters import REJECTED
 from millstream.queues.ledger import Ledger
 from millstream.queues.ranges import lowest, normal
-from millstream.queues.records import Counts, Delivery, Lease, Outcome, Result, Rules
+from millstream.queues.records import GONE, Counts, Delivery, Lease, Outcome, Result, Rules
 from millstream.wire.leases import PART_BYTES_MAX, LeasePart, Scope, Settle, SettleEntry
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class QueuePart:
             self._start = self._source.start
             self.ledger.start_at(self._start)
             host.touched(self)
-        self._follow_log()
+        self.follow_log()
         keeper.add(self)
         self._warm_up()
         self.burials.resume()
@@ -130,7 +130,7 @@ class QueuePart:
         """
         if not self._is_warm:
             return [], False
-        self._follow_log()
+        self.follow_log()
         delivery = self.ledger.lease(
             self._source,
             consumer=consumer.key,
@@ -155,7 +155,7 @@ class QueuePart:
         """Lease messages to a consumer that reads them for itself."""
         leases: list[Lease] = []
         while want > 0 and self._is_warm:
-            self._follow_log()
+            self.follow_log()
             delivery = self.ledger.lease(
                 self._source,
                 consumer=consumer.key,
@@ -178,7 +178,7 @@ class QueuePart:
             for segment in list(self.keeper.partition.log.segments):
                 if segment.base_offset < end and segment.next_offset > start:
                     await self.keeper.partition.warm(max(segment.base_offset, start, self._source.start))
-        self._follow_log()
+        self.follow_log()
         delivery = self.ledger.retake(
             self._source, wanted, consumer=consumer.key, now_us=now_us, lease_ms=consumer.lease_ms
         )
@@ -273,11 +273,12 @@ class QueuePart:
             outcome = ledger.extend(nonce, value, now_us=now_us)
         else:
             outcome = ledger.release(nonce, base, bits)
-        if outcome.result is not Result.INVALID:
-            self._host.touched(self)
-            if kind != Settle.ACK or self.group.is_ordered:
-                self.changed(now_us)
-                self.wake()
+        if outcome.result is Result.INVALID:
+            return GONE if base >= 0 and base + bits.bit_length() <= self._source.start else outcome
+        self._host.touched(self)
+        if kind != Settle.ACK or self.group.is_ordered:
+            self.changed(now_us)
+            self.wake()
         return outcome
 
     def ack_sent(self, nonce: int) -> None:
@@ -340,7 +341,7 @@ class QueuePart:
 
     def sweep(self, now_us: int) -> bool:
         """Expire what nobody asks for, and forget what is no more; whether there was something, and may be more."""
-        self._follow_log()
+        self.follow_log()
         if not self.keeper.partition.has_expiry and not self.group.topic.config.message_ttl_ms:
             return False  # nothing here is known to expire, and looking means reading
         before = self.ledger.settled.total
@@ -366,7 +367,8 @@ class QueuePart:
         if not self.closed:
             self.group.woken(self)
 
-    def _follow_log(self) -> None:
+    def follow_log(self) -> None:
+        """Take note of what retention has removed."""
         start = self._source.start
         if start != self._start:
             self._start = start
@@ -376,7 +378,7 @@ class QueuePart:
 
     def take_removed(self) -> int:
         """How many messages retention has removed unsettled since this was last asked."""
-        self._follow_log()
+        self.follow_log()
         told, self._removed_told = self._removed_told, self.removed
         return self.removed - told
 
@@ -415,7 +417,7 @@ class QueuePart:
 
     def counts(self) -> Counts:
         """How many messages are where, now."""
-        self._follow_log()
+        self.follow_log()
         return self.ledger.counts(self._source.end)
 
     def available(self) -> int:

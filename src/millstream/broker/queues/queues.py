@@ -39,7 +39,7 @@ from millstream.errors import (
     SubscriptionNotFound,
 )
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
-from millstream.queues.records import INVALID, Outcome, Result
+from millstream.queues.records import INVALID, REFUSED, Outcome, Result
 from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, SettleResults, bytes_in, messages_in
 
 if TYPE_CHECKING:
@@ -449,7 +449,7 @@ class Queues:
             if part is not None:
                 if outcome.dead:
                     awaited.append(part.burials.bury(outcome.dead))
-                lasts = entry.kind in _LASTING and outcome.result is not Result.INVALID
+                lasts = entry.kind in _LASTING and outcome.result not in REFUSED
                 if lasts and part.group.policy.ack_durability == "sync":
                     synced[part] = None
         awaited += [part.record_durably() for part in synced]
@@ -477,10 +477,12 @@ class Queues:
     def settle_one(self, part: QueuePart, entry: SettleEntry, session: Session, now_us: int) -> Outcome:
         if part.group.topic.namespace != session.namespace:
             return INVALID
+        if entry.kind != Settle.ACK:
+            part.follow_log()  # what is gone may be acked as long as it is leased; it cannot become a dead letter
         lease = part.ledger.lease_of(entry.nonce)
         if lease is None:
             outcome = part.settle(entry, now_us)
-            self.metrics.settles_refused += outcome.result is Result.INVALID
+            self.metrics.settles_refused += outcome.result in REFUSED
             return outcome
         consumer = self._by_key.get(lease.consumer)
         if consumer is not None and consumer.session is not session and not consumer.by_receipt:
@@ -488,7 +490,7 @@ class Queues:
             return INVALID
         before = lease.bits
         outcome = part.settle(entry, now_us)
-        if outcome.result is Result.INVALID:
+        if outcome.result in REFUSED:
             self.metrics.settles_refused += 1
         else:
             settled = before ^ lease.bits

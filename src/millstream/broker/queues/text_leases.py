@@ -40,6 +40,7 @@ _RESULTS: Final = {
     Result.RETRIED: "retried",
     Result.DEAD: "dead",
     Result.INVALID: "receipt_invalid",
+    Result.GONE: "gone",
 }
 _ACTIONS: Final = {kind.name.lower(): kind for kind in Settle}
 

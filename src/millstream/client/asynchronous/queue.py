@@ -20,7 +20,7 @@ from millstream.client.leases import AsyncQueueMessage, Lease, QueueMessage, del
 from millstream.client.leasing import LEASE_MESSAGES_MAX, LEASE_WAIT_MS, Frame, Leasing, QueueStats, Ticket
 from millstream.client.queue_requests import open_call, uids_of
 from millstream.client.settings import QueueSettings
-from millstream.client.settling import refusal
+from millstream.client.settling import raise_refused
 from millstream.clock import monotonic_ms
 from millstream.durations import Duration, parse_ms
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
@@ -238,8 +238,7 @@ class AsyncQueue:
         (message,) = messages
         again = message.source.lease.settled_before(message.offset)
         (result,) = await self._settle_many(kind, (message,), value, reason)
-        if result == Settled.INVALID:
-            raise refusal(again)
+        raise_refused(result, again=again)
 
     def _settle_now(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> None:
         self._leasing.settle(kind, messages, value, reason, None)

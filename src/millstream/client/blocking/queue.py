@@ -29,7 +29,7 @@ from millstream.client.leases import Lease, QueueMessage, delay_ms
 from millstream.client.leasing import LEASE_MESSAGES_MAX, LEASE_WAIT_MS, Leasing, QueueStats, Ticket
 from millstream.client.queue_requests import open_call, uids_of
 from millstream.client.settings import QueueSettings
-from millstream.client.settling import refusal
+from millstream.client.settling import raise_refused
 from millstream.clock import monotonic_ms
 from millstream.durations import Duration, parse_ms
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
@@ -254,8 +254,7 @@ class Queue:
             (message,) = messages
             again = message.source.lease.settled_before(message.offset)
             (result,) = self._settle_many(kind, (message,), value, reason)
-            if result == Settled.INVALID:
-                raise refusal(again)
+            raise_refused(result, again=again)
             return None
         with self._turns:
             self._leasing.settle(kind, messages, value, reason, None)

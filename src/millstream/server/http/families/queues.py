@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from millstream.errors import GroupNotFound, InvalidArgument, MillstreamError, ReceiptInvalid
+from millstream.errors import GroupNotFound, InvalidArgument, MessageGone, MillstreamError, ReceiptInvalid
 from millstream.names import is_pattern
 from millstream.policies import AckDurability, Ordering, Start
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
@@ -358,7 +358,10 @@ async def extend_leases(exchange: Exchange[NoQuery, ExtendBody]) -> Any:
 
 async def _settle(exchange: Exchange[Any, Any], items: Sequence[calls.SettleItem]) -> list[calls.SettleOutcome]:
     outcomes: list[calls.SettleOutcome] = await exchange.call(calls.SettleMessages(items=list(items)))
-    if all(outcome.result == "receipt_invalid" for outcome in outcomes):
+    results = {outcome.result for outcome in outcomes}
+    if results == {"gone"}:
+        raise MessageGone("what these receipts are of is not in the log any more, and is not delivered again")
+    if results <= {"receipt_invalid", "gone"}:
         raise ReceiptInvalid("none of these receipts is good: the lease has ended, or the message is settled already")
     return outcomes
 
