@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import structlog
 
 from millstream import aio
 from millstream.broker import cleanup
@@ -17,6 +16,7 @@ from millstream.errors import MessageGone, ReceiptInvalid
 from millstream.log.segment import Segment
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.leases import Settled
+from tests.logged import logged
 
 
 @pytest.fixture
@@ -159,9 +159,9 @@ def test_messages_that_a_queue_loses_to_retention_are_counted_warned_of_and_said
         assert message is not None
         message.ack(wait=True)
     assert client.why("jobs/w").sentence.startswith("Nobody consumes the group")
-    with structlog.testing.capture_logs() as logs:
+    with logged() as log:
         broker.clock.advance("10m")
-    warnings = [entry for entry in logs if entry["log_level"] == "warning" and entry.get("group") == "w"]
+        warnings = log.all(level="warning", group="w")
     assert [(entry["topic"], entry["messages"]) for entry in warnings] == [("jobs", 2)], "once, and not in every round"
     assert "cleanup=settled" in warnings[0]["advice"]
     told = client.why("jobs/w")
