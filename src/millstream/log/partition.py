@@ -99,7 +99,8 @@ class PartitionLog:
         self._changed = not recovered.report.clean
         self._seals: list[Seal] = []
         self._rounds: deque[SyncRound] = deque()
-        self._durable: SyncRound | None = None  # the last one that is on disk
+        #: What the last round has put on disk: the segment that was active, its bytes, the next offset.
+        self._durable: tuple[Segment, int, int] | None = None
         self._durable_noted_bytes = self._active.size
         self._synced_bytes = self.size_bytes
         self._prepare = False  # syncs are frequent, so that it pays to prepare room for what they are of
@@ -299,7 +300,7 @@ class PartitionLog:
             seal.segment.stored = True
             seal.segment.use_stored_index()
             self._files.unpin(self._storage, seal.segment.path)
-        self._durable = done
+        self._durable = done.active, done.active_bytes, done.next_offset
         if done.active is self._active and done.active_bytes - self._durable_noted_bytes >= _DURABLE_STEP_BYTES:
             self.note_durable()
         if self._file is not None and not self._dirty and not self._rounds:
@@ -312,10 +313,12 @@ class PartitionLog:
         Recovery takes damage behind the note for a torn write, which ends the log, and damage before it for rot, which
         costs what is damaged and nothing else.  So the note should not be much older than the messages.
         """
-        done = self._durable
-        if done is None or done.active is not self._active or done.active_bytes <= self._durable_noted_bytes:
+        segment, durable_bytes, next_offset = self._durable or (None, 0, 0)
+        if segment is not self._active or durable_bytes <= self._durable_noted_bytes:
             return
-        header = self._active.header(0, durable_bytes=done.active_bytes, next_offset=done.next_offset)
+        if self._rounds and self._rounds[0].next_offset <= next_offset:
+            return  # the note says that segments before this one are complete, and that round may be sealing one
+        header = segment.header(0, durable_bytes=durable_bytes, next_offset=next_offset)
         # Not synced, and a failure does not matter: an older note is true as well, only less helpful in recovery.
         with suppress(OSError):
             file = self._storage.open(self._active.index_path, create=True)
@@ -323,7 +326,7 @@ class PartitionLog:
                 file.write(header.encode(), 0)
             finally:
                 file.close()
-        self._durable_noted_bytes = done.active_bytes
+        self._durable_noted_bytes = durable_bytes
 
     def sync(self) -> None:
         """Make everything appended so far durable, here and now.  Raises StorageFailed, and then the log has failed."""

@@ -154,6 +154,26 @@ def test_a_note_is_about_what_is_on_disk_of_the_active_segment() -> None:
     assert not storage.exists(FIRST_INDEX), "somebody else may have the files by now"
 
 
+def test_nothing_is_noted_while_a_segment_before_is_being_sealed() -> None:
+    storage = MemoryStorage()
+    log = open_log(storage)
+    append(log, plain(b"sealed in a thread, in a moment"))
+    log.roll()
+    append(log, plain(b"of the same round"))
+    under_way = log.dirty_files()
+    until = log.next_offset
+    append(log, plain(b"synced here and now"))
+    log.sync()
+    log.note_durable()
+    noted = f"{DIRECTORY}/{1:020d}.index"
+    assert not storage.exists(noted)
+    for file in under_way:
+        file.sync()
+    log.mark_durable(until)
+    log.note_durable()
+    assert storage.exists(noted)
+
+
 def test_rot_at_the_very_end_of_what_was_confirmed_does_not_free_its_offsets() -> None:
     storage = MemoryStorage()
     log = open_log(storage)
