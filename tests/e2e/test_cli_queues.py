@@ -108,7 +108,9 @@ def test_leased_messages_are_documents_for_programs(run: Run, topic: str) -> Non
 
 
 def test_with_auto_ack_there_is_nothing_to_settle(run: Run, client: Client, topic: str) -> None:
-    assert "one" in run("lease", topic, "--auto-ack").out
+    shown = run("lease", topic, "--auto-ack").out
+    assert "one" in shown
+    assert "receipt" not in shown, "there is nothing to settle"
     assert client.queues.describe(topic).depth == 2
 
 

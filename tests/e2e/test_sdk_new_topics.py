@@ -5,7 +5,6 @@ Each scenario runs with both kinds of stream.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 
 import millstream
-from millstream import aio
 from millstream.client import following
 from millstream.testing.broker import BrokerForTests
+from tests.either import EitherClient
 
 OUTGOING = millstream.Outgoing
 
@@ -26,46 +25,15 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_LOOKING_SHARE", 1)
 
 
-class Readers:
-    """Opens streams of one kind, to be used from a synchronous test."""
-
-    def __init__(self, address: str, *, asynchronous: bool) -> None:
-        self._loop = asyncio.new_event_loop() if asynchronous else None
-        self._client: Any = self._do(aio.connect(address) if asynchronous else millstream.connect(address))
-
-    def _do(self, result: Any) -> Any:
-        if self._loop is None:
-            return result
-
-        async def wait() -> Any:
-            return await result
-
-        return self._loop.run_until_complete(wait())
+class Readers(EitherClient):
+    """Opens streams of one kind."""
 
     def stream(self, topics: str | list[str], **options: object) -> Any:
-        return self._do(self._client.stream(topics, **options))
-
-    def next(self, stream: Any, timeout_s: float = 10) -> millstream.Message | None:
-        message: millstream.Message | None = self._do(stream.next(timeout_s))
-        return message
-
-    def values(self, stream: Any, count: int) -> list[bytes | None]:
-        """The values of that many messages, sorted: partitions come in any order."""
-        found = []
-        for _ in range(count):
-            message = self.next(stream)
-            assert message is not None, f"only {sorted(found)}"
-            found.append(message.value)
-        return sorted(found)
+        return self.do(self.client.stream(topics, **options))
 
     def close(self, *streams: Any) -> None:
         for stream in streams:
-            self._do(stream.close())
-
-    def end(self) -> None:
-        self._do(self._client.close())
-        if self._loop is not None:
-            self._loop.close()
+            self.do(stream.close())
 
 
 @pytest.fixture(params=["blocking", "asynchronous"])

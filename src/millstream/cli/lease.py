@@ -89,12 +89,13 @@ def lease(
         for message in messages:
             print_json_line(_document(message))
         return
+    # What is done already has nothing to settle it with, and no end.
+    settling = () if auto_ack else ("receipt", "until")
     print_table(
-        ("receipt", "until", "delivery", "key", "value"),
+        (*settling, "delivery", "key", "value"),
         [
             (
-                message.receipt,
-                time_text(message.deadline_ms),
+                *(() if auto_ack else (message.receipt, time_text(message.deadline_ms))),
                 message.delivery,
                 _text(message.key),
                 _text(message.value),

@@ -5,7 +5,6 @@ Each scenario runs with both kinds of stream.  They share following.py, but not 
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
@@ -14,7 +13,6 @@ import pytest
 from fake_broker import FakeBroker, FakeMember
 
 import millstream
-from millstream import aio
 from millstream.client import following
 from millstream.client.messages import Message, TopicPartition
 from millstream.errors import (
@@ -28,6 +26,7 @@ from millstream.errors import (
     TopicNotFound,
     Unauthorized,
 )
+from tests.either import EitherClient
 from tests.waiting import eventually
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -40,42 +39,27 @@ def _look_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Reader:
-    """One stream of a group, of either kind, to be used from a synchronous test."""
+    """One stream of a group, of either kind."""
 
     def __init__(self, fake: FakeBroker, *, asynchronous: bool) -> None:
-        self._loop = asyncio.new_event_loop() if asynchronous else None
-        self.client: Any = self._do(aio.connect(fake.address) if asynchronous else millstream.connect(fake.address))
+        self._either = EitherClient(fake.address, asynchronous=asynchronous)
+        self._do = self._either.do
+        self.client = self._either.client
         self.stream: Any = None
-
-    def _do(self, result: Any) -> Any:
-        if self._loop is None:
-            return result
-
-        async def wait() -> Any:
-            return await result
-
-        return self._loop.run_until_complete(wait())
 
     def open(self, topic: str = "t", **options: object) -> None:
         self.stream = self._do(self.client.stream(topic, group="g", session_ms=1000, **options))
 
     def next(self, timeout_s: float = 5) -> Message | None:
-        message: Message | None = self._do(self.stream.next(timeout_s))
-        return message
+        return self._either.next(self.stream, timeout_s)
 
     def values(self, count: int) -> list[bytes | None]:
-        """The values of that many messages, sorted: partitions come in any order."""
-        found = []
-        for _ in range(count):
-            message = self.next()
-            assert message is not None, f"only {sorted(found)}"
-            found.append(message.value)
-        return sorted(found)
+        return self._either.values(self.stream, count)
 
     def replace_call(self, wrap: Callable[[Callable[[], Any]], Any]) -> None:
         """Let `wrap` decide what becomes of the stream's calls."""
         original = self.stream._call
-        if self._loop is None:
+        if self._either.loop is None:
             self.stream._call = lambda call, kind: wrap(lambda: original(call, kind))
         else:
 
@@ -87,9 +71,7 @@ class Reader:
 
     def close(self) -> None:
         self._do(self.stream.close())
-        self._do(self.client.close())
-        if self._loop is not None:
-            self._loop.close()
+        self._either.end()
 
 
 @pytest.fixture(params=["blocking", "asynchronous"])
