@@ -6,11 +6,11 @@ can cause as often as they like is written through a `Sparing`, which counts wha
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from millstream.access.rates import Bucket
+from millstream.clock import monotonic_ms
 
 __all__ = ["SLOW_MS", "Sparing", "details", "waits_ms"]
 
@@ -36,7 +36,7 @@ details: Final = _Details()
 class Sparing:
     """Writes a few entries a second.  The first one after a gap says how many were left out."""
 
-    def __init__(self, now_ms: Callable[[], int] = lambda: time.monotonic_ns() // 1_000_000) -> None:
+    def __init__(self, now_ms: Callable[[], int] = monotonic_ms) -> None:
         self._now_ms = now_ms
         self._bucket = Bucket(_PER_S, _BURST, now_ms())
         self._left_out = 0

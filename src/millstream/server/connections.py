@@ -14,9 +14,15 @@ from millstream.broker.logs import Sparing
 from millstream.config import ServerSettings
 from millstream.errors import MillstreamError, QuotaExceeded, ShuttingDown
 
-__all__ = ["Connection", "Connections", "Refusals"]
+__all__ = ["Connection", "Connections", "Refusals", "peer_of"]
 
 _log = structlog.get_logger("millstream.connections")
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """The address at the other end."""
+    peer = transport.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
 
 
 class Connection(Protocol):

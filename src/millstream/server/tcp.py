@@ -29,7 +29,7 @@ from millstream.errors import (
     RequestTimeout,
     ShuttingDown,
 )
-from millstream.server.connections import Connections
+from millstream.server.connections import Connections, peer_of
 from millstream.server.vigil import Vigil
 from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection, SettleRequest
 from millstream.wire.deliveries import DELIVERY_BYTES, Delivery, encode_delivery_head
@@ -205,8 +205,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     @property
     def address(self) -> str:
-        peer = self._transport.get_extra_info("peername")
-        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        return peer_of(self._transport)
 
     # --- bytes in ------------------------------------------------------------------------------------------------
 

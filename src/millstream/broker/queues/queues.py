@@ -420,13 +420,12 @@ class Queues:
 
     def _ack_sent(self, consumer: Consumer, sent: Sequence[LeasePart], now_us: int) -> None:
         """Settle what goes to a consumer that will not; before it goes, so that nobody gets it again."""
-        for nonce in [given.nonce for given in sent]:
-            part = self.routed(nonce)
-            lease = part.ledger.lease_of(nonce) if part is not None else None
-            if part is None or lease is None:
-                continue  # cannot be: it was granted a moment ago
+        for given in sent:
+            part = self._routes[given.nonce >> ROUTE_SHIFT]
+            lease = part.ledger.lease_of(given.nonce)
+            assert lease is not None, "it was granted a moment ago"
             bits = lease.bits
-            part.ack_sent(nonce)
+            part.ack_sent(given.nonce)
             self.metrics.messages_acked += bits.bit_count()
             consumer.acked += bits.bit_count()
             if self.recorder.cares(part, lease):

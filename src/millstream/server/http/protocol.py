@@ -12,7 +12,7 @@ from websockets.frames import Frame
 
 from millstream.broker.metrics import Metrics
 from millstream.errors import ProtocolViolation, QuotaExceeded
-from millstream.server.connections import Refusals
+from millstream.server.connections import Refusals, peer_of
 
 __all__ = ["HEADER_BYTES_MAX", "LimitedWebSocket", "limited"]
 
@@ -48,7 +48,7 @@ class _Limited(HttpToolsProtocol):
         if len(self.connections) >= self.connections_max:
             self.metrics.connections_refused += 1
             refusal = QuotaExceeded(f"the broker serves {len(self.connections)} HTTP connections, its limit")
-            self.refusals.note(_address_of(transport), refusal)
+            self.refusals.note(peer_of(transport), refusal)
             transport.abort()  # no word: whoever floods a broker would not read it
             return
         super().connection_made(transport)
@@ -145,7 +145,7 @@ class _Limited(HttpToolsProtocol):
     # --- the end: a transport that closes waits until everything was read, however long that takes -----------------
 
     def send_400_response(self, msg: str) -> None:
-        self.refusals.note(_address_of(self.transport), ProtocolViolation(msg))
+        self.refusals.note(peer_of(self.transport), ProtocolViolation(msg))
         super().send_400_response(msg)
         self._see_off()
 
@@ -177,11 +177,6 @@ def limited(*, connections_max: int, request_s: float, metrics: Metrics, refusal
     """The protocol with these limits; uvicorn makes one of it for each connection."""
     limits = {"connections_max": connections_max, "request_s": request_s, "metrics": metrics, "refusals": refusals}
     return type("LimitedProtocol", (_Limited,), limits)
-
-
-def _address_of(transport: Any) -> str:
-    peer = transport.get_extra_info("peername")
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else ""
 
 
 class LimitedWebSocket(WebSocketsSansIOProtocol):

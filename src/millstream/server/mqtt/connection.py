@@ -17,6 +17,7 @@ from millstream.mqtt.packets import V5, Connack, Properties
 from millstream.mqtt.reader import PacketReader
 from millstream.mqtt.reasons import CONNACK_OF_V4, MqttViolation
 from millstream.mqtt.writer import encode
+from millstream.server.connections import peer_of
 from millstream.server.mqtt.deadlines import TICK_MS
 
 if TYPE_CHECKING:
@@ -108,8 +109,7 @@ class MqttConnection(asyncio.Protocol):
 
     @property
     def address(self) -> str:
-        peer = self._transport.get_extra_info("peername")
-        return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else str(peer or "")
+        return peer_of(self._transport)
 
     @property
     def busy(self) -> bool:
