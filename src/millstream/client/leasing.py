@@ -156,8 +156,11 @@ class Leasing(Settling):
 
     def kept(self, most: int, now_ms: int) -> list[Any]:
         """Messages that came ahead and are acked already (auto_ack): nobody else would get them."""
+        return self._take(most, now_ms) if self._settings.auto_ack and not self.unknown else []
+
+    def _take(self, most: int, now_ms: int) -> list[Any]:
         found: list[Any] = []
-        while self._settings.auto_ack and not self.unknown and len(found) < most and self.refill(now_ms):
+        while len(found) < most and self.refill(now_ms):
             found += islice(self.pending, most - len(found))
         return found
 
@@ -239,7 +242,8 @@ class Leasing(Settling):
         # The rest of the time it may have been on its way here, or lain unread.
         granted_ms = min(now_ms, waiting.sent_ms + waited_ms(payload))
         for part in parts:
-            unwanted = not self.wanted if waiting.ticket is None else waiting.ticket.abandoned
+            ticket = waiting.ticket
+            unwanted = not self.wanted if ticket is None else ticket.abandoned or ticket.done
             if unwanted and not auto_ack:
                 self._items.append(Item(SettleEntry(Settle.RELEASE, part.nonce), None, 0))
                 continue
@@ -268,6 +272,16 @@ class Leasing(Settling):
         self._attempts = 0
         if waiting.ticket is not None:
             waiting.ticket.finish(given)
+        if auto_ack:
+            self._hand_over(now_ms)
+
+    def _hand_over(self, now_ms: int) -> None:
+        """What is kept goes to who waits in `lease`: its own request finds nothing of what others have taken."""
+        for asked in list(self._expected.values()):
+            if isinstance(asked, _Requested) and asked.ticket is not None and not asked.ticket.done:
+                if not (found := self._take(asked.amount, now_ms)):
+                    return
+                asked.ticket.finish(found)
 
     def _request_failed(self, waiting: _Requested, error: MillstreamError, now_ms: int) -> None:
         if waiting.ticket is not None:
