@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 from benchmarks.bodies import make_bodies
+from benchmarks.machine import settle_machine
 from benchmarks.scale.axis import BATCH, Axis, Effort, Figures, each, standard_batch
 from benchmarks.scale.link import Link, batch_of, publish_frame
 from benchmarks.scale.world import World
@@ -28,6 +29,7 @@ def _measure(data: Path, count: int, effort: Effort) -> Figures:
         end = max(count, _LEAST)
         link.publish([filling] * (end // _FILLING), window=16)
         figures["memory, MB"] = world.memory_bytes() / 1e6
+        settle_machine()  # a large backlog has used up the memory that was touched before
         with world.cost() as cost:
             link.publish([frame] * effort.requests)
         figures |= each(f"batch of {BATCH} published", cost, effort.requests)
