@@ -94,6 +94,11 @@ class Connection:
         self._slots[correlation] = _Slot()
         try:
             yield
+        except MillstreamError:
+            raise
+        except BaseException:
+            self._abandon()
+            raise
         finally:
             del self._slots[correlation]
             if self._slots:
@@ -133,6 +138,17 @@ class Connection:
         self, topic: bytes, partition: int, fsync: int, head: bytes, tail: bytes, deadline_s: float
     ) -> PublishResult:
         """Publish a batch and wait until it is stored.  Raises the broker's error, ConnectionLost or RequestTimeout."""
+        try:
+            return self._publish(topic, partition, fsync, head, tail, deadline_s)
+        except MillstreamError:
+            raise
+        except BaseException:  # out here, because it may come right after the lock was taken, or before it is let go of
+            self._abandon()
+            raise
+
+    def _publish(
+        self, topic: bytes, partition: int, fsync: int, head: bytes, tail: bytes, deadline_s: float
+    ) -> PublishResult:
         correlation = next(self._correlations) & 0x7FFF_FFFF
         size = len(head) + len(tail)
         front = encode_publish_head(topic, partition, acks=1, fsync=fsync, batch_size=size, correlation=correlation)
@@ -245,6 +261,15 @@ class Connection:
         # A locked read lock may mean a publisher without a slot.  It comes here, too, when it has let go.
         if not self._slots and not self._read_lock.locked():
             self.close()
+
+    def _abandon(self) -> None:
+        """An exception from outside (of a signal's handler) has ended a request wherever it was.
+
+        The lock may be taken for ever, half a frame be sent, bytes received that no reader knows of: only a connection
+        that is opened again is in a known state.
+        """
+        self.close()
+        self._fail_all(ConnectionLost("a request was interrupted"))
 
     def close(self) -> None:
         self.transport.close()

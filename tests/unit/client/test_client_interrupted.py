@@ -1,0 +1,158 @@
+"""A `publish` that a signal handler ends by an exception (Ctrl-C, a time limit), wherever that is in the code."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+from fake_broker import FakeBroker
+
+import millstream
+from millstream.client.blocking.connection import Connection
+
+_LARGE = b"x" * 20_000
+
+
+class Interrupted(Exception):
+    """Stands for a Ctrl-C: raised by the handler of a signal."""
+
+
+@pytest.fixture(autouse=True)
+def handler() -> Iterator[None]:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+class _Sender:
+    """`sender[number]` sends a signal to the main thread.
+
+    Not by a call, after which Python would look for signals in the tracing function already: this way the handler runs
+    at the next place of the traced code where Python looks for them, as it does for any signal.
+    """
+
+    __getitem__ = _thread.interrupt_main
+
+
+_sender = _Sender()
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return "/millstream/client/" in frame.f_code.co_filename
+
+
+def _interrupted_at(step: int, work: Callable[[], object]) -> bool:
+    """Do the work with a signal before the given instruction of the client; False when it has fewer of them."""
+    left = step
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if not _is_ours(frame):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)  # first: Python would look for signals when it begins to trace what comes next
+                _sender[signal.SIGUSR1]
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+        sys.settrace(before)  # the last instructions have no place to look for signals behind them but this one
+    except Interrupted:
+        pass
+    finally:
+        sys.settrace(before)
+    return left < 0
+
+
+def _publish_small(client: millstream.Client, value: bytes) -> None:
+    client.publish("t", value)
+
+
+def _publish_large(client: millstream.Client, value: bytes) -> None:
+    """One that is sent in pieces and awaited like any other request."""
+    client.publish("t", value + _LARGE)
+
+
+@pytest.mark.parametrize("publish", [_publish_small, _publish_large])
+def test_interrupted_anywhere_the_next_publish_works_and_nothing_is_stored_twice(
+    fake: FakeBroker, publish: Callable[[millstream.Client, bytes], None]
+) -> None:
+    with millstream.connect(fake.address, timeout_s=2) as client:
+        publish(client, b"first")
+        step = 0
+        while _interrupted_at(step, partial(publish, client, b"interrupted %d " % step)):
+            publish(client, b"next %d " % step)
+            step += 1
+        assert step > 100, "the client was not traced"
+    stored = [value.removesuffix(_LARGE) for value in fake.values("t") if value is not None]
+    assert len(stored) == len(set(stored)), "stored twice"
+    assert [value for value in stored if value.startswith(b"next")] == [b"next %d " % number for number in range(step)]
+
+
+# An exception in the callback of a weak reference goes nowhere.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_interrupted_anywhere_while_it_connects_the_next_publish_works(fake: FakeBroker) -> None:
+    with millstream.connect(fake.address, timeout_s=2) as client:
+        client.publish("t", b"first")
+        step = 0
+        while True:
+            connection = client._link.current
+            assert connection is not None
+            connection.close()
+            if not _interrupted_at(step, partial(client.publish, "t", b"interrupted %d" % step)):
+                break
+            client.publish("t", b"next %d" % step)
+            step += 1
+        assert step > 100, "the client was not traced"
+    stored = fake.values("t")
+    assert len(stored) == len(set(stored)), "stored twice"
+
+
+def test_threads_for_whom_an_interrupted_one_was_reading_go_on(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with millstream.connect(fake.address, timeout_s=10) as client:
+        client.publish("t", b"first")
+        connection = client._link.current
+        assert connection is not None
+        main, stop_reading = threading.current_thread(), Connection._stop_reading
+
+        def interrupted(self: Connection) -> None:
+            if threading.current_thread() is main:
+                raise Interrupted  # as a signal would that comes before the lock is let go of
+            stop_reading(self)
+
+        monkeypatch.setattr(Connection, "_stop_reading", interrupted)
+        fake.hold_answers.clear()
+
+        def publish_another() -> None:
+            fake.wait_for(lambda: len(fake.publishes) == 2)
+            waiting = threading.Thread(target=client.publish, args=("t", b"other"))
+            waiting.start()
+            while not connection._slots:  # it has sent, and finds that somebody reads
+                waiting.join(0.01)
+            fake.hold_answers.set()
+            waiting.join()
+
+        other = threading.Thread(target=publish_another)
+        other.start()
+        with pytest.raises(Interrupted):
+            client.publish("t", b"interrupted")
+        other.join(5)
+        assert not other.is_alive()
+        assert sorted(value or b"" for value in fake.values("t")) == [b"first", b"interrupted", b"other"]
