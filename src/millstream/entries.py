@@ -29,6 +29,7 @@ __all__ = [
     "entry_bytes",
     "is_delayed",
     "lane_of",
+    "message_bytes",
     "routing_key",
     "split_entries",
 ]
@@ -110,6 +111,11 @@ def entry_bytes(entry: AnyEntry) -> int:
     value, key = entry[0], entry[1]
     size = len(value or b"") + len(key or b"") + 2 * ENTRY_OVERHEAD_BYTES  # type: ignore[arg-type]
     return size if len(entry) == 2 else size + len(entry[2]) + 40  # type: ignore[arg-type]
+
+
+def message_bytes(entry: AnyEntry) -> int:
+    """What counts of a message for the limit of its topic: value, key and headers."""
+    return len(entry) if type(entry) is bytes else sum(map(len, filter(None, entry[:3])))  # type: ignore[arg-type]
 
 
 def has_dedup_id(entry: AnyEntry) -> bool:

@@ -21,10 +21,11 @@ from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Registry, Topic
 from millstream.broker.state import StateLog
+from millstream.broker.traffic.duplicates import no_window
 from millstream.broker.transfer import Transfer
 from millstream.clock import Clock
 from millstream.config import Settings
-from millstream.errors import PartitionNotFound, StorageFailed, TopicNotFound
+from millstream.errors import PartitionNotFound, PayloadTooLarge, StorageFailed, TopicNotFound
 from millstream.ids import SCHEDULES, schedule_uid
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.memory import MemoryStorage
@@ -362,7 +363,7 @@ class Topics:
             existing = self.registry.find(namespace, call.name)
             if existing is not None and call.if_missing:
                 return self.info(existing)
-            config = TopicConfig.from_mapping(call.config, self._default_config())
+            config = TopicConfig.from_mapping(call.config, self.default_config)
             if not own:
                 self.admit(namespace)
             facts = self.registry.decide_create_topic(
@@ -396,6 +397,7 @@ class Topics:
         for name in call.topics:
             topic = self.registry.find(namespace, name)
             if topic is None and call.create and settings.auto_create:
+                self._check_first(name, call)
                 await self.ensure_namespace(namespace)
                 made = calls.CreateTopic(name=name, partitions=settings.default_partitions, if_missing=True)
                 await self.create(namespace, made)
@@ -408,6 +410,16 @@ class Topics:
                 )
             )
         return answer
+
+    def _check_first(self, name: str, call: calls.Metadata) -> None:
+        """Raises MillstreamError when the messages for which a topic would be made were refused by it."""
+        partitions, limit = self._opener.settings.topics.default_partitions, self.default_config.max_message_bytes
+        if call.dedup_id and not self.default_config.dedup_window_ms:
+            raise no_window(name)
+        if call.message_bytes > limit:
+            raise PayloadTooLarge(f"a message has {call.message_bytes} bytes, topic {name!r} would allow {limit}")
+        if not 0 <= call.partition < partitions:
+            raise PartitionNotFound(f"topic {name!r} would have partitions 0 to {partitions - 1}, not {call.partition}")
 
     async def alter(self, namespace: str, call: calls.AlterTopic) -> calls.TopicInfo:
         async with self._changing:
@@ -495,7 +507,9 @@ class Topics:
         await (recorded if beside is None else asyncio.gather(recorded, beside))
         self.registry.replay(facts)
 
-    def _default_config(self) -> TopicConfig:
+    @property
+    def default_config(self) -> TopicConfig:
+        """What a topic is like that is made without being described."""
         settings = self._opener.settings
         return TopicConfig(
             retention_ms=settings.topics.retention_ms,

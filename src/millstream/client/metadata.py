@@ -9,7 +9,7 @@ from typing import Final, Literal, NoReturn
 
 from millstream.client.messages import TopicPartition
 from millstream.client.values import microseconds
-from millstream.entries import AnyEntry, is_delayed, routing_key
+from millstream.entries import AnyEntry, is_delayed, message_bytes, routing_key
 from millstream.errors import InvalidArgument, PartitionNotFound, PayloadTooLarge
 from millstream.ids import SCHEDULES
 from millstream.partitioning import key_partition
@@ -146,7 +146,7 @@ class Topic:
         return chosen
 
     def check_size(self, entry: AnyEntry) -> None:
-        size = len(entry) if type(entry) is bytes else sum(map(len, filter(None, entry[:3])))  # type: ignore[arg-type]
+        size = message_bytes(entry)
         if size > self.message_bytes_max:
             raise PayloadTooLarge(f"the message has {size} bytes, topic {self.name!r} allows {self.message_bytes_max}")
 

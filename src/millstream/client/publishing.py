@@ -91,21 +91,23 @@ def as_entry(item: Value | Outgoing | Message) -> tuple[AnyEntry, int | None]:
 
 
 def plan_batches(
-    topic: Topic, items: Iterable[Value | Outgoing | Message]
+    topic: Topic, entries: Iterable[tuple[AnyEntry, int | None]]
 ) -> Iterable[tuple[int, list[int], list[AnyEntry]]]:
-    """Batches to publish: partition, positions in the input, entries.  Values without a key stay together, in order."""
+    """Batches to publish: partition, positions in the input, entries.  Values without a key stay together, in order.
+
+    Each entry comes with the partition it asks for.
+    """
     piles: dict[int, tuple[list[int], list[AnyEntry]]] = {}
     keyless: int | None = None
-    for index, item in enumerate(items):
-        entry, partition = as_entry(item)
+    for index, (entry, partition) in enumerate(entries):
         topic.check_size(entry)
         if partition is None and routing_key(entry) is None:
             if keyless is None:
                 keyless = topic.choose(b"", None)
             partition = keyless
-        indexes, entries = piles.setdefault(topic.choose(entry, partition), ([], []))
+        indexes, pile = piles.setdefault(topic.choose(entry, partition), ([], []))
         indexes.append(index)
-        entries.append(entry)
-    for partition, (indexes, entries) in piles.items():
-        for first, last in split_entries(entries, bytes_max=_BATCH_BYTES, messages_max=_BATCH_MESSAGES):
-            yield partition, indexes[first:last], entries[first:last]
+        pile.append(entry)
+    for partition, (indexes, pile) in piles.items():
+        for first, last in split_entries(pile, bytes_max=_BATCH_BYTES, messages_max=_BATCH_MESSAGES):
+            yield partition, indexes[first:last], pile[first:last]

@@ -16,11 +16,20 @@ import msgspec
 from millstream.broker.broker import Broker, Session
 from millstream.broker.registry import Topic
 from millstream.broker.traffic.duplicates import no_window
-from millstream.entries import AnyEntry, encode_entries, has_dedup_id, is_delayed, routing_key, split_entries
+from millstream.entries import (
+    AnyEntry,
+    encode_entries,
+    has_dedup_id,
+    is_delayed,
+    message_bytes,
+    routing_key,
+    split_entries,
+)
 from millstream.errors import MillstreamError, PartitionNotFound, PayloadTooLarge
 from millstream.ids import SCHEDULES, message_id, schedule_uid
 from millstream.partitioning import key_partition
 from millstream.wire import calls
+from millstream.wire.lookups import metadata_for
 from millstream.wire.messages import LABELS, PublishRequest
 
 __all__ = ["Receipt", "publish"]
@@ -66,9 +75,8 @@ async def publish(
     """
     metadata = _known(broker, session, topic)
     if metadata is None:
-        if broker.settings.topics.auto_create and broker.topics.registry.find(session.namespace, topic) is None:
-            _check_ids(entries, 0)  # before a topic is made, which would have no window
-        found: Any = await broker.call(session, calls.Metadata(topics=[topic], create=True))
+        broker.check_publish(session, topic)  # before a topic is made
+        found: Any = await broker.call(session, metadata_for(topic, entries, partitions))
         metadata = found[0]
     assert metadata is not None
     _check_sizes(entries, metadata)
@@ -189,7 +197,7 @@ def _piles(
 
 def _check_sizes(entries: Sequence[AnyEntry], topic: calls.TopicMetadata) -> None:
     for place, entry in enumerate(entries):
-        size = len(entry) if type(entry) is bytes else sum(map(len, filter(None, entry[:3])))  # type: ignore[arg-type]
+        size = message_bytes(entry)
         if size > topic.max_message_bytes:
             raise PayloadTooLarge(
                 f"message {place} has {size} bytes, topic {topic.name!r} allows {topic.max_message_bytes}"

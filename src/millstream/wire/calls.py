@@ -140,10 +140,19 @@ class TopicInfo(AnswerForm):
 
 
 class Metadata(CallForm, tag="topic.metadata"):
-    """What a client must know to publish and fetch.  With `create`, missing topics are made if the broker may."""
+    """What a client must know to publish and fetch.  With `create`, missing topics are made if the broker may.
+
+    Whoever is about to publish says what its messages need, and no topic is made that would refuse them.
+    """
 
     topics: list[str]
     create: bool = False
+    #: Of the largest message.
+    message_bytes: int = 0
+    #: The highest that a message asks for.
+    partition: int = 0
+    #: Whether a message has one.
+    dedup_id: bool = False
 
 
 class TopicMetadata(AnswerForm):

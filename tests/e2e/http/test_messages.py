@@ -200,10 +200,34 @@ def test_a_dedup_id_on_a_topic_without_a_window_refuses_the_request_before_anyth
     assert sum(client.offsets("windowless").values()) == 0
 
 
-def test_a_refused_dedup_id_leaves_no_topic_behind(http: httpx.Client, client: Client) -> None:
-    answer = http.post("/topics/mistyped/messages", json={"value": "a", "dedup_id": "1"})
-    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
-    assert "mistyped" not in {topic.name for topic in client.topics()}
+@pytest.mark.parametrize(
+    ("message", "status", "code"),
+    [
+        ({"value": "a", "dedup_id": "1"}, 400, "INVALID_ARGUMENT"),
+        ({"value": "a" * (1024 * 1024 + 1)}, 413, "PAYLOAD_TOO_LARGE"),
+        ({"value": "a", "partition": 7}, 404, "PARTITION_NOT_FOUND"),
+    ],
+)
+def test_a_message_that_is_refused_leaves_no_topic_behind(
+    http: httpx.Client, client: Client, message: dict[str, Any], status: int, code: str
+) -> None:
+    for body in (message, [{"value": "plain"}, message]):
+        answer = http.post("/topics/mistyped/messages", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (status, code)
+        assert "mistyped" in answer.json()["message"]
+        assert "mistyped" not in {topic.name for topic in client.topics()}
+
+
+def test_a_message_that_is_refused_during_maintenance_leaves_no_topic_behind(
+    http: httpx.Client, client: Client
+) -> None:
+    client.set_mode("maintenance", "new disk")
+    try:
+        answer = http.post("/topics/mistyped/messages", json={"value": "a"})
+        assert (answer.status_code, answer.json()["code"]) == (503, "READ_ONLY")
+        assert "mistyped" not in {topic.name for topic in client.topics()}
+    finally:
+        client.set_mode("normal")
 
 
 def test_a_repetition_is_recognised_by_its_dedup_id(http: httpx.Client, client: Client) -> None:

@@ -240,6 +240,7 @@ class Publishing:
 
     async def _create(self, name: str, *, once: bool) -> None:
         try:
+            self._world.room.broker.check_publish(self._publisher_to(name), name)
             await self._world.make_topic(name, self._who)
         except MillstreamError as error:
             for stretch in self._waiting.pop((name, once)):
@@ -283,12 +284,15 @@ class Publishing:
             self._answer()
 
         broker = self._world.room.broker
-        who = self._world.own if name == self._world.room.catch_all else self._who
         try:
             batch = memoryview(self._encode(stretches))
-            broker.publish(who, PublishRequest(name, number, _LEADER, 0, batch), reply)
+            broker.publish(self._publisher_to(name), PublishRequest(name, number, _LEADER, 0, batch), reply)
         except MillstreamError as error:
             reply(error, 0, 0, 0, False)
+
+    def _publisher_to(self, name: str) -> BrokerSession:
+        """In whose name: what is no topic of the client's is stored by the broker."""
+        return self._world.own if name == self._world.room.catch_all else self._who
 
     def _move(self, name: str, pile: _Pile) -> None:
         """All partitions at the same time: what comes next for one of them must not be first there."""
@@ -320,7 +324,7 @@ class Publishing:
         """Whoever publishes is asked this by the broker; a move is not.  Raises MillstreamError."""
         room, topic = self._world.room, self._world.topic(target.topic)
         broker = room.broker
-        broker.check_publish(self._world.own if target.topic == room.catch_all else self._who, target.topic)
+        broker.check_publish(self._publisher_to(target.topic), target.topic)
         broker.quotas.publish(target.namespace, memoryview(batch))
         if target.partition >= SCHEDULES:
             schedules = broker.topics.partition(*target)

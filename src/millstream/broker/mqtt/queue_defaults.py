@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.errors import TopicNotFound
+from millstream.entries import Entry, message_bytes
+from millstream.errors import PayloadTooLarge, TopicNotFound
 from millstream.wire import calls
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
     from millstream.broker.broker import Session as BrokerSession
 
-__all__ = ["CONFIG", "PARTITIONS", "make_letters", "make_queue"]
+__all__ = ["CONFIG", "PARTITIONS", "check_first", "make_letters", "make_queue"]
 
 _DAY_MS: Final = 24 * 3_600_000
 
@@ -27,6 +28,13 @@ CONFIG: Final[dict[str, Any]] = {
 }
 #: As long as those that the broker makes for itself.
 _LETTERS_CONFIG: Final[dict[str, Any]] = {"retention_ms": 14 * _DAY_MS}
+
+
+def check_first(name: str, entry: Entry) -> None:
+    """Raises PayloadTooLarge when the message for which a queue would be made were refused by it."""
+    size, limit = message_bytes(entry), CONFIG["max_message_bytes"]
+    if size > limit:
+        raise PayloadTooLarge(f"a message has {size} bytes, queue {name!r} would allow {limit}")
 
 
 async def make_queue(broker: Broker, own: BrokerSession, name: str) -> None:

@@ -95,12 +95,13 @@ class QueueTopics:
         name = address.topic
         if address.dead_letters or is_system(name):
             raise MqttViolation(Reason.TOPIC_NAME_INVALID, "what is there comes from the broker alone")
-        self._who.access.require("produce", self._who.namespace, name)
+        self._room.broker.check_publish(self._who, name)
         now_us = self._room.clock.now_us()
         topic = self._world.topic(name)
         recognised = topic is None or topic.config.dedup_window_ms > 0  # queues that are made here recognise ids
         entry = entry_for_queue(self._message(address, packet, now_us), now_us, recognised=recognised)
         if not self._world.has_topic(name):
+            queue_defaults.check_first(name, entry)
             self._world.make_queue(name)  # publishing waits for it
         publishing.put(name, entry, owed)
 

@@ -267,9 +267,13 @@ class World:
         return len(topic.partition_uids) if topic is not None else 1
 
     def message_bytes_max(self, name: str) -> int:
-        """The largest message that a topic takes."""
+        """The largest message that a topic takes, or would take if it were made."""
         topic = self.topic(name)
-        return topic.config.max_message_bytes if topic is not None else self.room.settings.max_packet_bytes
+        if topic is not None:
+            return topic.config.max_message_bytes
+        if name in self._making or name.startswith(INBOX_PREFIX):
+            return self.room.settings.max_packet_bytes
+        return self.room.broker.topics.default_config.max_message_bytes
 
     async def make_topic(self, name: str, who: BrokerSession) -> None:
         """Raises MillstreamError when there can be no such topic."""

@@ -62,8 +62,15 @@ def _has_id(batch: memoryview) -> bool:
         return False
 
 
-def no_window() -> InvalidArgument:
-    """What is said of a dedup id that nobody would look at: who gives one relies on it."""
+def no_window(missing: str = "") -> InvalidArgument:
+    """What is said of a dedup id that nobody would look at, maybe because of a missing topic: who gives one relies on
+    it.
+    """
+    if missing:
+        return InvalidArgument(
+            f"topic {missing!r} does not exist, and one that is made by a publish has no dedup window: create it with "
+            f"`millstream topic create {missing} -c dedup_window_ms=10m`, or leave the id out"
+        )
     return InvalidArgument(
         "the topic has no dedup window, so a dedup id would be ignored: set one with "
         "`millstream topic alter TOPIC -c dedup_window_ms=10m`, or leave the id out"

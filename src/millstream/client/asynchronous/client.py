@@ -8,7 +8,7 @@ import copy
 import ssl
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -33,6 +33,7 @@ from millstream.entries import AnyEntry, Priority
 from millstream.errors import ConnectionLost, MillstreamError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
+from millstream.wire.lookups import metadata_for
 
 __all__ = ["AsyncClient", "connect"]
 
@@ -132,11 +133,19 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         """Any call of the control protocol, for what has no method of its own."""
         return await self._call(call, kind)
 
-    async def _topic(self, name: str, *, refresh: bool = False) -> Topic:
+    async def _topic(
+        self,
+        name: str,
+        entries: Sequence[AnyEntry] = (),
+        partitions: Sequence[int | None] = (),
+        *,
+        refresh: bool = False,
+    ) -> Topic:
+        """What is known about a topic; looked up when it is not, and created for these messages if the broker may."""
         topic = self._topics.get(name)
         if topic is None or refresh or time.monotonic() - topic.loaded_s > METADATA_AGE_S:
             check_topic(name)
-            call = calls.Metadata(topics=[name], create=True)
+            call = metadata_for(name, entries, partitions)
             found: list[calls.TopicMetadata] = await self._call(call, list[calls.TopicMetadata])
             topic = self._topics[name] = Topic(found[0], time.monotonic())
         return topic
@@ -209,6 +218,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         futures: list[asyncio.Future[Receipt]] = []
         failure: BaseException | None = None
         try:
+            if entries and (topic, None) not in self._publishers:
+                await self._open_publisher(topic, None, *zip(*entries, strict=True))
             for entry, partition in entries:
                 futures.append(await self._submit(topic, entry, partition, None, alone=False))
         except MillstreamError as error:
@@ -230,10 +241,12 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     ) -> asyncio.Future[Receipt]:
         publisher = self._publishers.get((topic, fsync))
         if publisher is None:
-            publisher = await self._open_publisher(topic, fsync)
+            publisher = await self._open_publisher(topic, fsync, (entry,), (partition,))
         return await publisher.submit(entry, partition, alone=alone)
 
-    async def _open_publisher(self, topic: str, fsync: str | None) -> AsyncProducer:
+    async def _open_publisher(
+        self, topic: str, fsync: str | None, entries: Sequence[AnyEntry], partitions: Sequence[int | None]
+    ) -> AsyncProducer:
         fsync_number(fsync)
         async with self._lock:
             publisher = self._publishers.get((topic, fsync))
@@ -257,7 +270,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
                 )
                 publisher = AsyncProducer(
                     self._link,
-                    await self._topic(topic),
+                    await self._topic(topic, entries, partitions),
                     settings,
                     await self._new_identity(),
                     request_timeout_s=self._target.timeout_s,

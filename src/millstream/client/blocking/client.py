@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal
 
@@ -32,7 +32,7 @@ from millstream.client.messages import (
     receipts,
 )
 from millstream.client.metadata import METADATA_AGE_S, Topic
-from millstream.client.publishing import fsync_number, plan_batches
+from millstream.client.publishing import as_entry, fsync_number, plan_batches
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
 from millstream.client.spans import traced
 from millstream.client.values import Headers, Key, Value, make_entry
@@ -41,6 +41,7 @@ from millstream.entries import AnyEntry, Priority
 from millstream.errors import MillstreamError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
+from millstream.wire.lookups import metadata_for
 
 __all__ = ["Client", "connect"]
 
@@ -146,12 +147,19 @@ class Client(Admin, PubSub, Work):
         """Any call of the control protocol, for what has no method of its own."""
         return self._call(call, kind)
 
-    def _topic(self, name: str, *, refresh: bool = False) -> Topic:
-        """What is known about a topic; looked up, and created if the broker does that, when it is not."""
+    def _topic(
+        self,
+        name: str,
+        entries: Sequence[AnyEntry] = (),
+        partitions: Sequence[int | None] = (),
+        *,
+        refresh: bool = False,
+    ) -> Topic:
+        """What is known about a topic; looked up when it is not, and created for these messages if the broker may."""
         topic = self._topics.get(name)
         if topic is None or refresh or time.monotonic() - topic.loaded_s > METADATA_AGE_S:
             check_topic(name)
-            call = calls.Metadata(topics=[name], create=True)
+            call = metadata_for(name, entries, partitions)
             found: list[calls.TopicMetadata] = self._call(call, list[calls.TopicMetadata])
             topic = self._topics[name] = Topic(found[0], time.monotonic())
         return topic
@@ -213,12 +221,13 @@ class Client(Admin, PubSub, Work):
                 max_retries=max_retries,
                 lease=lease,
             )
-        known = self._topic(topic)
+        entries, partitions = (entry,), (partition,)
+        known = self._topic(topic, entries, partitions)
         if partition is not None and partition >= len(known.uids):
-            known = self._topic(topic, refresh=True)  # it may have been added since
+            known = self._topic(topic, entries, partitions, refresh=True)  # it may have been added since
         known.check_size(entry)
         chosen = known.choose(entry, partition)
-        result = self._publisher.publish(known, chosen, (entry,), 0 if fsync is None else fsync_number(fsync))
+        result = self._publisher.publish(known, chosen, entries, 0 if fsync is None else fsync_number(fsync))
         return receipt(known.place(chosen), known.uid(chosen), result)
 
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
@@ -227,11 +236,12 @@ class Client(Admin, PubSub, Work):
         What the broker refuses raises its error, with the receipts of what is stored nevertheless, by their place in
         `messages`, as its `confirmed`; what is behind the refused batch is not sent.
         """
-        known = self._topic(topic)
+        entries = [as_entry(item) for item in messages]  # first of all: what is no message stops all of them
+        known = self._topic(topic, [entry for entry, _ in entries], [partition for _, partition in entries])
         confirmed: dict[int, Receipt] = {}
-        for partition, indexes, entries in plan_batches(known, messages):
+        for partition, indexes, batch in plan_batches(known, entries):
             try:
-                result = self._publisher.publish(known, partition, entries, 0)
+                result = self._publisher.publish(known, partition, batch, 0)
             except MillstreamError as error:
                 error.confirmed = confirmed
                 raise
