@@ -27,6 +27,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidName",
     "KeyNotFound",
+    "MemberFenced",
     "MessageGone",
     "MessageNotFound",
     "MethodNotAllowed",
@@ -238,6 +239,13 @@ class UnknownMember(RequestError):
 
     code, number = "UNKNOWN_MEMBER", 26
     remedy = "Nothing: the SDK joins the group again."
+
+
+class MemberFenced(RequestError):
+    """Another process has joined the group under the instance id of this member, and has its place."""
+
+    code, number = "MEMBER_FENCED", 36
+    remedy = "Give each process an instance id of its own, or stop the older of the two."
 
 
 class NamespaceNotFound(RequestError):

@@ -16,9 +16,10 @@ import pytest
 
 import millstream
 from millstream import aio
-from millstream.errors import GroupNotEmpty, InvalidArgument
+from millstream.errors import GroupNotEmpty, InvalidArgument, MemberFenced
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import calls
+from tests.either import EitherClient
 from tests.waiting import eventually
 
 
@@ -165,6 +166,37 @@ def test_a_static_member_returns_to_its_partitions_without_a_rebalance(broker: B
         assert client.group("g").generation == generation
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asynchronous"])
+def test_of_two_processes_with_one_instance_id_the_newer_one_stays(broker: BrokerForTests, kind: str) -> None:
+    """Each joined again when it heard that the other had its place, for ever."""
+    older = EitherClient(broker.address, asynchronous=kind == "asynchronous")
+    with millstream.connect(broker.address) as client:
+        client.create_topic("t", partitions=4)
+        first = older.do(older.client.stream("t", group="g", instance_id="one"))
+        with client.stream("t", group="g", instance_id="one") as second:
+            [member] = client.group("g").members
+            with pytest.raises(MemberFenced, match="place of one in group"):
+                older.next(first)
+            with pytest.raises(MemberFenced):
+                older.next(first)
+            older.do(first.close())
+            publish(client, 10)
+            assert len([second.next(10) for _ in range(40)]) == 40
+            assert [each.member_id for each in client.group("g").members] == [member.member_id]
+    older.end()
+
+
+def test_a_commit_of_a_process_whose_place_was_taken_says_so(broker: BrokerForTests) -> None:
+    with millstream.connect(broker.address) as client, millstream.connect(broker.address) as other:
+        client.publish("t", b"x")
+        first = client.stream("t", group="g", instance_id="one", commit="manual")
+        assert first.next(10) is not None
+        with other.stream("t", group="g", instance_id="one"):
+            with pytest.raises(MemberFenced):
+                first.commit()
+            first.close()
 
 
 def test_a_group_follows_new_partitions_and_patterns(broker: BrokerForTests) -> None:

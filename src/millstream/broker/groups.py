@@ -173,7 +173,9 @@ class Groups:
     ) -> calls.Assignment:
         owned = frozenset(TopicPartition(entry.topic, number) for entry in call.owned for number in entry.partitions)
         async with self._locked(namespace, call.group) as group:
-            transition = decide_heartbeat(group.state, Heartbeat(call.member_id, call.generation, owned))
+            transition = decide_heartbeat(
+                group.state, Heartbeat(call.member_id, call.generation, owned, call.instance_id)
+            )
             await self._apply(group, transition, "a heartbeat", member=call.member_id)
             group.sessions.touch(call.member_id, generation=call.generation, now_ms=self._clock.monotonic_ms())
             group.push[call.member_id] = push
@@ -182,7 +184,7 @@ class Groups:
     async def leave(self, namespace: str, call: calls.LeaveGroup, *, permanent: bool = False) -> None:
         async with self._locked(namespace, call.group) as group:
             topics = self._host.partition_counts(namespace)
-            command = Leave(call.member_id, permanent)
+            command = Leave(call.member_id, permanent, call.instance_id)
             transition = decide_leave(group.state, command, topics=topics, now_ms=self._now_ms())
             why = "a member was evicted" if permanent else "a member left"
             await self._apply(group, transition, why, member=call.member_id)
@@ -278,12 +280,12 @@ class Groups:
             group.state = transition.state
             self._time_rebalance(group)
             group.sessions.follow(group.state, now_ms=self._clock.monotonic_ms())
-            for member_id in group.push.keys() - group.state.members.keys():
-                del group.push[member_id]
         for member_id in sorted(transition.nudged):  # in the same order on every run
             push = group.push.get(member_id)
             if push is not None:
                 push({"group": group.name, "generation": group.state.generation})
+        for member_id in group.push.keys() - group.state.members.keys():
+            del group.push[member_id]
 
     def _time_rebalance(self, group: Group) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -306,7 +308,11 @@ class Groups:
                 if not 0 <= entry.partition < counts.get(entry.topic, 0):
                     raise InvalidArgument(f"there is no partition {partition} to commit an offset for")
                 validate_commit(
-                    group.state, member_id=call.member_id or None, generation=call.generation, partition=partition
+                    group.state,
+                    member_id=call.member_id or None,
+                    generation=call.generation,
+                    partition=partition,
+                    instance_id=call.instance_id,
                 )
                 moved[partition] = decide_commit(entry.offset, metadata=entry.metadata, now_ms=self._now_ms())
             await self._record_offsets(group, moved)

@@ -290,6 +290,7 @@ class Membership:
                 member_id=self._member_id,
                 generation=self._ownership.generation,
                 owned=self._ownership.listing(),
+                instance_id=self._settings.instance_id,
             )
             pace_s = _PENDING_HEARTBEAT_S if self._ownership.awaiting else _HEARTBEAT_S
             self._heartbeat_due_s = time.monotonic() + min(pace_s, self._settings.session_ms / 3000)
@@ -365,7 +366,8 @@ class Membership:
                 ticket.finish(None)
 
     def _commit_call(self, offsets: dict[TopicPartition, int]) -> calls.CommitOffsets:
-        return commit_call(self._group, offsets, self._member_id, self._ownership.generation)
+        generation, instance_id = self._ownership.generation, self._settings.instance_id
+        return commit_call(self._group, offsets, self._member_id, generation, instance_id)
 
     def _commit_finished(self) -> None:
         finished = self._finished() or {}
@@ -407,7 +409,9 @@ class Membership:
                 if self._settings.commits_itself:
                     self._commit_finished()
             if self._member_id:  # also when the answer to the join was never seen
-                self._call(calls.LeaveGroup(group=self._group, member_id=self._member_id), Any)
+                instance_id = self._settings.instance_id
+                call = calls.LeaveGroup(group=self._group, member_id=self._member_id, instance_id=instance_id)
+                self._call(call, Any)
         except MillstreamError as error:
             _log.info("group %s: could not leave: %s", self._group, error)
 

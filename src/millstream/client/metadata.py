@@ -187,9 +187,12 @@ def commit_call(
     offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int],
     member_id: str = "",
     generation: int = 0,
+    instance_id: str | None = None,
 ) -> calls.CommitOffsets:
     entries = [
         calls.OffsetEntry(topic=topic, partition=partition, offset=offset)
         for (topic, partition), offset in offsets.items()
     ]
-    return calls.CommitOffsets(group=group, offsets=entries, member_id=member_id, generation=generation)
+    return calls.CommitOffsets(
+        group=group, offsets=entries, member_id=member_id, generation=generation, instance_id=instance_id
+    )

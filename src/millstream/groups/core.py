@@ -16,7 +16,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from millstream.errors import GroupNotEmpty, InvalidArgument, QuotaExceeded, StaleGeneration, UnknownMember
+from millstream.errors import (
+    GroupNotEmpty,
+    InvalidArgument,
+    MemberFenced,
+    QuotaExceeded,
+    StaleGeneration,
+    UnknownMember,
+)
 from millstream.groups.assignors import assign
 from millstream.groups.beginnings import begun_with, matching_topics
 from millstream.groups.ownership import gainers, grant, must_give_back, release, reply_to, views, with_member
@@ -73,12 +80,14 @@ def decide_join(
 ) -> Transition[Reply]:
     """Add a member, refresh one of the same `member_id`, or give a static member's place to its successor.
 
-    A successor takes over the assignment without a rebalance; the `member_id` of the old process is unknown
-    from then on.  Raises InvalidArgument (limits, another strategy or protocol than the group's),
-    InvalidName, QuotaExceeded, and UnknownMember if there is no membership to renew.
+    A successor takes over the assignment without a rebalance; the old process, if there still is one, is fenced by
+    its next request: were it to join again, the two would take the place from each other for ever.  Raises
+    InvalidArgument (limits, another strategy or protocol than the group's), InvalidName, QuotaExceeded, and
+    UnknownMember or MemberFenced if there is no membership to renew.
     """
     _check_join(command)
-    current = _member(state, command.member_id) if command.renew else state.members.get(command.member_id)
+    known = state.members.get(command.member_id)
+    current = _member(state, command.member_id, command.instance_id) if command.renew else known
     if current is not None and current.instance_id != command.instance_id:
         raise InvalidArgument(
             f"member {command.member_id} has instance id {current.instance_id}, not {command.instance_id}"
@@ -100,16 +109,19 @@ def decide_join(
     after = grant(after, command.member_id)
     if after == state:
         after = state
-    return Transition(after, reply_to(after, command.member_id), _nudged(state, after) - {command.member_id})
+    nudged = _nudged(state, after) - {command.member_id}
+    fenced = state.members.keys() - after.members.keys()
+    return Transition(after, reply_to(after, command.member_id), nudged | fenced)
 
 
 def decide_heartbeat(state: GroupState, command: Heartbeat) -> Transition[Reply]:
     """Take back what the member gave up, grant what became free, and say what it may hold.
 
     Returns the same state object when nothing changed.  Raises UnknownMember, after which the member must
-    drop everything and join again, and StaleGeneration for a generation that this group never had.
+    drop everything and join again, MemberFenced, after which it must not, and StaleGeneration for a generation that
+    this group never had.
     """
-    member = _member(state, command.member_id)
+    member = _member(state, command.member_id, command.instance_id)
     _check_generation(state, command.generation)
     freed: frozenset[TopicPartition] = frozenset()
     if command.generation >= member.revoke_generation:
@@ -128,7 +140,7 @@ def decide_leave(state: GroupState, command: Leave, *, topics: Topics, now_ms: i
 
     What a static member was asked to give back is free at once, as its process is gone.
     """
-    member = _member(state, command.member_id)
+    member = _member(state, command.member_id, command.instance_id)
     if member.instance_id is None or command.permanent:
         return _remove(state, {command.member_id}, topics, now_ms)
     freed = must_give_back(state, member)
@@ -198,17 +210,18 @@ def validate_commit(
     member_id: str | None,
     generation: int,
     partition: TopicPartition,
+    instance_id: str | None = None,
 ) -> None:
     """Whether an offset may be committed: only by the member that holds the partition, as it holds it now.
 
     Without a member id it is an operator's reset, which a group with members would overwrite.  Raises
-    GroupNotEmpty, UnknownMember or StaleGeneration.
+    GroupNotEmpty, UnknownMember, MemberFenced or StaleGeneration.
     """
     if member_id is None:
         if state.members:
             raise GroupNotEmpty(f"group {state.name} has {len(state.members)} members; stop them first")
         return
-    member = _member(state, member_id)
+    member = _member(state, member_id, instance_id)
     _check_generation(state, generation)
     granted = member.owned.get(partition)
     if granted is None or partition in member.lapsed:
@@ -360,9 +373,11 @@ def _nudged(before: GroupState, after: GroupState) -> frozenset[str]:
     return frozenset(key for key, view in views(after).items() if view != seen.get(key, nothing))
 
 
-def _member(state: GroupState, member_id: str) -> Member:
+def _member(state: GroupState, member_id: str, instance_id: str | None) -> Member:
     member = state.members.get(member_id)
     if member is None:
+        if instance_id is not None and any(other.instance_id == instance_id for other in state.members.values()):
+            raise MemberFenced(f"another process has taken the place of {instance_id} in group {state.name}")
         raise UnknownMember(f"{member_id} is not, or no longer, a member of group {state.name}")
     return member
 

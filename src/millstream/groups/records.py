@@ -161,6 +161,8 @@ class Heartbeat:
     member_id: str
     generation: int
     owned: frozenset[TopicPartition]
+    #: With it, a member whose place was taken is told so, and not only that it is unknown.
+    instance_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ class Leave:
 
     member_id: str
     permanent: bool = False
+    instance_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +195,7 @@ ReplyT = TypeVar("ReplyT", Reply, None)
 @dataclass(frozen=True, slots=True)
 class Transition(Generic[ReplyT]):
     """A decision.  Record `state`, then make it visible, answer `reply` and tell `nudged` to send a
-    heartbeat.
+    heartbeat: members, and a process whose place another has taken.
 
     `state` is the very object that was passed in when there is nothing to record.
     """

@@ -217,12 +217,17 @@ class JoinGroup(CallForm, tag="group.join"):
 
 
 class HeartbeatGroup(CallForm, tag="group.heartbeat"):
-    """`owned` is what the member holds now; leaving out what it was told to give up releases it."""
+    """`owned` is what the member holds now; leaving out what it was told to give up releases it.
+
+    With the instance id under which it has joined, a member whose place another process has taken is told so
+    (MemberFenced); without, that it is unknown.
+    """
 
     group: str
     member_id: str
     generation: int
     owned: list[TopicPartitions]
+    instance_id: str | None = None
 
 
 class Assignment(AnswerForm):
@@ -238,6 +243,7 @@ class Assignment(AnswerForm):
 class LeaveGroup(CallForm, tag="group.leave"):
     group: str
     member_id: str
+    instance_id: str | None = None
 
 
 class CommitOffsets(CallForm, tag="group.commit"):
@@ -247,6 +253,7 @@ class CommitOffsets(CallForm, tag="group.commit"):
     offsets: list[OffsetEntry]
     member_id: str = ""
     generation: int = 0
+    instance_id: str | None = None
 
 
 class CommittedOffsets(CallForm, tag="group.committed"):
