@@ -81,6 +81,53 @@ def test_a_clock_that_is_set_ahead_brings_messages_within_a_second() -> None:
     in_a_world(scenario)
 
 
+async def occurred(machine: Machine) -> list[int]:
+    """The times of the occurrences that are stored, in minutes after the first."""
+    async with aio.connect(machine.address) as client:
+        stream = client.stream("orders", start="earliest", timeout_s=0.5)
+        times = [int(dict(message.header_items())["millstream-schedule-time-ms"]) async for message in stream]
+    return [(time_ms - times[0]) // 60_000 for time_ms in times]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_after_the_clock_was_set_far_back_a_recurring_schedule_goes_on_by_it(restarts: bool) -> None:
+    """It stood still until the time of its last occurrence came again."""
+
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            await client.schedules.repeat("tick", "orders", "* * * * *", "tick", catch_up="all")
+        await asyncio.sleep(300)
+        before = await occurred(machine)
+        assert before == [0, 1, 2, 3, 4]
+        if restarts:
+            await machine.stop()
+        machine.clock.jump(-3600)
+        if restarts:
+            await machine.start()
+        await asyncio.sleep(61)
+        assert await occurred(machine) == [*before, -55]
+        await asyncio.sleep(120)
+        assert await occurred(machine) == [*before, -55, -54, -53]
+        machine.clock.jump(3600)
+        await asyncio.sleep(60)
+        after = (await occurred(machine))[8:]
+        assert after == [5, 6, 7, 8], "of those that the clock has jumped over, what was not published before"
+
+    in_a_world(scenario)
+
+
+def test_a_clock_that_is_set_back_a_little_repeats_no_occurrence() -> None:
+    async def scenario(machine: Machine) -> None:
+        async with aio.connect(machine.address) as client:
+            await client.schedules.repeat("tick", "orders", "*/10 * * * *", "tick")
+        await asyncio.sleep(610)
+        machine.clock.jump(-590)
+        await asyncio.sleep(1800)
+        assert await occurred(machine) == [0, 10, 20]
+
+    in_a_world(scenario)
+
+
 def test_schedules_whose_time_has_not_come_are_not_looked_at() -> None:
     """Each look at an expression takes some 30 us in which nobody else runs; there may be thousands of them."""
 

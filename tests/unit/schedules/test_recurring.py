@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from millstream.schedules.recurring import RecurringSchedule, occurrences, upcoming_ms
+from millstream.schedules.recurring import RecurringSchedule, following_clock, occurrences, upcoming_ms
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -54,6 +54,47 @@ def test_an_occurrence_that_is_done_never_comes_again() -> None:
     """Also when the clock is set back."""
     assert occurrences(schedule(done_ms=HOUR), HOUR) == ([], HOUR)
     assert occurrences(schedule(done_ms=HOUR), 10 * MINUTE) == ([], HOUR)
+
+
+@pytest.mark.parametrize(
+    ("cron", "done_ms", "now_ms"),
+    [
+        ("*/10 * * * *", HOUR, HOUR),
+        ("*/10 * * * *", HOUR, HOUR - 10 * MINUTE),
+        ("@hourly", 2 * HOUR, HOUR),
+        ("* * * * * *", HOUR, HOUR - MINUTE),
+        ("@yearly", 24 * HOUR, 0),
+    ],
+)
+def test_a_clock_that_is_set_back_a_little_is_waited_for(cron: str, done_ms: int, now_ms: int) -> None:
+    """The occurrence that comes again is the last one, and would be one too many."""
+    known = schedule(cron=cron, done_ms=done_ms)
+    assert following_clock(known, now_ms) is known
+
+
+@pytest.mark.parametrize(
+    ("cron", "now_ms", "next_ms"),
+    [
+        ("*/10 * * * *", HOUR - 10 * MINUTE - 1, HOUR - 10 * MINUTE),
+        ("* * * * * *", HOUR - MINUTE - 1, HOUR - MINUTE),
+        ("*/10 * * * *", 5 * MINUTE, 10 * MINUTE),
+    ],
+)
+def test_after_the_clock_was_set_far_back_a_schedule_goes_on_by_it(cron: str, now_ms: int, next_ms: int) -> None:
+    known = following_clock(schedule(cron=cron, done_ms=HOUR), now_ms)
+    assert (upcoming_ms(known), known.reached_ms) == (next_ms, HOUR)
+    assert occurrences(known, now_ms)[0] == []
+    assert occurrences(known, next_ms + 50)[0] == [next_ms]
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "missed"),
+    [("none", []), ("latest", [HOUR + 20 * MINUTE]), ("all", [HOUR + 10 * MINUTE, HOUR + 20 * MINUTE])],
+)
+def test_what_was_published_before_the_clock_was_set_back_is_not_missed(catch_up: str, missed: list[int]) -> None:
+    known = following_clock(schedule(catch_up=catch_up, done_ms=HOUR), 5 * MINUTE)
+    assert occurrences(known, HOUR + MINUTE) == ([], HOUR)
+    assert occurrences(known, HOUR + 25 * MINUTE)[0] == missed
 
 
 def test_a_paused_schedule_has_nothing_coming() -> None:

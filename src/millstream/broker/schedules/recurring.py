@@ -8,7 +8,7 @@ recognised is looked at: if the broker was down for longer, a later occurrence m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -34,7 +34,7 @@ from millstream.names import check_group
 from millstream.partitioning import key_partition
 from millstream.records import encode_batch
 from millstream.schedules.cron import Cron
-from millstream.schedules.recurring import RecurringSchedule, occurrences, upcoming_ms
+from millstream.schedules.recurring import RecurringSchedule, following_clock, occurrences, upcoming_ms
 from millstream.wire import calls
 from millstream.wire.schedule_calls import Repeat, Repeating
 
@@ -109,8 +109,15 @@ class Recurring:
             wait_s = (min(self._upcoming.values()) * 1000 - self._clock.now_us()) / 1_000_000
             self._alarm = self._loop.call_later(min(max(at_least_s, wait_s), _ALARM_S_MAX), self._ring)
 
+    def look(self) -> None:
+        """See what is due now, as after somebody has set the clock."""
+        if self._task is not None:  # which may have looked at the clock before
+            self._task.add_done_callback(lambda _: self.look())
+        elif not self._closed:
+            self._ring()
+
     def _ring(self) -> None:
-        self._alarm = None
+        self._disarm()
         self._task = self._loop.create_task(self._publish_due())
 
     # --- occurrences ---------------------------------------------------------------------------------------------
@@ -118,6 +125,7 @@ class Recurring:
     async def _publish_due(self) -> None:
         pause_s = 0.001  # the alarm may ring a little early, and must not ring in circles
         try:
+            await self._follow_clock()
             now_ms = self._clock.now_us() // 1000
             for key in [key for key, at_ms in self._upcoming.items() if at_ms <= now_ms]:
                 if self._closed or self._host.modes.publish_refusal is not None:
@@ -128,12 +136,25 @@ class Recurring:
                 except MillstreamError as error:
                     _log.warning("a recurring schedule waits", name=key[1], reason=str(error))
                     pause_s = _RETRY_S
+        except MillstreamError as error:
+            _log.warning("recurring schedules wait", reason=str(error))
+            pause_s = _RETRY_S
         except Exception:
             _log.exception("recurring schedules failed")
             pause_s = _RETRY_S
         finally:
             self._task = None
             self.arm(pause_s)
+
+    async def _follow_clock(self) -> None:
+        async with self._changing:
+            now_ms = self._clock.now_us() // 1000
+            ahead = [schedule for schedule in self._schedules.values() if schedule.done_ms > now_ms]
+            after = [following_clock(schedule, now_ms) for schedule in ahead]
+            changed = [new for old, new in zip(ahead, after, strict=True) if new is not old]
+            if changed:
+                _log.warning("the clock was set back; recurring schedules go on by it", schedules=len(changed))
+                await self._record_all(changed)
 
     async def _catch_up(self, key: tuple[str, str]) -> None:
         async with self._changing:
@@ -185,9 +206,14 @@ class Recurring:
         return offset >= end or await _holds(partition, offset, at_ms)
 
     async def _record(self, schedule: RecurringSchedule) -> RecurringSchedule:
-        await self._log.record({f"{schedule.namespace}/{schedule.name}": schedule}, now_us=self._clock.now_us())
-        self._keep(schedule)
+        await self._record_all([schedule])
         return schedule
+
+    async def _record_all(self, schedules: Sequence[RecurringSchedule]) -> None:
+        facts = {f"{schedule.namespace}/{schedule.name}": schedule for schedule in schedules}
+        await self._log.record(facts, now_us=self._clock.now_us())
+        for schedule in schedules:
+            self._keep(schedule)
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -225,8 +251,9 @@ class Recurring:
                 catch_up=call.catch_up,
                 last_ms=existing.last_ms if existing else 0,
                 published=existing.published if existing else 0,
+                reached_ms=existing.reached_ms if existing else 0,
             )
-            await self._record(schedule)
+            schedule = await self._record(following_clock(schedule, now_ms))
         self.arm()
         return self._answer(schedule)
 

@@ -81,7 +81,7 @@ class Schedules:
 
     def start(self) -> None:
         """Open every schedule log there is, while others are served."""
-        self.recurring.arm()
+        self.recurring.look()  # the clock may have been set while nobody was there
         self._finding = self._loop.create_task(self._find())
 
     async def _find(self) -> None:
@@ -177,7 +177,7 @@ class Schedules:
             self._clock_offset_ms = offset_ms
             for log in self._all():
                 log.arm()
-            self.recurring.arm()
+            self.recurring.look()
 
     async def tidy(self) -> None:
         """Remove what is settled."""
