@@ -34,6 +34,7 @@ from millstream.queues.ranges import RangeSet, lowest, normal
 from millstream.queues.records import (
     DONE,
     FRESH,
+    GONE,
     INVALID,
     PLAIN,
     RETRIED,
@@ -60,8 +61,9 @@ from millstream.topics import LANES
 
 __all__ = ["Ledger"]
 
-#: Leases that were acked whole and whose ack may be repeated: at least so many of the last ones are remembered.
-_FINISHED_KEPT: Final = 4_096
+#: Leases that were acked whole and whose ack may be repeated, or that retention took: so many of the last ones are
+#: remembered at least.
+_ENDED_KEPT: Final = 4_096
 #: How many offsets are looked at in one go.
 _WINDOW: Final = 65_536
 
@@ -88,8 +90,8 @@ class Ledger:
         #: Told of every delivery that came to nothing: first offset, bits, and how it went.
         self.on_attempt: Callable[[int, int, Attempt], None] | None = None
         self._leases = Leases()
-        self._finished: set[int] = set()
-        self._finished_before: set[int] = set()
+        self._ended: dict[int, Outcome] = {}
+        self._ended_before: dict[int, Outcome] = {}
         self._dispenser = Dispenser(self._book, rules, ())
 
     # --- facts ---------------------------------------------------------------------------------------------------
@@ -227,7 +229,7 @@ class Ledger:
         """The messages are done; to say so again is a success.  `consumer`, if given, must hold the lease."""
         lease = self._leases.get(nonce)
         if lease is None:
-            return DONE if self._acked_before(nonce, base, bits) else INVALID
+            return self.ending_of(nonce) if base < 0 else DONE if self._acked_before(base, bits) else INVALID
         chosen = lease.bits if base < 0 and consumer is None else self._chosen(lease, base, bits, consumer)
         if chosen is None:
             return INVALID
@@ -242,7 +244,7 @@ class Ledger:
             self._leases.take(lease, left)
             self._book.ack(base, left)
             if not lease.bits:
-                self._remember(nonce)
+                self._remember(nonce, DONE)
         return DONE
 
     def nack(
@@ -327,16 +329,18 @@ class Ledger:
         chosen = bits << place
         return None if chosen & ~lease.granted else chosen
 
-    def _acked_before(self, nonce: int, base: int, bits: int) -> bool:
-        if base < 0:
-            return nonce in self._finished or nonce in self._finished_before
+    def _acked_before(self, base: int, bits: int) -> bool:
         return 0 < bits.bit_length() <= SPAN_MAX and self._book.acked(base, bits)
 
-    def _remember(self, nonce: int) -> None:
-        finished = self._finished
-        finished.add(nonce)
-        if len(finished) >= _FINISHED_KEPT:
-            self._finished_before, self._finished = finished, set()
+    def ending_of(self, nonce: int) -> Outcome:
+        """What became of a lease that is no more: DONE when all of it was acked, GONE when retention took the rest."""
+        return self._ended.get(nonce) or self._ended_before.get(nonce, INVALID)
+
+    def _remember(self, nonce: int, ending: Outcome) -> None:
+        ended = self._ended
+        ended[nonce] = ending
+        if len(ended) >= _ENDED_KEPT:
+            self._ended_before, self._ended = ended, {}
 
     # --- failures ------------------------------------------------------------------------------------------------
 
@@ -429,7 +433,11 @@ class Ledger:
 
         To be called after `open`, too, for what happened before.
         """
+        held = [lease.nonce for lease in self._leases]
         removed = self._settle_below(offset, "gone")
+        for nonce in held:
+            if self._leases.get(nonce) is None:
+                self._remember(nonce, GONE)
         self._book.origin = max(self._book.origin, offset)
         return removed
 

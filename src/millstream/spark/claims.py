@@ -146,7 +146,8 @@ class Claims:
             late = sum(map(self._acknowledge, done))
             if late:
                 print(
-                    f"millstream: {late} messages of group {self._group!r} were done after others had got them",
+                    f"millstream: {late} messages of group {self._group!r} were done after others had got them, or "
+                    "after retention had removed them",
                     file=sys.stderr,
                 )
 

@@ -11,6 +11,7 @@ import pytest
 
 from millstream import aio
 from millstream.broker import cleanup
+from millstream.broker.queues.part import QueuePart
 from millstream.client import Client
 from millstream.errors import MessageGone, ReceiptInvalid
 from millstream.log.segment import Segment
@@ -193,7 +194,7 @@ def test_what_was_removed_before_a_group_was_made_is_not_its_loss(tmp_path: Path
             assert not client.queues.describe("jobs", group).settled.get("gone")
 
 
-@pytest.mark.parametrize("action", ["nack", "reject"])
+@pytest.mark.parametrize("action", ["ack", "nack", "reject"])
 def test_who_settles_a_message_that_retention_took_is_told_that_it_is_gone(
     broker: BrokerForTests, action: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -218,6 +219,35 @@ def test_who_settles_a_message_that_retention_took_is_told_that_it_is_gone(
     assert "is not delivered again" in caplog.text
     assert client.queues.describe("jobs", "w").settled.get("gone") == 3
     assert not client.queues.describe("jobs", "w").settled.get("dead")
+
+
+def test_an_ack_of_a_message_that_retention_took_a_moment_ago_or_long_ago_has_one_answer(
+    broker: BrokerForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the group has looked at its log since, and whether the lease has ended."""
+    client = broker.connect()
+    client.create_topic("jobs", config={"retention_ms": 60_000})
+    for _ in range(3):
+        client.publish("jobs", b"job")
+    leased = [client.queues.lease("jobs", "w", lease=lease)[0] for lease in ("1h", "1h", "2m")]
+    monkeypatch.setattr(QueuePart, "sweep", lambda *_: False)
+    broker.clock.advance("10m")
+    results = []
+    for message in leased:
+        results += [outcome.result for outcome in client.queues.settle("ack", [message.receipt])]
+        client.queues.describe("jobs", "w")  # looks at the log
+    assert results == ["gone"] * 3
+    assert client.queues.describe("jobs", "w").settled == {"acked": 0, "gone": 3}
+
+
+def test_to_ack_again_what_was_acked_before_retention_took_it_is_a_success(broker: BrokerForTests) -> None:
+    client = broker.connect()
+    client.create_topic("jobs", config={"retention_ms": 60_000})
+    client.publish("jobs", b"job")
+    (message,) = client.queues.lease("jobs", "w", lease="1h")
+    assert client.queues.settle("ack", [message.receipt])[0].result == "done"
+    broker.clock.advance("10m")
+    assert client.queues.settle("ack", [message.receipt])[0].result == "done"
 
 
 def test_a_second_word_about_a_message_that_retention_took_is_not_called_a_loss(

@@ -18,7 +18,7 @@ from millstream.broker.queues.burials import Burials
 from millstream.dead_letters import REJECTED
 from millstream.queues.ledger import Ledger
 from millstream.queues.ranges import lowest, normal
-from millstream.queues.records import GONE, Counts, Delivery, Lease, Outcome, Result, Rules
+from millstream.queues.records import DONE, GONE, Counts, Delivery, Lease, Outcome, Result, Rules
 from millstream.wire.leases import PART_BYTES_MAX, LeasePart, Scope, Settle, SettleEntry
 
 if TYPE_CHECKING:
@@ -262,6 +262,9 @@ class QueuePart:
         kind, nonce, scope, offset, value, bits, reason, cause = entry
         base, bits = (-1, 1) if scope == Scope.REST else (offset, bits if scope == Scope.BITMAP else 1)
         ledger = self.ledger
+        if self._is_gone(nonce, base, bits):
+            # To the ledger all of it is settled, whoever did that; to have acked it before makes an ack a success.
+            return DONE if kind == Settle.ACK and ledger.ending_of(nonce) is DONE else GONE
         if kind == Settle.ACK:
             outcome = ledger.ack(nonce, base, bits)
         elif kind == Settle.NACK:
@@ -274,12 +277,18 @@ class QueuePart:
         else:
             outcome = ledger.release(nonce, base, bits)
         if outcome.result is Result.INVALID:
-            return GONE if base >= 0 and base + bits.bit_length() <= self._source.start else outcome
+            return outcome
         self._host.touched(self)
         if kind != Settle.ACK or self.group.is_ordered:
             self.changed(now_us)
             self.wake()
         return outcome
+
+    def _is_gone(self, nonce: int, base: int, bits: int) -> bool:
+        """Whether retention took these messages; without a base, what was left of the lease."""
+        if base < 0:
+            return self.ledger.ending_of(nonce) is GONE
+        return base + bits.bit_length() <= self._source.start
 
     def ack_sent(self, nonce: int) -> None:
         """All of a lease that was granted just now is done."""

@@ -476,8 +476,7 @@ class Queues:
     def settle_one(self, part: QueuePart, entry: SettleEntry, session: Session, now_us: int) -> Outcome:
         if part.group.topic.namespace != session.namespace:
             return INVALID
-        if entry.kind != Settle.ACK:
-            part.follow_log()  # what is gone may be acked as long as it is leased; it cannot become a dead letter
+        part.follow_log()  # what is gone is held by nobody any more
         lease = part.ledger.lease_of(entry.nonce)
         if lease is None:
             outcome = part.settle(entry, now_us)
