@@ -29,6 +29,10 @@ __all__ = ["Backlog", "Flow", "Publisher"]
 _log = structlog.get_logger("millstream.flow")
 
 SAMPLE_S: Final = 0.25
+#: To count what waits in all partitions of a topic takes long where there are many, so for this time what was published
+#: since is added to the last count.  Messages that others than publishers bring (schedules, replays) are missed for as
+#: long.
+_COUNTED_MS: Final = 250
 #: Somebody who has not published to a topic for so long is not told about it any more.
 _FORGET_MS: Final = 60_000
 #: Publishers are told of another delay when it differs by this much.
@@ -76,6 +80,17 @@ class _Throttle:
         self.told = (Level.NORMAL, 0)
 
 
+class _Depth:
+    """How many messages of a topic wait, at most: those that were counted, and those that were published since."""
+
+    __slots__ = ("counted_ms", "messages", "topic")
+
+    def __init__(self, topic: Topic, messages: int, counted_ms: int) -> None:
+        self.topic = topic
+        self.messages = messages
+        self.counted_ms = counted_ms
+
+
 class Flow:
     """The limits of all topics."""
 
@@ -95,6 +110,7 @@ class Flow:
         self._metrics = metrics
         #: By the key of the topic.
         self._throttles: dict[str, _Throttle] = {}
+        self._depths: dict[str, _Depth] = {}
 
     def handlers(self) -> dict[type, Callable[[Any, Any], Awaitable[object]]]:
         return {DescribeFlow: self._describe}
@@ -145,11 +161,18 @@ class Flow:
 
     def check_depth(self, topic: Topic, number: int, count: int) -> None:
         """Make room for so many messages on a topic that has a max_depth.  Raises QueueFull."""
-        limit = topic.config.max_depth
+        limit, now_ms = topic.config.max_depth, self._now_ms()
+        known = self._depths.get(topic.key)
+        fresh = known is not None and known.topic is topic and now_ms - known.counted_ms < _COUNTED_MS
+        if known is not None and fresh and known.messages + count <= limit:
+            known.messages += count
+            return
         # What is on its way to the disk will be in the queue, too: a publisher with a window must not slip past.
         depth = self._backlog.depth(topic) + sum(part.invisible for part in topic.partitions if part is not None)
+        known = self._depths[topic.key] = _Depth(topic, depth, now_ms)
         # A batch is taken whole or not at all; one that is larger than the limit, when nothing waits, or never.
         if not depth or depth + count <= limit:
+            known.messages += count
             return
         if topic.config.overflow == "evict":
             self._metrics.messages_evicted += self._backlog.evict(topic, number, depth + count - limit)
@@ -166,6 +189,9 @@ class Flow:
     async def sample(self) -> None:
         """Measure every topic that has limits and traffic; called every SAMPLE_S."""
         now_ms = self._now_ms()
+        for key, known in list(self._depths.items()):
+            if now_ms - known.counted_ms >= _COUNTED_MS:
+                del self._depths[key]
         for throttle in list(self._throttles.values()):
             topic, controller = throttle.topic, throttle.controller
             config = topic.config
