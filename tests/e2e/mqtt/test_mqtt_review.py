@@ -469,3 +469,29 @@ def test_statistics_that_were_asked_for_in_vain_are_not_made_for_ever(mqtt: Wire
 
     server.broker.run(late())
     assert not queues._joined
+
+
+# --- names that are no topics ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [None, b"\xff\xfe", b"a\0b", b"every/+"])
+def test_what_another_door_puts_among_names_that_are_no_topics_stops_nobody(
+    mqtt: Wires, server: Millstream, topic: str, key: bytes | None
+) -> None:
+    name = f"{topic}/größe"
+    reader, everything, writer = mqtt.durable(), mqtt.durable(), mqtt.connect()
+    reader.subscribe(name, qos=1)
+    everything.subscribe("#", qos=1)
+    writer.publish(name, b"before", 1)
+    assert reader.message().payload == everything.message().payload == b"before"
+    with server.broker.connect() as client:
+        client.publish("_mqtt", b"no message of MQTT", key=key)
+    writer.publish(name, b"there", 1)
+    assert reader.message().payload == everything.message().payload == b"there"
+    for wire in (reader, everything):
+        wire.drop()
+    with server.broker.connect() as client:
+        client.publish("_mqtt", b"no message of MQTT", key=key)
+    writer.publish(name, b"away", 1)
+    for wire in (reader, everything):
+        assert mqtt.durable(client_id=wire.client_id).message().payload == b"away"

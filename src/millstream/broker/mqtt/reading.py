@@ -15,8 +15,9 @@ from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError, OffsetOutOfRange
 from millstream.headers import readable_headers
 from millstream.mqtt.messages import Message
+from millstream.mqtt.reasons import MqttViolation
 from millstream.mqtt.stored import message_of
-from millstream.mqtt.topics import from_topic
+from millstream.mqtt.topics import check_topic_name, from_topic
 from millstream.mqtt.window import PUBLISHED
 from millstream.slicing import batches_of
 
@@ -91,14 +92,24 @@ class Position:
 
 
 def messages_of(buffers: Sequence[bytes], topic: str | None) -> Iterator[tuple[int, Message]]:
-    """Offsets and messages of stored batches.  Without a topic each message's key names its own."""
+    """Offsets and messages of stored batches.  Without a topic each message's key names its own; those whose key names
+    none came through another door, and are nobody's."""
     for batch in batches_of(buffers):
         keys = batch.keys() if topic is None else None
         headers, expiry = batch.raw_headers(), batch.expiry_us()
         for place, (offset, value) in enumerate(zip(batch.offsets(), batch.values(), strict=True)):
-            name = topic if topic is not None else ((keys[place] if keys else None) or b"").decode()
+            name = topic if topic is not None else _topic_name(keys[place] if keys else None)
+            if name is None:
+                continue
             told = readable_headers(headers[place]) if headers else []
             yield offset, message_of(name, value or b"", told, expiry[place] if expiry else 0)
+
+
+def _topic_name(key: bytes | None) -> str | None:
+    try:
+        return check_topic_name((key or b"").decode())
+    except (UnicodeDecodeError, MqttViolation):
+        return None
 
 
 class Reading:
