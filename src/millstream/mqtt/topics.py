@@ -22,6 +22,7 @@ __all__ = [
     "check_topic_name",
     "filter_matches",
     "from_topic",
+    "is_special",
     "parse_queue",
     "parse_share",
     "to_pattern",
@@ -43,6 +44,7 @@ _TO_PATTERN: Final = str.maketrans("/+", ".*")
 _SHARE: Final = "$share/"
 _QUEUE: Final = "$queue/"
 _ADMIN: Final = "$admin/queue/"
+_SPECIAL: Final = ("$SYS/", _SHARE, _QUEUE, "$admin/")
 
 
 def check_topic_name(name: str) -> str:
@@ -93,6 +95,11 @@ def to_pattern(topic_filter: str) -> str | None:
     if len(topic_filter) > NAME_BYTES_MAX or not _MAPPABLE_FILTER.fullmatch(topic_filter):
         return None
     return topic_filter.translate(_TO_PATTERN)
+
+
+def is_special(name: str) -> bool:
+    """Whether a name or filter has a meaning of its own; others that begin with `$` are like any, but for wildcards."""
+    return name.startswith(_SPECIAL)
 
 
 def filter_matches(topic_filter: str, topic: str) -> bool:

@@ -481,7 +481,7 @@ def test_what_another_door_puts_among_names_that_are_no_topics_stops_nobody(
     name = f"{topic}/größe"
     reader, everything, writer = mqtt.durable(), mqtt.durable(), mqtt.connect()
     reader.subscribe(name, qos=1)
-    everything.subscribe("#", qos=1)
+    everything.subscribe(Filter("#", 1, retain_handling=2))
     writer.publish(name, b"before", 1)
     assert reader.message().payload == everything.message().payload == b"before"
     with server.broker.connect() as client:
@@ -495,3 +495,19 @@ def test_what_another_door_puts_among_names_that_are_no_topics_stops_nobody(
     writer.publish(name, b"away", 1)
     for wire in (reader, everything):
         assert mqtt.durable(client_id=wire.client_id).message().payload == b"away"
+
+
+def test_a_session_gets_what_is_published_under_a_name_that_begins_with_a_dollar(mqtt: Wires) -> None:
+    name = f"${unique('device')}/state"
+    writer, other, reader = mqtt.connect(), mqtt.durable(), mqtt.durable()
+    other.subscribe("größe", qos=1)
+    writer.publish("größe", b"something before", 1)
+    assert other.message().payload == b"something before"
+    assert reader.subscribe(name, qos=1) == (1,)
+    assert [writer.publish(name, payload, 1) for payload in (b"first", b"second")] == [0, 0]
+    assert reader.payloads(2) == [b"first", b"second"]
+    reader.drop()
+    writer.publish(name, b"away", 1)
+    again = mqtt.durable(client_id=reader.client_id)
+    assert again.message().payload == b"away"
+    again.nothing()

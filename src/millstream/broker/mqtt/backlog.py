@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from millstream.broker.mqtt.session import Session
 from millstream.mqtt.filters import FilterTrie
-from millstream.mqtt.topics import from_topic
+from millstream.mqtt.topics import from_topic, is_special
 from millstream.wire.mqtt_calls import SessionPlace
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ async def backlog_of(world: World, sessions: Iterable[Session], *, opens: bool) 
     everything: dict[Session, list[SessionPlace]] = {}
     for session in sessions:
         for subscription in session.subscriptions.values() if session.lasts else ():
-            if subscription.qos and not subscription.filter.startswith("$"):
+            if subscription.qos and not is_special(subscription.filter):
                 readers.insert(subscription.filter, session, None)
                 everything[session] = []
     if not everything:

@@ -15,7 +15,7 @@ from millstream.mqtt.aliases import IncomingAliases
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Properties, Puback, Publish, Pubrec
 from millstream.mqtt.reasons import MqttViolation, Reason
-from millstream.mqtt.topics import check_topic_name, parse_queue
+from millstream.mqtt.topics import check_topic_name, is_special, parse_queue
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session as BrokerSession
@@ -28,8 +28,6 @@ __all__ = ["Receiving"]
 _OWED_MAX: Final = 1_000
 #: Messages that go together at most.
 _STRETCH_MAX: Final = 1_000
-#: Topics with a meaning of their own; others that begin with `$` are names like any, which no wildcard finds.
-_SPECIAL: Final = ("$SYS/", "$queue/", "$admin/", "$share/")
 #: PUBACK and PUBREC that say yes, in both versions.
 _YES: Final = Struct(">BBH")
 _FIRST_BYTE: Final = {1: 0x40, 2: 0x50}
@@ -101,7 +99,7 @@ class Receiving:
         owed = Owed(qos, packet_id)
         try:
             check_topic_name(topic)
-            if topic.startswith(_SPECIAL):
+            if is_special(topic):
                 self._take_special(packet, topic, owed)
                 return
             require_topic(self._who, "produce", topic)

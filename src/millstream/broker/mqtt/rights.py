@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from millstream.mqtt.topics import parse_queue, parse_share, to_pattern, to_topic
+from millstream.mqtt.topics import is_special, parse_queue, parse_share, to_pattern, to_topic
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session as BrokerSession
@@ -22,7 +22,7 @@ def require_topic(who: BrokerSession, permission: str, topic: str) -> None:
 
 def may_receive(who: BrokerSession, topic: str) -> bool:
     """Whether somebody may have a message of a topic, whatever it is subscribed to."""
-    return topic.startswith("$") or who.access.may("consume", who.namespace, to_topic(topic) or _EVERY_TOPIC)
+    return is_special(topic) or who.access.may("consume", who.namespace, to_topic(topic) or _EVERY_TOPIC)
 
 
 def require_filter(who: BrokerSession, topic_filter: str) -> None:
@@ -32,7 +32,7 @@ def require_filter(who: BrokerSession, topic_filter: str) -> None:
     address = parse_queue(inner)
     if address is not None:
         who.access.require("consume", who.namespace, address.topic)
-    elif inner.startswith("$"):
+    elif is_special(inner):
         who.access.require("read", who.namespace, _EVERY_TOPIC)
     else:
         who.access.require("consume", who.namespace, to_pattern(inner) or _EVERY_TOPIC)

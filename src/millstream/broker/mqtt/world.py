@@ -19,7 +19,7 @@ from millstream.broker.traffic.subscriptions import Subscription as Feed
 from millstream.errors import QuotaExceeded
 from millstream.mqtt.filters import FilterTrie
 from millstream.mqtt.messages import Message, with_payload
-from millstream.mqtt.topics import filter_matches, from_topic, parse_share, to_topic
+from millstream.mqtt.topics import filter_matches, from_topic, is_special, parse_share, to_topic
 from millstream.names import INBOX_PREFIX, is_system
 from millstream.wire import calls
 from millstream.wire.deliveries import Delivery
@@ -151,7 +151,7 @@ class World:
 
     def _topics_like(self, topic_filter: str) -> Iterator[Topic]:
         """Those that a session with this filter reads."""
-        if topic_filter.startswith("$"):
+        if is_special(topic_filter):
             return  # shares, queues and the broker's own figures are not read from the log
         if _has_wildcard(topic_filter):
             for topic in self.stored_topics():
@@ -171,7 +171,7 @@ class World:
                 yield topic
 
     def _wants(self, topic_filter: str, name: str) -> bool:
-        if topic_filter.startswith("$"):
+        if is_special(topic_filter):
             return False  # shares, queues and the broker's own figures are not read from the log
         if name == self.room.catch_all:
             return True
@@ -216,7 +216,7 @@ class World:
         found = [
             subscription
             for subscription in session.subscriptions.values()
-            if not subscription.filter.startswith("$")
+            if not is_special(subscription.filter)
             and filter_matches(subscription.filter, topic)
             and subscription.filter not in but
         ]
