@@ -48,6 +48,11 @@ class Meter:
             raise QuotaExceeded(
                 f"namespace {self.namespace!r} stores {self.stored_bytes} bytes of its quota of {limit} (storage_bytes)"
             )
+        self.pass_on(messages, size, now_ms)
+        self.stored_bytes += size
+
+    def pass_on(self, messages: int, size: int, now_ms: int) -> None:
+        """The same for what is not stored: only how fast it comes matters."""
         for bucket, unit in ((self._messages, "messages"), (self._bytes, "bytes")):
             if bucket is not None and (wait_ms := bucket.wait_ms(now_ms)):
                 self.refused += 1
@@ -58,7 +63,6 @@ class Meter:
             self._messages.take(messages)
         if self._bytes is not None:
             self._bytes.take(size)
-        self.stored_bytes += size
 
     def check_topics(self, held: int) -> None:
         if self.quota.topics and held >= self.quota.topics:

@@ -31,6 +31,7 @@ from millstream.mqtt.reasons import Reason
 from millstream.topics import TopicConfig
 from tests.e2e.access_world import key_for
 from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, unique
+from tests.logged import logged
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(REFERENCE), reason=f"{REFERENCE} has bugs of its own")
@@ -511,3 +512,72 @@ def test_a_session_gets_what_is_published_under_a_name_that_begins_with_a_dollar
     again = mqtt.durable(client_id=reader.client_id)
     assert again.message().payload == b"away"
     again.nothing()
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_retained_message_that_its_topic_refuses_is_not_kept(
+    mqtt: Wires, server: Millstream, topic: str, qos: int
+) -> None:
+    writer, lasting = mqtt.connect(), mqtt.durable()
+    with server.broker.connect() as client:
+        client.create_topic(topic.replace("/", "."), config={"max_message_bytes": 1024})
+        assert lasting.publish(topic, b"good", qos, retain=True) == 0
+        assert writer.publish(topic, b"x" * 3000, qos, retain=True) == Reason.QUOTA_EXCEEDED
+        assert lasting.publish(topic, b"x" * 3000, qos, retain=True) == Reason.QUOTA_EXCEEDED
+        client.set_mode("maintenance", "new disk")
+        try:
+            assert writer.publish(topic, b"late", qos, retain=True) >= 0x80
+            assert lasting.publish(topic, b"late", qos, retain=True) >= 0x80
+        finally:
+            client.set_mode("normal")
+    reader = mqtt.connect()
+    reader.subscribe(topic)
+    assert reader.message().payload == b"good"
+
+
+def test_while_the_broker_takes_no_messages_none_is_retained_or_passed_on(
+    mqtt: Wires, server: Millstream, topic: str
+) -> None:
+    """Retained ones are on the disk, which may be what is full."""
+    writer, reader = mqtt.connect(), mqtt.connect()
+    reader.subscribe(f"{topic}/#", "$queue/responses/mine")
+    with server.broker.connect() as client:
+        client.set_mode("maintenance", "new disk")
+        try:
+            for name in (topic, f"{topic}/größe", "$queue/responses/mine"):
+                assert writer.publish(name, b"late", 1, retain=name == topic) >= 0x80
+        finally:
+            client.set_mode("normal")
+    assert not list(server.broker.broker.mqtt.retained.matching("default", topic))
+    writer.publish(topic, b"in time")
+    assert reader.message().payload == b"in time"
+
+
+def test_how_fast_a_namespace_may_publish_counts_what_is_not_stored(
+    mqtt: Wires, server: Millstream, topic: str
+) -> None:
+    writer = mqtt.connect()
+    with server.broker.connect() as client:
+        client.set_quota("default", publish_messages_per_s=5)
+        try:
+            live = [writer.publish(topic, b"x", 1) for _ in range(10)]
+            kept = [writer.publish(topic, b"x", 1, retain=True) for _ in range(10)]
+        finally:
+            client.set_quota("default")
+    assert live[0] < 0x80
+    assert live[-1] == Reason.QUOTA_EXCEEDED
+    assert set(kept) == {Reason.QUOTA_EXCEEDED}
+
+
+def test_a_will_that_is_refused_leaves_a_line_in_the_log(mqtt: Wires, server: Millstream, topic: str) -> None:
+    with logged() as log, server.broker.connect() as client:
+        leaving = mqtt.connect(will=Will(topic, b"gone", 1, False))
+        client.set_mode("maintenance", "new disk")
+        try:
+            leaving.drop()
+            eventually(lambda: log.all("a will was not published", client=leaving.client_id))
+        finally:
+            client.set_mode("normal")

@@ -80,6 +80,8 @@ class _Stored(NamedTuple):
     entry: AnyEntry
     values: list[bytes]
     owed: Owed
+    #: Kept for those who subscribe later, once the topic takes it.
+    retained: Message | None = None
 
 
 _Pile: TypeAlias = list[_Stored]
@@ -111,24 +113,26 @@ class Publishing:
     def take(self, stretch: Stretch, now_us: int) -> None:
         """Publish messages; `flush` is due when everything of one read was taken.
 
-        Raises QuotaExceeded when they were to be retained and there is no room.
+        Raises QuotaExceeded when they were to be retained and there is no room, and what `Broker.admit_unstored` does.
         """
         world = self._world
         message, payloads, owed = stretch
         if message.retain:
-            stored = world.room.retained.put(world.namespace, message)
-            owed.waits_for += 1
-            self._own(self._retain(stored, owed))
+            world.room.retained.admit(world.namespace, message)
         name = world.place_for(message.topic)
         if name is None:
+            world.room.broker.admit_unstored(world.namespace, len(payloads), sum(map(len, payloads)))
             self._owed.append(owed)
+            if message.retain:
+                owed.waits_for += 1
+                self._retain(message, owed)
             self._pass_on(stretch, now_us)
             return
         key = message.topic.encode() if name == world.room.catch_all else None
         entry = entry_of(message, key=key, now_us=now_us)
         # An inbox keeps nothing, so there is nothing to move there.
         once = owed.qos == 2 and self._lasts and not name.startswith(INBOX_PREFIX)
-        self._pile_up(name, _Stored(entry, payloads, owed), once=once)
+        self._pile_up(name, _Stored(entry, payloads, owed, message if message.retain else None), once=once)
 
     def put(self, name: str, entry: Entry, owed: Owed) -> None:
         """Publish to a topic of the broker, as it is."""
@@ -137,7 +141,7 @@ class Publishing:
         self._pile_up(name, _Stored(entry, [entry.value or b""], owed), once=once)
 
     def _pile_up(self, name: str, stretch: _Stored, *, once: bool) -> None:
-        entry, values, owed = stretch
+        entry, values, owed, retained = stretch
         piles = self._once if once else self._piles
         limit = self._world.message_bytes_max(name)
         others = _bytes_beside(entry)
@@ -153,7 +157,7 @@ class Publishing:
                 self.refuse(its, PayloadTooLarge(f"a message has {size} bytes, the topic allows {limit}"))
             else:
                 self._owed.append(its)
-                piles.setdefault(name, []).append(_Stored(one, [value], its))
+                piles.setdefault(name, []).append(_Stored(one, [value], its, retained))
 
     def answer(self, owed: Owed, reason: Reason) -> None:
         """Answer without publishing anything."""
@@ -212,7 +216,11 @@ class Publishing:
         else:
             self._one_less(owed)
 
-    async def _retain(self, stored: Awaitable[None], owed: Owed) -> None:
+    def _retain(self, message: Message, owed: Owed) -> None:
+        """Keep a message, not before it is certain that it is not refused."""
+        self._own(self._retained(self._world.room.retained.put(self._world.namespace, message), owed))
+
+    async def _retained(self, stored: Awaitable[None], owed: Owed) -> None:
         try:
             await stored
         except MillstreamError as error:
@@ -284,11 +292,19 @@ class Publishing:
             self._answer()
 
         broker = self._world.room.broker
+        kept = [(stretch.retained, stretch.owed) for stretch in stretches if stretch.retained is not None]
+        for _, owed in kept:
+            owed.waits_for += 1  # the reply may come at once
         try:
             batch = memoryview(self._encode(stretches))
             broker.publish(self._publisher_to(name), PublishRequest(name, number, _LEADER, 0, batch), reply)
         except MillstreamError as error:
+            for _, owed in kept:
+                owed.waits_for -= 1
             reply(error, 0, 0, 0, False)
+        else:
+            for message, owed in kept:
+                self._retain(message, owed)
 
     def _publisher_to(self, name: str) -> BrokerSession:
         """In whose name: what is no topic of the client's is stored by the broker."""
@@ -304,8 +320,11 @@ class Publishing:
         """Exactly once: see broker/transfer.py."""
         session, room = self._session, self._world.room
         assert session is not None
+        is_recorded = False
 
         def recorded() -> None:
+            nonlocal is_recorded
+            is_recorded = True
             for stretch in stretches:
                 session.unrecorded.difference_update(stretch.owed.packet_ids)
                 self._one_less(stretch.owed)
@@ -313,11 +332,15 @@ class Publishing:
         try:
             batch = self._encode(stretches)
             self._check_move(target, batch)
+            for stretch in stretches:
+                if stretch.retained is not None:
+                    stretch.owed.waits_for += 1
+                    self._retain(stretch.retained, stretch.owed)
             facts = [(session.entity, session.received_fact(*stretch.owed.packet_ids)) for stretch in stretches]
             await room.store.transfer.move(target, batch, facts, on_recorded=recorded)
         except MillstreamError as error:
-            for stretch in stretches:
-                if stretch.owed.waits_for > 0:
+            if not is_recorded:  # otherwise the client was told, or waits for nothing but what is retained
+                for stretch in stretches:
                     self._fail(stretch.owed, error)
 
     def _check_move(self, target: Target, batch: bytearray) -> None:
@@ -337,7 +360,7 @@ class Publishing:
     def _encode(self, stretches: _Pile) -> bytearray:
         now_us = self._world.room.clock.now_us()
         if len(stretches) == 1:
-            entry, values, _ = stretches[0]
+            entry, values, *_ = stretches[0]
             head, tail = encode_alike(entry, values, base_timestamp_us=now_us)
         else:
             entries = [entry for stretch in stretches for entry in alike(stretch.entry, stretch.values)]

@@ -10,7 +10,7 @@ import msgspec
 
 from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.broker.mqtt.rights import require_topic
-from millstream.errors import MillstreamError, QuotaExceeded, StorageFailed
+from millstream.errors import MillstreamError, StorageFailed
 from millstream.mqtt.aliases import IncomingAliases
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Properties, Puback, Publish, Pubrec
@@ -123,7 +123,7 @@ class Receiving:
         if stretch is not None:
             try:
                 self._publishing.take(stretch, self._taken_us)
-            except QuotaExceeded as error:
+            except MillstreamError as error:
                 self._publishing.refuse(stretch.owed, error)
 
     def _admit(self, qos: int, packet_id: int) -> bool:

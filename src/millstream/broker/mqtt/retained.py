@@ -70,15 +70,12 @@ class Retained:
     def put(self, namespace: str, message: Message) -> Awaitable[None]:
         """Keep a message instead of the one before; an empty payload keeps none.
 
-        Whoever subscribes from now on gets it; what is returned ends when it is on disk too.  Raises QuotaExceeded; the
-        awaitable raises StorageFailed.
+        Whoever subscribes from now on gets it; what is returned ends when it is on disk too, or raises StorageFailed.
         """
         topic, payload = message.topic, message.payload
-        held = self._held(namespace, topic)
         key = f"{namespace}/{topic}".encode()
         now_us = self._clock.now_us()
         if payload:
-            self._admit(held, message)
             self._keep(namespace, Kept(message, -1, now_us))
             head, tail = encode_entries([entry_of(message, key=key, now_us=now_us)], base_timestamp_us=now_us)
             return self._store(namespace, message, bytearray(head + tail))
@@ -91,8 +88,11 @@ class Retained:
         if current is not None and current.message is message:
             self._keep(namespace, current._replace(offset=offset))
 
-    def _admit(self, held: Kept | None, message: Message) -> None:
-        settings = self._settings
+    def admit(self, namespace: str, message: Message) -> None:
+        """Raises QuotaExceeded when there is no room for a message."""
+        if not message.payload:
+            return
+        settings, held = self._settings, self._held(namespace, message.topic)
         if held is None and self.count >= settings.retained_max:
             raise QuotaExceeded(f"the broker keeps {settings.retained_max} retained messages at most")
         more = len(message.payload) - (len(held.message.payload) if held is not None else 0)

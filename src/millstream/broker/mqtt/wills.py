@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import structlog
 
 from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
-from millstream.errors import QuotaExceeded
+from millstream.errors import MillstreamError, QuotaExceeded
 
 if TYPE_CHECKING:
     from millstream.broker.mqtt.mqtt import Mqtt
@@ -53,15 +54,28 @@ class Wills:
         session.will = None
         session.record(session.will_fact())
         if message is not None:
-            publishing = Publishing(session.world, session.world.own, lambda _: None)
-            now_us = self._room.clock.now_us()
-            try:
-                publishing.take(_alone(message), now_us)
-            except QuotaExceeded as error:
-                _log.warning("a will cannot be retained", client=session.client_id, reason=str(error))
-                message.retain = False
-                publishing.take(_alone(message), now_us)
-            publishing.flush()
+            self._publish(session, message)
+
+    def _publish(self, session: Session, message: Message) -> None:
+        def settled(run: Sequence[Owed]) -> None:
+            for error in (owed.error for owed in run):
+                if error is not None:
+                    _log.warning("a will was not published", client=session.client_id, reason=str(error))
+
+        publishing = Publishing(session.world, session.world.own, settled)
+        now_us = self._room.clock.now_us()
+        stretch = _alone(message)
+        try:
+            if message.retain:
+                self._room.retained.admit(session.world.namespace, message)
+        except QuotaExceeded as error:
+            _log.warning("a will cannot be retained", client=session.client_id, reason=str(error))
+            message.retain = False
+        try:
+            publishing.take(stretch, now_us)
+        except MillstreamError as error:
+            publishing.refuse(stretch.owed, error)
+        publishing.flush()
 
     def close(self) -> None:
         """The broker stops.  Whoever is remembered is lost again when it starts."""
