@@ -169,7 +169,14 @@ def test_where_the_group_orders_by_key_what_failed_holds_up_its_key_alone(
 
 
 @pytest.mark.parametrize(
-    "asked", [{"delay_ms": "soon"}, {"priority": "urgent"}, {"deliver_at": "noon"}, {"delay_ms": 1, "deliver_at": 1}]
+    "asked",
+    [
+        {"delay_ms": "soon"},
+        {"priority": "urgent"},
+        {"priority": "9" * 5000},
+        {"deliver_at": "noon"},
+        {"delay_ms": 1, "deliver_at": 1},
+    ],
 )
 def test_what_makes_no_sense_is_refused_with_a_sentence(mqtt: Wires, queue: str, asked: dict[str, Any]) -> None:
     producer = mqtt.connect()

@@ -78,7 +78,7 @@ def entry_for_queue(message: Message, now_us: int, *, recognised: bool) -> Entry
     priority = asked.get(_PRIORITY)
     entry = _full(message, key.encode() if key else None, now_us)
     if priority is not None:
-        entry = entry._replace(priority=lane_of(int(priority) if priority.isdecimal() else priority))
+        entry = entry._replace(priority=_lane(priority))
     due_us = _due_us(asked, now_us)
     if due_us > now_us:
         entry = entry._replace(deliver_at_us=due_us)
@@ -88,6 +88,11 @@ def entry_for_queue(message: Message, now_us: int, *, recognised: bool) -> Entry
     if own_id and recognised:
         entry = entry._replace(headers=entry.headers + encode_headers([(DEDUP_ID, own_id)]), options=True)
     return entry
+
+
+def _lane(text: str) -> int:
+    """Longer numbers than one digit are no priority, and Python does not even read very long ones."""
+    return lane_of(int(text) if len(text) == 1 and text.isdecimal() else text[:80])
 
 
 def _full(message: Message, key: bytes | None, now_us: int) -> Entry:
