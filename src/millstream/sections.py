@@ -237,7 +237,10 @@ class MqttSettings(Section):
     )
     retained_max: int = Field(default=100_000, ge=0, le=10_000_000, description="Retained messages that are kept.")
     retained_bytes_max: _Bytes = Field(
-        default=256 * _MIB, ge=0, le=1024 * _GIB, description="Bytes of all retained messages."
+        default=256 * _MIB,
+        ge=0,
+        le=1024 * _GIB,
+        description="Bytes of all retained messages, with their topics and properties.",
     )
     system_interval_ms: _Millis = Field(
         default=10_000, ge=0, le=_HOUR_MS, description="Time between two rounds of `$SYS` topics; 0 publishes none."

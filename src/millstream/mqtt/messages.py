@@ -6,7 +6,7 @@ import msgspec
 
 from millstream.mqtt.packets import NO_PROPERTIES, Properties
 
-__all__ = ["Message", "with_payload"]
+__all__ = ["Message", "size_of", "with_payload"]
 
 
 class Message(msgspec.Struct):
@@ -24,6 +24,16 @@ class Message(msgspec.Struct):
     client_id: str = ""
     #: When it must no longer be delivered; 0 = never.
     expiry_us: int = 0
+
+
+def size_of(message: Message) -> int:
+    """About how many bytes of memory it holds: a message may have no payload and a megabyte of properties."""
+    size = len(message.topic) + len(message.payload)
+    told = message.properties
+    if told is not NO_PROPERTIES:
+        size += len(told.content_type or "") + len(told.response_topic or "") + len(told.correlation_data or b"")
+        size += sum(len(name) + len(value) for name, value in told.user)
+    return size
 
 
 def with_payload(message: Message, payload: bytes) -> Message:

@@ -581,3 +581,28 @@ def test_a_will_that_is_refused_leaves_a_line_in_the_log(mqtt: Wires, server: Mi
             eventually(lambda: log.all("a will was not published", client=leaving.client_id))
         finally:
             client.set_mode("normal")
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_properties_and_topics_count_for_what_is_kept_in_memory() -> None:
+    """A message may have no payload at all, and a megabyte of user properties."""
+    server = Millstream(mqtt={"retained_bytes_max": 50_000, "queued_bytes_max": 50_000})
+    wires = Wires(server)
+    large = Properties(user=(("x", "y" * 20_000),))
+    writer, reader = wires.connect(), wires.connect(receive_maximum=1)
+    try:
+        kept = [writer.publish(f"kept/{number}", b"-", 1, retain=True, properties=large) for number in range(3)]
+        assert [reason >= 0x80 for reason in kept] == [False, False, True]
+        assert writer.publish("long/" + "x" * 30_000, b"-", 1, retain=True) == Reason.QUOTA_EXCEEDED
+        reader.subscribe("live", qos=1)
+        for number in range(4):  # one is on its way, and there is room for two behind it
+            writer.publish("live", bytes((number,)), 1, properties=large)
+        assert reader.payloads(3) == [b"\0", b"\1", b"\2"]
+        reader.nothing()
+        writer.publish("live", b"next", 1, properties=large)
+        assert reader.message().payload == b"next"
+    finally:
+        wires.close()
+        server.stop()

@@ -256,7 +256,9 @@ def test_what_is_cleared_stays_cleared_after_a_restart(tmp_path: Path) -> None:
     server = Millstream(tmp_path)
     client = server.broker.connect()
     assert len(list(client.mqtt.retained("lamps/#"))) == 19
-    assert client.mqtt.overview().retained_bytes == 38
+    assert client.mqtt.overview().retained_bytes == sum(
+        len(f"lamps/{number}/stateon") for number in range(20) if number != 1
+    )
     assert abs(client.mqtt.retained_message("lamps/7/state").stored_ms - stored_ms) < 1000
     server.stop()
 

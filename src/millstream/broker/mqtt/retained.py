@@ -15,7 +15,7 @@ from millstream.config import MqttSettings
 from millstream.entries import encode_entries
 from millstream.errors import QuotaExceeded
 from millstream.headers import readable_headers
-from millstream.mqtt.messages import Message
+from millstream.mqtt.messages import Message, size_of
 from millstream.mqtt.retained import RetainedTrie
 from millstream.mqtt.stored import entry_of, message_of
 from millstream.records import Batch, encode_batch
@@ -95,7 +95,7 @@ class Retained:
         settings, held = self._settings, self._held(namespace, message.topic)
         if held is None and self.count >= settings.retained_max:
             raise QuotaExceeded(f"the broker keeps {settings.retained_max} retained messages at most")
-        more = len(message.payload) - (len(held.message.payload) if held is not None else 0)
+        more = size_of(message) - (size_of(held.message) if held is not None else 0)
         if more > 0 and self.bytes + more > settings.retained_bytes_max:
             raise QuotaExceeded(f"retained messages may take {settings.retained_bytes_max} bytes in all")
 
@@ -171,7 +171,7 @@ class Retained:
         if trie is None:
             trie = self._tries[namespace] = RetainedTrie()
         trie.put(kept.message.topic, kept)
-        self._count(namespace, 1, len(kept.message.payload))
+        self._count(namespace, 1, size_of(kept.message))
         expiry_us = kept.message.expiry_us
         if expiry_us:
             self._mortal[namespace, kept.message.topic] = expiry_us
@@ -185,7 +185,7 @@ class Retained:
 
     def _uncount(self, namespace: str, held: Kept | None) -> None:
         if held is not None:
-            self._count(namespace, -1, -len(held.message.payload))
+            self._count(namespace, -1, -size_of(held.message))
             self._mortal.pop((namespace, held.message.topic), None)
 
     def _count(self, namespace: str, number: int, size: int) -> None:

@@ -23,7 +23,7 @@ from millstream.broker.mqtt.retained import Kept
 from millstream.broker.mqtt.rights import may_receive
 from millstream.broker.mqtt.store import entity_of
 from millstream.errors import MillstreamError
-from millstream.mqtt.messages import Message
+from millstream.mqtt.messages import Message, size_of
 from millstream.mqtt.packets import Pubrel, Will
 from millstream.mqtt.reasons import Reason
 from millstream.mqtt.window import PUBLISHED, RELEASED, Incoming, InFlight, Outgoing
@@ -241,7 +241,7 @@ class Session:
 
     def _wait(self, parcel: Parcel, grant: Grant, flight: Flight) -> bool:
         settings = self.world.room.settings
-        size = len(parcel.message.payload)
+        size = size_of(parcel.message)
         if self._queue is None:
             self._queue = deque()
         queue = self._queue
@@ -362,7 +362,7 @@ class Session:
             if client.is_slow or not (parcel.is_expired or self._launch(parcel, grant, qos, flight)):
                 return
             queue.popleft()
-            self._queued_bytes -= len(parcel.message.payload)
+            self._queued_bytes -= size_of(parcel.message)
         if self._retained and not self._send_retained(client, self._retained):
             return
         for position in list(self.behind.values()):

@@ -134,7 +134,7 @@ BROKER: Final = (
     _counter("mqtt_sent_bytes", "mqtt_bytes_sent", "Bytes to MQTT clients."),
     _gauge("mqtt_sessions", "mqtt_sessions", "Sessions of MQTT clients, connected or remembered."),
     _gauge("mqtt_retained", "mqtt_retained", "Retained messages of MQTT."),
-    _gauge("mqtt_retained_bytes", "mqtt_retained_bytes", "Bytes of the payloads of retained messages."),
+    _gauge("mqtt_retained_bytes", "mqtt_retained_bytes", "Bytes of retained messages, topics and properties too."),
     _gauge("stages", "stages", "Stages that are open: messages that wait to be published all at once."),
     _gauge("stages_bytes", "stages_bytes", "Bytes of the messages in them."),
     _gauge("stage_queries", "stage_queries", "Queries whose last published batch is remembered."),
