@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 __all__ = ["RetainedTrie"]
 
 R = TypeVar("R")
 
+#: Levels that are looked at before others have their turn: less than a millisecond.
+_LOOKED_AT_A_TIME: Final = 500
+#: The first name, in the order of names, behind all that begin with `$`.
+_BEHIND_DOLLAR: Final = chr(ord("$") + 1)
+
 
 class _Level(Generic[R]):
-    __slots__ = ("children", "ref")
+    __slots__ = ("_names", "children", "ref")
 
     def __init__(self) -> None:
         self.children: dict[str, _Level[R]] | None = None
         self.ref: R | None = None
+        #: Those of the children in their order, from the first time on that somebody asks for them.
+        self._names: list[str] | None = None
+
+    def add(self, name: str) -> _Level[R]:
+        if self.children is None:
+            self.children = {}
+        below = self.children[name] = _Level()
+        if self._names is not None:
+            insort(self._names, name)
+        return below
+
+    def drop(self, name: str) -> None:
+        children, names = self.children, self._names
+        assert children is not None
+        del children[name]
+        if names is not None:
+            del names[bisect_left(names, name)]
+        if not children:
+            self.children = self._names = None
+
+    def sorted_names(self) -> list[str]:
+        """Not a copy: to sort a hundred thousand names for everybody who asks would stop all others."""
+        if self._names is None:
+            self._names = sorted(self.children or ())
+        return self._names
+
+
+_Place: TypeAlias = "tuple[_Level[R], int, int]"
 
 
 class RetainedTrie(Generic[R]):
@@ -41,12 +75,7 @@ class RetainedTrie(Generic[R]):
         """What was there before."""
         level = self._root
         for name in topic.split("/"):
-            if level.children is None:
-                level.children = {}
-            below = level.children.get(name)
-            if below is None:
-                below = level.children[name] = _Level()
-            level = below
+            level = (level.children or {}).get(name) or level.add(name)
         before, level.ref = level.ref, ref
         self._count += before is None
         return before
@@ -66,49 +95,56 @@ class RetainedTrie(Generic[R]):
             level = path.pop()
             if level.children or level.ref is not None:
                 break
-            children = path[-1].children
-            assert children is not None
-            del children[name]
-            if not children:
-                path[-1].children = None
+            path[-1].drop(name)
         return before
 
-    def match(self, topic_filter: str, after: str = "") -> Iterator[R]:
+    def match(self, topic_filter: str, after: str = "") -> Iterator[R | None]:
         """The refs of every topic that a filter matches, in the order of topics, level by level.
 
         With `after` only of those that come after this topic, without looking at the others.  Whatever is put or
-        removed before the end may be seen or not; everything else is seen once.
+        removed before the end may be seen or not; everything else is seen once.  A filter may find little among very
+        many topics: there is a None whenever it is time to let others have their turn.
         """
         wanted = topic_filter.split("/")
         last = after.split("/") if after else []
-        # What is still to be looked at, the next one last: a level, how many levels of the filter led to it, and how
-        # many of `after`, or -1 if it comes behind that.
-        ahead: list[tuple[_Level[R], int, int]] = [(self._root, 0, 0 if last else -1)]
+        # Ways on, the deepest last.  A place is a level, how many levels of the filter led to it, and how many of
+        # `after`, or -1 if it comes behind that.
+        ahead: list[Iterator[_Place[R]]] = [iter([(self._root, 0, 0 if last else -1)])]
+        looked_at = 0
         while ahead:
-            level, depth, same = ahead.pop()
+            place = next(ahead[-1], None)
+            if place is None:
+                ahead.pop()
+                continue
+            looked_at += 1
+            if looked_at % _LOOKED_AT_A_TIME == 0:
+                yield None
+            level, depth, same = place
             want = wanted[depth] if depth < len(wanted) else None
             if level.ref is not None and same < 0 and want in (None, "#"):
                 yield level.ref
             if same == len(last):
                 same = -1  # all that is below comes behind it
-            children = level.children
-            if want is None or not children:
+            if want is not None and level.children:
+                ahead.append(self._below(level, depth, want, last[same] if same >= 0 else None, same))
+
+    def _below(self, level: _Level[R], depth: int, want: str, first: str | None, same: int) -> Iterator[_Place[R]]:
+        """Where a filter goes on from a level; with `first` not to names before that."""
+        names = [want] if want not in ("+", "#") else level.sorted_names()
+        # `#` goes on for ever; neither goes from the root into what begins with `$`.
+        below_depth = depth if want == "#" else depth + 1
+        keeps_out = level is self._root and want in ("+", "#")
+        at = 0 if first is None else bisect_left(names, first)
+        while at < len(names):
+            name = names[at]
+            if keeps_out and name.startswith("$"):
+                at = bisect_left(names, _BEHIND_DOLLAR)
                 continue
-            if want not in ("+", "#"):
-                below = children.get(want)
-                if below is not None and (same < 0 or want >= last[same]):
-                    ahead.append((below, depth + 1, same + 1 if same >= 0 and want == last[same] else -1))
-                continue
-            # `#` goes on for ever; neither goes from the root into what begins with `$`.
-            below_depth = depth if want == "#" else depth + 1
-            names = sorted(children, reverse=True)
-            if level is self._root:
-                names = [name for name in names if not name.startswith("$")]
-            if same >= 0:
-                names = [name for name in names if name >= last[same]]
-            ahead += [
-                (children[name], below_depth, same + 1 if same >= 0 and name == last[same] else -1) for name in names
-            ]
+            below = (level.children or {}).get(name)
+            if below is not None:
+                yield below, below_depth, same + 1 if name == first else -1
+            # Others may have come or gone meanwhile.
+            at = at + 1 if at < len(names) and names[at] is name else bisect_right(names, name)
 
     def _path(self, topic: str) -> list[_Level[R]]:
         """All levels to a topic, the root first; nothing if they do not exist."""

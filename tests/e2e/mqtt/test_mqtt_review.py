@@ -12,6 +12,7 @@ import pytest
 from millstream.broker.mqtt.parcel import Parcel
 from millstream.broker.mqtt.queue_topics import QueueTopics
 from millstream.broker.mqtt.reading import Position
+from millstream.broker.mqtt.retained import Kept
 from millstream.broker.mqtt.session import QueueSubscription, Session, Subscription
 from millstream.broker.registry import Topic
 from millstream.mqtt.messages import Message
@@ -606,3 +607,23 @@ def test_properties_and_topics_count_for_what_is_kept_in_memory() -> None:
     finally:
         wires.close()
         server.stop()
+
+
+def test_filters_that_find_nothing_among_many_retained_messages_do_not_stop_the_others(
+    mqtt: Wires, server: Millstream, topic: str
+) -> None:
+    retained = server.broker.broker.mqtt.retained
+
+    async def fill() -> None:
+        for number in range(20_000):
+            retained._keep("default", Kept(Message(f"{topic}/{number}/state", b"on", 1, True), number))
+
+    server.broker.run(fill())
+    reader, other = mqtt.connect(), mqtt.connect()
+    reader.subscribe(*(f"{topic}/+/nothing{number}" for number in range(200)))
+    other.ping()
+    session = session_of(server, reader.client_id)
+    assert session._retained, "it is still being looked for"
+    reader.drop()
+    eventually(lambda: not session._retained)
+    other.ping()

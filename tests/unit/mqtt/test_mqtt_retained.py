@@ -54,3 +54,25 @@ def test_messages_may_come_and_go_while_somebody_is_reading() -> None:
     trie.remove("c/d")
     trie.put("f", "f")
     assert [ref for ref in reading if ref != "f"] == ["e"]
+
+
+def test_who_looks_for_little_among_much_lets_others_have_their_turn() -> None:
+    trie = kept(*(f"device{number}/state" for number in range(3_000)), "$SYS/state")
+    found = list(trie.match("+/alarm"))
+    assert set(found) == {None}
+    assert len(found) > 3
+    found = list(trie.match("+/state"))
+    assert len([ref for ref in found if ref is not None]) == 3_000
+    assert None in found
+
+
+def test_topics_that_come_and_go_do_not_make_a_reader_miss_or_repeat_others() -> None:
+    stays = [f"{number:03}/x" for number in range(0, 300, 2)]
+    trie = kept(*stays)
+    seen: list[str] = []
+    for at, ref in enumerate(trie.match("+/x")):
+        if ref is not None and int(ref[:3]) % 2 == 0:
+            seen.append(ref)
+        trie.put(f"{at * 7 % 300 | 1:03}/x", f"{at * 7 % 300 | 1:03}/x")
+        trie.remove(f"{at * 11 % 300 | 1:03}/x")
+    assert seen == stays

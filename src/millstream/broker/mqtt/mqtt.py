@@ -263,8 +263,11 @@ class Mqtt:
 
     # --- messages ------------------------------------------------------------------------------------------------
 
-    def kept(self, namespace: str, topic_filter: str, after: str = "") -> Iterator[Kept]:
-        """What whoever subscribes to a filter gets first; with `after`, from behind a topic on."""
+    def kept(self, namespace: str, topic_filter: str, after: str = "") -> Iterator[Kept | None]:
+        """What whoever subscribes to a filter gets first; with `after`, from behind a topic on.
+
+        With a None now and then, when others are to have their turn.
+        """
         if topic_filter.startswith("$SYS"):
             found = sorted(self.system.matching(topic_filter), key=lambda kept: kept.message.topic)
             return (kept for kept in found if kept.message.topic > after)

@@ -113,14 +113,17 @@ class Retained:
         for at in range(0, len(topics), _CLEARED_AT_A_TIME):
             await self.clear(namespace, topics[at : at + _CLEARED_AT_A_TIME])
 
-    def matching(self, namespace: str, topic_filter: str, after: str = "") -> Iterator[Kept]:
-        """What is kept under the topics that a filter names (those after a topic), and has not expired."""
+    def matching(self, namespace: str, topic_filter: str, after: str = "") -> Iterator[Kept | None]:
+        """What is kept under the topics that a filter names (those after a topic), and has not expired.
+
+        With a None now and then: see `RetainedTrie.match`.
+        """
         trie = self._tries.get(namespace)
         if trie is None:
             return
         now_us = self._clock.now_us()
         for kept in trie.match(topic_filter, after):
-            if not 0 < kept.message.expiry_us <= now_us:
+            if kept is None or not 0 < kept.message.expiry_us <= now_us:
                 yield kept
 
     def kept_in(self, namespace: str) -> tuple[int, int]:

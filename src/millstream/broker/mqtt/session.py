@@ -71,6 +71,7 @@ class Session:
         "_retained",
         "_sending",
         "_unsent",
+        "_waits_its_turn",
         "behind",
         "client",
         "client_id",
@@ -126,7 +127,9 @@ class Session:
         self._unsent: list[tuple[int, Parcel, Grant]] = []
         self._sending = False
         #: Retained messages that the client has asked for, and the one whose turn it is.
-        self._retained: deque[Iterator[tuple[Kept, Grant]]] | None = None
+        self._retained: deque[Iterator[tuple[Kept, Grant] | None]] | None = None
+        #: Whether it goes on with them after others.
+        self._waits_its_turn = False
 
     @property
     def is_resuming(self) -> bool:
@@ -371,27 +374,39 @@ class Session:
                 return
             self.world.reading.read_on(self, position)
 
-    def send_retained(self, found: Iterator[tuple[Kept, Grant]]) -> None:
-        """What was kept for whoever subscribes, as fast as the client takes it."""
+    def send_retained(self, found: Iterator[tuple[Kept, Grant] | None]) -> None:
+        """What was kept for whoever subscribes, as fast as the client takes it; None: others have their turn."""
         if self._retained is None:
             self._retained = deque()
         self._retained.append(found)
         self.go_on()
 
-    def _send_retained(self, client: Client, retained: deque[Iterator[tuple[Kept, Grant]]]) -> bool:
+    def _send_retained(self, client: Client, retained: deque[Iterator[tuple[Kept, Grant] | None]]) -> bool:
         """Says whether that was all; the rest follows."""
+        if self._waits_its_turn:
+            return False
         left = _RETAINED_AT_A_TIME
         while retained:
-            for kept, grant in retained[0]:
-                if left and self._send_kept(client, kept, grant):
-                    left -= 1
-                    continue
-                retained.appendleft(iter(((kept, grant),)))
-                if not left:
-                    self.world.room.loop.call_soon(self.go_on)  # others have their turn
-                return False
-            retained.popleft()
+            for found in retained[0]:
+                if found is None:
+                    left = 0
+                    break
+                if not left or not self._send_kept(client, *found):
+                    retained.appendleft(iter((found,)))
+                    break
+                left -= 1
+            else:
+                retained.popleft()
+                continue
+            if not left:
+                self._waits_its_turn = True
+                self.world.room.loop.call_soon(self._have_turn)
+            return False
         return True
+
+    def _have_turn(self) -> None:
+        self._waits_its_turn = False
+        self.go_on()
 
     def _send_kept(self, client: Client, kept: Kept, grant: Grant) -> bool:
         parcel = Parcel(kept.message, self.world.room.clock.now_us())

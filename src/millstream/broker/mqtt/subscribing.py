@@ -102,13 +102,13 @@ class Subscribing:
             for subscription in self._retained:
                 self._session.send_retained(self._kept(subscription))
 
-    def _kept(self, subscription: Subscription) -> Iterator[tuple[Kept, Grant]]:
+    def _kept(self, subscription: Subscription) -> Iterator[tuple[Kept, Grant] | None]:
         if parse_share(subscription.filter) is not None:
             return
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         grant = Grant(subscription.qos, False, True, identifiers)
         for kept in self._session.world.room.kept(self._who.namespace, subscription.filter):
-            yield kept, grant
+            yield None if kept is None else (kept, grant)
 
 
 class Unsubscribing:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from heapq import nsmallest
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.broker.mqtt.backlog import backlog_of
@@ -24,8 +23,7 @@ __all__ = ["MqttViews"]
 _LIMIT_MAX: Final = 1_000
 _PLACES_MAX: Final = 100
 _REASON_BYTES_MAX: Final = 1_024
-#: Retained messages that are looked at before others get their turn, some milliseconds; and taken out at a time.
-_LOOKED_AT_A_TIME: Final = 2_000
+#: Retained messages that are taken out before others get their turn.
 _CLEARED_AT_A_TIME: Final = 1_000
 
 
@@ -144,7 +142,7 @@ class MqttViews:
     async def _list_retained(self, who: _Session, call: calls.ListRetained) -> calls.RetainedPage:
         _check_limit(call.limit)
         found = self._room.kept(who.namespace, _checked_filter(call.filter), call.after)
-        page = list(islice(found, call.limit + 1))
+        page = [kept async for kept in _in_turns(found, call.limit + 1)]
         return calls.RetainedPage(
             messages=[calls.RetainedInfo(**_about(kept)) for kept in page[: call.limit]],
             after=page[call.limit - 1].message.topic if len(page) > call.limit else "",
@@ -155,7 +153,7 @@ class MqttViews:
             topic = check_topic_name(call.topic)
         except MqttViolation as error:
             raise InvalidArgument(str(error)) from None
-        kept = next(iter(self._room.kept(who.namespace, topic)), None)
+        kept = next(filter(None, self._room.kept(who.namespace, topic)), None)
         if kept is None:
             raise MessageNotFound(f"nothing is retained for {topic[:80]!r} in namespace {who.namespace!r}")
         message = kept.message
@@ -173,12 +171,17 @@ class MqttViews:
         return calls.RetainedCleared(cleared=len(topics))
 
 
-async def _in_turns(found: Iterable[Kept]) -> AsyncIterator[Kept]:
-    """The same, with a turn for others now and then: there may be many."""
-    for count, kept in enumerate(found, 1):
-        if count % _LOOKED_AT_A_TIME == 0:
+async def _in_turns(found: Iterable[Kept | None], limit: int | None = None) -> AsyncIterator[Kept]:
+    """The first of them, with a turn for others now and then: there may be many."""
+    for kept in found:
+        if kept is None:
             await asyncio.sleep(0)
+            continue
         yield kept
+        if limit is not None:
+            limit -= 1
+            if not limit:
+                return
 
 
 def _check_limit(limit: int) -> None:
