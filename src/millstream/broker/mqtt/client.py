@@ -182,15 +182,17 @@ class Client:
 
     def _check_rights(self, session: Session, who: BrokerSession) -> None:
         """The session may be of somebody else, or of a key that had more rights: what is not allowed now ends."""
-        for topic_filter in list(session.subscriptions):
+        refused = []
+        for topic_filter in session.subscriptions:
             try:
                 require_filter(who, topic_filter)
             except MillstreamError as error:
-                session.world.unsubscribe(session, topic_filter)
+                refused.append(topic_filter)
                 session.record(["unsub", topic_filter])
                 _log.warning(
                     "a subscription ends", client=session.client_id, filter=topic_filter[:80], reason=str(error)
                 )
+        session.world.unsubscribe(session, refused)
 
     # --- PUBLISH -------------------------------------------------------------------------------------------------
 

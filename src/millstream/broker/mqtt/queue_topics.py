@@ -212,7 +212,7 @@ class QueueTopics:
         await self._take_up(subscription)
         if self._closed:
             return subscription.qos
-        if self._world.unsubscribe(session, wanted.filter):  # a share from a time when none had a queue behind it
+        if self._world.unsubscribe(session, [wanted.filter]):  # a share from a time when none had a queue behind it
             session.record(["unsub", wanted.filter])
         self._room.broker.metrics.mqtt_subscriptions += wanted.filter not in session.queues
         session.queues[wanted.filter] = subscription

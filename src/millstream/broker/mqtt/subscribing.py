@@ -11,7 +11,7 @@ from millstream.broker.mqtt.refusals import subscribe_reason
 from millstream.broker.mqtt.retained import Kept
 from millstream.broker.mqtt.rights import require_filter
 from millstream.broker.mqtt.session import Subscription
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, QuotaExceeded
 from millstream.mqtt.packets import Filter, Suback, Subscribe, Unsuback, Unsubscribe
 from millstream.mqtt.reasons import MqttViolation, Reason
 from millstream.mqtt.topics import check_topic_filter, parse_queue, parse_share, to_pattern
@@ -34,6 +34,8 @@ class Subscribing:
         self._packet = packet
         #: By filter; None while a queue is being opened.
         self._reasons: list[int | None] = []
+        #: By filter, those that hold at once.
+        self._taken: dict[str, Subscription] = {}
         self._facts: list[Any] = []
         self._retained: list[Subscription] = []
         self._problem: MillstreamError | None = None
@@ -48,6 +50,8 @@ class Subscribing:
                     raise
                 self._problem = error
                 self._reasons.append(subscribe_reason(error))
+        begins = self._session.world.subscribe(self._session, list(self._taken.values()))
+        self._facts = [*(["sub", *subscription] for subscription in self._taken.values()), *begins]
         return None not in self._reasons and not (self._facts and self._session.lasts)
 
     def _take(self, wanted: Filter) -> int | None:
@@ -65,11 +69,20 @@ class Subscribing:
             wanted.retain_handling,
             told[0] if told else 0,
         )
-        is_new, begins = self._session.world.subscribe(self._session, subscription)
-        self._facts += [["sub", *subscription], *begins]
+        is_new = self._admit(wanted.filter)
+        self._taken[wanted.filter] = subscription
         if subscription.retain_handling == 0 or (subscription.retain_handling == 1 and is_new):
             self._retained.append(subscription)
         return subscription.qos
+
+    def _admit(self, topic_filter: str) -> bool:
+        """Says whether the filter is new to the session.  Raises QuotaExceeded."""
+        held, at_most = self._session.subscriptions, self._session.world.room.settings.subscriptions_max
+        if topic_filter in held or topic_filter in self._taken:
+            return topic_filter not in held
+        if len(held.keys() | self._taken.keys()) >= at_most:
+            raise QuotaExceeded(f"a session has {at_most} subscriptions at most")
+        return True
 
     def _is_queue(self, wanted: Filter) -> bool:
         share = parse_share(wanted.filter)
@@ -120,14 +133,14 @@ class Unsubscribing:
         self._packet = packet
         self._reasons: list[int | None] = []
         self._facts: list[Any] = []
+        ordinary = [topic_filter for topic_filter in packet.filters if not client.has_queue(topic_filter)]
+        ended = session.world.unsubscribe(session, ordinary)
+        self._facts += (["unsub", topic_filter] for topic_filter in ended)
         for topic_filter in packet.filters:
             if client.has_queue(topic_filter):
                 self._reasons.append(None)
-            elif session.world.unsubscribe(session, topic_filter):
-                self._facts.append(["unsub", topic_filter])
-                self._reasons.append(Reason.SUCCESS)
             else:
-                self._reasons.append(Reason.NO_SUBSCRIPTION_EXISTED)
+                self._reasons.append(Reason.SUCCESS if topic_filter in ended else Reason.NO_SUBSCRIPTION_EXISTED)
 
     async def finish(self) -> None:
         for place, topic_filter in enumerate(self._packet.filters):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import structlog
@@ -11,12 +11,12 @@ import structlog
 from millstream.broker.journal import Fact
 from millstream.broker.mqtt import queue_defaults
 from millstream.broker.mqtt.parcel import Grant, Parcel
+from millstream.broker.mqtt.readers import Readers
 from millstream.broker.mqtt.reading import Place, Position, Reading, messages_of
 from millstream.broker.mqtt.session import Session, Subscription
 from millstream.broker.mqtt.shares import Share
 from millstream.broker.registry import Topic
 from millstream.broker.traffic.subscriptions import Subscription as Feed
-from millstream.errors import QuotaExceeded
 from millstream.mqtt.filters import FilterTrie
 from millstream.mqtt.messages import Message, with_payload
 from millstream.mqtt.topics import filter_matches, from_topic, is_special, parse_share, to_topic
@@ -63,17 +63,14 @@ class World:
 
     # --- who is subscribed ---------------------------------------------------------------------------------------
 
-    def subscribe(self, session: Session, subscription: Subscription) -> tuple[bool, list[Fact]]:
-        """Says whether the filter is new to the session, and the facts of where it begins to read."""
-        is_new = subscription.filter not in session.subscriptions
-        if is_new and len(session.subscriptions) >= self.room.settings.subscriptions_max:
-            raise QuotaExceeded(f"a session has {self.room.settings.subscriptions_max} subscriptions at most")
-        begins = self._begin(session, subscription) if session.lasts and subscription.qos else []
-        if is_new:
-            self.room.broker.metrics.mqtt_subscriptions += 1
-        session.subscriptions[subscription.filter] = subscription
-        self.insert(session, subscription)
-        return is_new, begins
+    def subscribe(self, session: Session, subscriptions: Sequence[Subscription]) -> list[Fact]:
+        """Returns the facts of where the session begins to read."""
+        begins = self._begin(session, subscriptions) if session.lasts else []
+        for subscription in subscriptions:
+            self.room.broker.metrics.mqtt_subscriptions += subscription.filter not in session.subscriptions
+            session.subscriptions[subscription.filter] = subscription
+            self.insert(session, subscription)
+        return begins
 
     def insert(self, session: Session, subscription: Subscription) -> None:
         share = parse_share(subscription.filter)
@@ -88,19 +85,22 @@ class World:
         if self._feed is None:
             self._feed = self.room.broker.subscriptions.open(self, ("#", self.room.catch_all))
 
-    def unsubscribe(self, session: Session, topic_filter: str) -> bool:
-        """Says whether there was such a subscription."""
-        if session.subscriptions.pop(topic_filter, None) is None:
-            return False
-        self._remove(session, topic_filter)
-        if session.lasts:
+    def unsubscribe(self, session: Session, filters: Iterable[str]) -> list[str]:
+        """Returns those of the filters to which there was a subscription."""
+        ended = []
+        for topic_filter in filters:
+            subscription = session.subscriptions.pop(topic_filter, None)
+            if subscription is not None:
+                self._remove(session, topic_filter)
+                ended.append(subscription)
+        if ended and session.lasts:
+            gone, left = self._readers(ended), self._readers(session.subscriptions.values())
             for position in list(session.positions.values()):
-                if not self._wants(topic_filter, position.topic) or self._reads(session, position.topic):
-                    continue
-                del session.positions[position.uid]
-                session.behind.pop(position.uid, None)
-                session.record(["gone", position.uid])
-        return True
+                if gone.read(position.topic) and not left.read(position.topic):
+                    del session.positions[position.uid]
+                    session.behind.pop(position.uid, None)
+                    session.record(["gone", position.uid])
+        return [subscription.filter for subscription in ended]
 
     def _remove(self, session: Session, topic_filter: str) -> None:
         share = parse_share(topic_filter)
@@ -125,44 +125,42 @@ class World:
         session.subscriptions, session.queues = {}, {}
         del self.sessions[session.client_id]
 
-    def _begin(self, session: Session, subscription: Subscription) -> list[Fact]:
-        """A new subscription is for what comes from now on: the ends of everything that is there already."""
+    def _begin(self, session: Session, subscriptions: Sequence[Subscription]) -> list[Fact]:
+        """New subscriptions are for what comes from now on: the ends of everything that is there already."""
         topics = self.room.broker.topics
         facts: list[Fact] = []
-        held = session.subscriptions.get(subscription.filter)
-        is_new = held is None or not held.qos
-        for topic in self._topics_like(subscription.filter):
-            reads = self._reads(session, topic.name)
+        held = self._readers(session.subscriptions.values())
+        new = self._readers(subscriptions)
+        for topic in self._topics_of(new):
+            reads = held.read(topic.name)
             # What is in no topic of its own has one place for all filters.
-            if reads and not (is_new and topic.name == self.room.catch_all):
+            later = new.filters - held.filters if topic.name == self.room.catch_all else set()
+            if reads and not later:
                 continue
             for number, uid in enumerate(topic.partition_uids):
                 if topics.is_untouched(topic, number):
                     continue
                 end = topics.partition_of(topic, number).high_watermark
-                if reads:
-                    position = session.position(Place(topic.name, number, uid, 0))
-                    if position.next < end:
-                        facts.append(position.begin(subscription.filter, end))
-                else:
+                if not reads:
                     position = session.positions[uid] = Position(topic.name, number, uid, end)
                     facts.append(position.fact())
+                    continue
+                position = session.position(Place(topic.name, number, uid, 0))
+                if position.next < end:
+                    facts += [position.begin(topic_filter, end) for topic_filter in sorted(later)]
         return facts
 
-    def _topics_like(self, topic_filter: str) -> Iterator[Topic]:
-        """Those that a session with this filter reads."""
-        if is_special(topic_filter):
-            return  # shares, queues and the broker's own figures are not read from the log
-        if _has_wildcard(topic_filter):
-            for topic in self.stored_topics():
-                if self._wants(topic_filter, topic.name):
-                    yield topic
-            return
-        name = to_topic(topic_filter)
-        for one in {name, self.room.catch_all}:
-            found = self.topic(one) if one is not None else None
-            if found is not None and (one == self.room.catch_all or not is_system(one)):  # type: ignore[arg-type]
-                yield found
+    def _readers(self, subscriptions: Iterable[Subscription]) -> Readers:
+        return Readers(subscriptions, catch_all=self.room.catch_all)
+
+    def _topics_of(self, readers: Readers) -> list[Topic]:
+        """Those that are read."""
+        if readers.wildcards:
+            return [topic for topic in self.stored_topics() if readers.read(topic.name)]
+        names = {to_topic(topic_filter) for topic_filter in readers.filters}
+        found = [self.topic(name) for name in names if name is not None and not is_system(name)]
+        catch_all = self.topic(self.room.catch_all) if readers.filters else None
+        return [topic for topic in (*found, catch_all) if topic is not None]
 
     def stored_topics(self) -> Iterator[Topic]:
         topics = self.room.broker.topics.registry.namespaces.get(self.namespace, {})
@@ -170,24 +168,8 @@ class World:
             if not topic.deleting and (not is_system(topic.name) or topic.name == self.room.catch_all):
                 yield topic
 
-    def _wants(self, topic_filter: str, name: str) -> bool:
-        if is_special(topic_filter):
-            return False  # shares, queues and the broker's own figures are not read from the log
-        if name == self.room.catch_all:
-            return True
-        topic = from_topic(name)
-        return filter_matches(topic_filter, topic) if _has_wildcard(topic_filter) else topic_filter == topic
-
-    def _reads(self, session: Session, name: str) -> bool:
-        """Whether a session has positions in a topic."""
-        return any(
-            subscription.qos and self._wants(subscription.filter, name)
-            for subscription in session.subscriptions.values()
-        )
-
     def topics_for(self, session: Session) -> list[Topic]:
-        filters = [subscription.filter for subscription in session.subscriptions.values() if subscription.qos]
-        return list({topic.name: topic for one in filters for topic in self._topics_like(one)}.values())
+        return self._topics_of(self._readers(session.subscriptions.values()))
 
     # --- who gets what -------------------------------------------------------------------------------------------
 
@@ -357,10 +339,6 @@ class World:
     @property
     def is_deserted(self) -> bool:
         return not (self.sessions or self._making)
-
-
-def _has_wildcard(topic_filter: str) -> bool:
-    return "+" in topic_filter or "#" in topic_filter
 
 
 def _granted(subscriptions: Sequence[Subscription]) -> Grant:
