@@ -5,12 +5,14 @@ Each scenario runs with both kinds of client; for the other doors see http/test_
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 import millstream
+from millstream import aio
 from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, PayloadTooLarge
 from millstream.testing.broker import BrokerForTests
 from tests.either import EitherClient
@@ -63,3 +65,15 @@ def test_after_a_refusal_the_topic_is_made_by_what_it_takes(either: EitherClient
         either.do(either.client.publish("orders", b"x", dedup_id="order-1"))
     either.do(either.client.publish("orders", b"x"))
     assert [topic.name for topic in either.do(either.client.topics())] == ["orders"]
+
+
+def test_a_message_that_is_refused_costs_nobody_else_the_topic(broker: BrokerForTests) -> None:
+    async def publish_together() -> list[object]:
+        async with aio.connect(broker.address) as client:
+            wanted = [client.publish("t", bytes(size)) for size in (len(LARGE), 1, len(LARGE), 2)]
+            return await asyncio.gather(*wanted, return_exceptions=True)
+
+    first, second, third, fourth = asyncio.run(publish_together())
+    assert isinstance(first, PayloadTooLarge)
+    assert isinstance(third, PayloadTooLarge)
+    assert {stored.offset for stored in (second, fourth) if isinstance(stored, millstream.Receipt)} == {0, 1}

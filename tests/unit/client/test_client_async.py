@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -11,6 +14,7 @@ from fake_broker import FakeBroker, Fault
 
 import millstream
 from millstream import aio
+from millstream.client.address import Target
 from millstream.client.asynchronous import client as client_module
 from millstream.client.asynchronous.producer import AsyncProducer
 from millstream.client.messages import TopicPartition
@@ -564,3 +568,45 @@ def test_a_refusal_before_the_last_try_is_named_when_that_one_is_not_answered(fa
             fake.faults.clear()
 
     asyncio.run(run())
+
+
+# --- many tasks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("many", ["calls", "topics"])
+def test_tasks_do_not_wait_for_the_patience_of_those_before_them(many: str) -> None:
+    """A broker that takes connections and says nothing: all who ask it hear of that when their own time is up."""
+
+    async def main() -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=200) as mute:
+            address = f"127.0.0.1:{mute.getsockname()[1]}"
+            client = aio.Client(
+                Target.of(address, namespace="default", client_id=None, key=None, timeout_s=0.2, tls=None, ca=None)
+            )
+            asked = [client.topics() if many == "calls" else client.publish(f"t{at}", b"x") for at in range(40)]
+            before_s = time.monotonic()
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            took_s = time.monotonic() - before_s
+            assert {type(answer) for answer in answers} == {ConnectionLost}
+            assert took_s < 1.2, "one after the other it is at least two seconds"
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_whose_close_was_cancelled_can_be_closed(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"x")
+        fake.faults = deque([Fault(silent=True)])
+        late = asyncio.ensure_future(client.publish("t", b"y"))
+        await asyncio.sleep(0)
+        closing = asyncio.ensure_future(client.close())
+        await asyncio.sleep(0.05)
+        closing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await closing
+        await client.close()
+        assert client._link.closed
+        await asyncio.gather(late, return_exceptions=True)
+
+    run(fake, scenario)

@@ -16,6 +16,7 @@ from millstream.addresses import DEFAULT_ADDRESS
 from millstream.client.address import Target
 from millstream.client.asynchronous.admin import AsyncAdmin
 from millstream.client.asynchronous.connection import AsyncLink
+from millstream.client.asynchronous.ongoing import Ongoing
 from millstream.client.asynchronous.opening import Opening, OpeningStream
 from millstream.client.asynchronous.producer import AsyncProducer
 from millstream.client.asynchronous.pubsub import AsyncPubSub
@@ -30,7 +31,7 @@ from millstream.client.spans import traced
 from millstream.client.values import Headers, Key, Value, make_entry
 from millstream.durations import Duration
 from millstream.entries import AnyEntry, Priority
-from millstream.errors import ConnectionLost, MillstreamError
+from millstream.errors import ConnectionLost, MillstreamError, RequestError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
 from millstream.wire.lookups import metadata_for
@@ -82,7 +83,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         self._publishers: dict[tuple[str, str | None], AsyncProducer] = {}
         #: When there are so many of them, look which are not used any more.
         self._publishers_limit = _PUBLISHERS_MAX
-        self._lock = asyncio.Lock()
+        #: Those that are being opened, each once for all who wait for it.
+        self._opening: dict[tuple[str, str | None], Ongoing[AsyncProducer]] = {}
         self._children: weakref.WeakSet[AsyncProducer | AsyncStream | AsyncQueue] = weakref.WeakSet()
         self._closed = False
 
@@ -98,11 +100,14 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         await self.close()
 
     async def close(self) -> None:
-        """Stop workers, close queues, streams and producers (which flush), then the connection."""
-        if self._closed:
-            return
+        """Stop workers, close queues, streams and producers (which flush), then the connection.
+
+        A close that was cancelled goes on where it was when it is asked for again.
+        """
         await self._stop_workers()
         self._closed = True
+        for opening in self._opening.values():
+            opening.cancel()
         failure: MillstreamError | None = None
         for child in [*self._children, *self._publishers.values()]:
             try:
@@ -248,39 +253,53 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         self, topic: str, fsync: str | None, entries: Sequence[AnyEntry], partitions: Sequence[int | None]
     ) -> AsyncProducer:
         fsync_number(fsync)
-        async with self._lock:
-            publisher = self._publishers.get((topic, fsync))
-            if publisher is None:
-                if self._closed:
-                    raise ConnectionLost("the client is closed")
-                if len(self._publishers) >= self._publishers_limit:
-                    await self._close_unused()
-                settings = ProducerSettings(
-                    linger_ms=0,
-                    batch_bytes=256 * 1024,
-                    batch_messages=10_000,
-                    acks="leader",
-                    compression=None,
-                    buffer_bytes=_PUBLISH_BUFFER_BYTES,
-                    window=8,
-                    delivery_timeout_s=self._target.timeout_s,
-                    send_timeout_s=self._target.timeout_s,
-                    partition=None,
-                    fsync=fsync,
-                )
-                publisher = AsyncProducer(
-                    self._link,
-                    await self._topic(topic, entries, partitions),
-                    settings,
-                    await self._new_identity(),
-                    request_timeout_s=self._target.timeout_s,
-                    new_identity=self._new_identity,
-                    look_up=self._look_up,
-                    owns_link=False,
-                    flow=self._flow,
-                )
-                self._publishers[topic, fsync] = publisher
+        key = (topic, fsync)
+        while True:
+            if self._closed:
+                raise ConnectionLost("the client is closed")
+            opening = self._opening.get(key)
+            if opening is None:
+                ours = Ongoing(lambda: self._begin_publisher(topic, fsync, entries, partitions))
+                self._opening[key] = ours
+                return await ours.result()
+            try:
+                return await opening.result()
+            except RequestError:
+                pass  # for what somebody else wanted to publish; what we have may be taken
+
+    async def _begin_publisher(
+        self, topic: str, fsync: str | None, entries: Sequence[AnyEntry], partitions: Sequence[int | None]
+    ) -> AsyncProducer:
+        try:
+            if len(self._publishers) >= self._publishers_limit:
+                await self._close_unused()
+            settings = ProducerSettings(
+                linger_ms=0,
+                batch_bytes=256 * 1024,
+                batch_messages=10_000,
+                acks="leader",
+                compression=None,
+                buffer_bytes=_PUBLISH_BUFFER_BYTES,
+                window=8,
+                delivery_timeout_s=self._target.timeout_s,
+                send_timeout_s=self._target.timeout_s,
+                partition=None,
+                fsync=fsync,
+            )
+            publisher = self._publishers[topic, fsync] = AsyncProducer(
+                self._link,
+                await self._topic(topic, entries, partitions),
+                settings,
+                await self._new_identity(),
+                request_timeout_s=self._target.timeout_s,
+                new_identity=self._new_identity,
+                look_up=self._look_up,
+                owns_link=False,
+                flow=self._flow,
+            )
             return publisher
+        finally:
+            del self._opening[topic, fsync]
 
     async def _close_unused(self) -> None:
         """Let go of publishers, for a program that publishes to ever new topics."""

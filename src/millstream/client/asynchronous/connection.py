@@ -221,8 +221,8 @@ class AsyncLink:
     def __init__(self, target: Target, *, receive_bytes: int = _RECEIVE_BYTES) -> None:
         self._target = target
         self._receive_bytes = receive_bytes
-        self._lock = asyncio.Lock()
         self._connection: AsyncConnection | None = None
+        #: For all tasks that need it: in line behind each other, each would wait for the patience of all before it.
         self._opening = Ongoing(lambda: self._open(self._target.timeout_s))
         self._closed = False
         #: Shared by everything on this link, so that ids never meet.
@@ -280,22 +280,19 @@ class AsyncLink:
         """A usable connection.  Tries until the deadline; raises ConnectionLost after it."""
         backoff = Backoff()
         while (connection := self.current) is None:
-            async with self._lock:  # one task connects, the others wait for it
-                if (connection := self.current) is not None:
-                    break
-                if self._closed:
-                    raise ConnectionLost("the client is closed")
-                remaining_s = 10.0 if deadline_s is None else max(0.05, deadline_s - time.monotonic())
+            if self._closed:
+                raise ConnectionLost("the client is closed")
+            remaining_s = 10.0 if deadline_s is None else max(0.05, deadline_s - time.monotonic())
+            try:
                 try:
-                    try:
-                        return await self._opening.result(remaining_s)
-                    except TimeoutError as problem:
-                        raise self._target.unreachable(problem) from None
-                except (ConnectionLost, ShuttingDown) as error:
-                    self.trouble = str(error)
-                    wait_s = backoff.next_s()
-                    if deadline_s is not None and time.monotonic() + wait_s >= deadline_s:
-                        raise ConnectionLost(str(error)) from None
+                    return await self._opening.result(remaining_s)
+                except TimeoutError as problem:
+                    raise self._target.unreachable(problem) from None
+            except (ConnectionLost, ShuttingDown) as error:
+                self.trouble = str(error)
+                wait_s = backoff.next_s()
+                if deadline_s is not None and time.monotonic() + wait_s >= deadline_s:
+                    raise ConnectionLost(str(error)) from None
             await asyncio.sleep(wait_s)
         return connection
 
