@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from millstream.broker.journal import EntityFact
 from millstream.broker.mqtt.parcel import Parcel
 from millstream.broker.mqtt.queue_topics import QueueTopics
 from millstream.broker.mqtt.reading import Position
@@ -25,10 +26,12 @@ from millstream.mqtt.packets import (
     Puback,
     Publish,
     Pubrel,
+    Suback,
     Subscribe,
     Will,
 )
 from millstream.mqtt.reasons import Reason
+from millstream.mqtt.writer import encode
 from millstream.topics import TopicConfig
 from tests.e2e.access_world import key_for
 from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, unique
@@ -629,6 +632,35 @@ def test_properties_and_topics_count_for_what_is_kept_in_memory() -> None:
     finally:
         wires.close()
         server.stop()
+
+
+def test_who_subscribes_faster_than_the_disk_is_not_read_from(
+    mqtt: Wires, server: Millstream, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = server.broker.broker.mqtt
+    reader, other = mqtt.durable(), mqtt.connect()
+    works, record_durably = asyncio.Event(), room.store.journal.record_durably
+
+    async def wait(*facts: EntityFact, holds: bool = False) -> None:
+        await works.wait()
+        await record_durably(*facts, holds=holds)
+
+    async def work() -> None:
+        works.set()
+
+    monkeypatch.setattr(room.store.journal, "record_durably", wait)
+    count = 2_000
+    again = encode(Subscribe(1, (Filter(topic + "x" * 5_000, 1),)), V5) * count
+    sending = threading.Thread(target=reader.send_bytes, args=(again,))
+    sending.start()
+    eventually(lambda: len(room._tasks) >= 100)
+    for _ in range(100):
+        other.ping()
+    assert len(room._tasks) < count // 4
+    server.broker.run(work())
+    sending.join()
+    for _ in range(count):
+        reader.receive(Suback)
 
 
 def test_filters_that_find_nothing_among_many_retained_messages_do_not_stop_the_others(

@@ -51,6 +51,8 @@ _log = structlog.get_logger("millstream.mqtt")
 #: What an alias adds to a packet.
 _ALIAS_BYTES: Final = 3
 _PINGRESP: Final = encode(Pingresp(), V5)
+#: SUBSCRIBEs and UNSUBSCRIBEs that may wait for their turn before the client is not read from any more.
+_TURNS_MAX: Final = 100
 
 
 class Line(Protocol):
@@ -88,6 +90,7 @@ class Client:
         "_released",
         "_room",
         "_turn",
+        "_turns",
         "keep_alive_s",
         "session",
         "version",
@@ -114,6 +117,7 @@ class Client:
         self._queues: QueueTopics | None = None
         #: Subscriptions are changed one after the other.
         self._turn: asyncio.Task[None] | None = None
+        self._turns = 0
 
     # --- what it says --------------------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class Client:
 
     def is_full(self) -> bool:
         """Whether nothing more should be read from it for now."""
-        return self._receiving is not None and self._receiving.is_full()
+        return self._turns >= _TURNS_MAX or (self._receiving is not None and self._receiving.is_full())
 
     # --- CONNECT -------------------------------------------------------------------------------------------------
 
@@ -452,6 +456,7 @@ class Client:
     # --- one after the other -------------------------------------------------------------------------------------
 
     def _in_turn(self, work: Awaitable[None]) -> None:
+        self._turns += 1
         self._turn = asyncio.ensure_future(self._after(self._turn, work))
         self._room.own(self._turn)
 
@@ -459,6 +464,9 @@ class Client:
         if before is not None and not before.done():
             await asyncio.wait([before])
         await self.or_fail(work)
+        self._turns -= 1
+        if self._turns < _TURNS_MAX:
+            self.resume()
 
     async def or_fail(self, work: Awaitable[None]) -> None:
         """End the connection when it does not succeed."""
