@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from millstream.broker.mqtt.queue_topics import QueueTopics
 from millstream.broker.mqtt.reading import Position
 from millstream.broker.mqtt.retained import Kept
 from millstream.broker.mqtt.session import QueueSubscription, Session, Subscription
+from millstream.broker.partition import Partition
 from millstream.broker.registry import Topic
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import (
@@ -629,6 +631,46 @@ def test_properties_and_topics_count_for_what_is_kept_in_memory() -> None:
         reader.nothing()
         writer.publish("live", b"next", 1, properties=large)
         assert reader.message().payload == b"next"
+    finally:
+        wires.close()
+        server.stop()
+
+
+def test_a_session_that_opens_many_partitions_after_a_start_lets_others_have_their_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"room{number}/light" for number in range(20)]
+    server = Millstream(tmp_path)
+    wires = Wires(server)
+    reader, writer = wires.durable(client_id="everything"), wires.connect()
+    reader.subscribe("+/light", qos=1)
+    reader.disconnect()
+    for name in names:
+        writer.publish(name, name.encode(), 1)
+    wires.close()
+    server.stop()
+    server = Millstream(tmp_path)
+    broker, wires = server.broker.broker, Wires(server)
+    turns, opened, open_partition = 0, [], broker.topics._open
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if len(opened) < len(names):
+            asyncio.get_running_loop().call_soon(turn)
+
+    def note(topic: Topic, number: int) -> Partition:
+        opened.append(turns)
+        return open_partition(topic, number)
+
+    async def count() -> None:
+        turn()
+
+    monkeypatch.setattr(broker.topics, "_open", note)
+    server.broker.run(count())
+    try:
+        assert sorted(wires.durable(client_id="everything").payloads(20)) == sorted(map(str.encode, names))
+        assert len(set(opened)) == len(opened) == 20, "some were opened in the same turn"
     finally:
         wires.close()
         server.stop()

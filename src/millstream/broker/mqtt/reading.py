@@ -24,12 +24,15 @@ from millstream.slicing import batches_of
 if TYPE_CHECKING:
     from millstream.broker.mqtt.session import Session
     from millstream.broker.mqtt.world import World
+    from millstream.broker.registry import Topic
 
 __all__ = ["Place", "Position", "Reading", "messages_of"]
 
 _log = structlog.get_logger("millstream.mqtt")
 
 _CHUNK_BYTES: Final = 64 * 1024
+#: Topics that are looked at before others have their turn: about a millisecond.
+_LOOKED_AT_A_TIME: Final = 200
 
 
 class Place(NamedTuple):
@@ -118,20 +121,31 @@ class Reading:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def behind(self, session: Session) -> Iterator[Position]:
-        """The positions of a session that are not at the end of their partition."""
-        topics = self._world.room.broker.topics
+    def behind(self, session: Session) -> Iterator[Position | None]:
+        """The positions of a session that are not at the end of their partition.
+
+        There is a None whenever it is time to let others have their turn: after a start, partitions are opened here.
+        """
         self._tidy(session)
-        for topic in self._world.topics_for(session):
-            for number, uid in enumerate(topic.partition_uids):
-                position = session.positions.get(uid)
-                if topics.is_untouched(topic, number):
-                    continue
-                partition = topics.partition_of(topic, number)
-                if position is None:
-                    position = session.positions[uid] = Position(topic.name, number, uid, 0)
-                if position.next < partition.high_watermark:
+        for count, topic in enumerate(self._world.topics_for(session), 1):
+            if count % _LOOKED_AT_A_TIME == 0:
+                yield None
+            for number in range(len(topic.partition_uids)):
+                if topic.partitions[number] is None:
+                    yield None
+                position = self._position_behind(session, topic, number)
+                if position is not None:
                     yield position
+
+    def _position_behind(self, session: Session, topic: Topic, number: int) -> Position | None:
+        topics = self._world.room.broker.topics
+        if topics.registry.find(topic.namespace, topic.name) is not topic or topics.is_untouched(topic, number):
+            return None
+        partition, uid = topics.partition_of(topic, number), topic.partition_uids[number]
+        position = session.positions.get(uid)
+        if position is None:
+            position = session.positions[uid] = Position(topic.name, number, uid, 0)
+        return position if position.next < partition.high_watermark else None
 
     def take_back(self, session: Session, *, clean: bool) -> list[Fact]:
         """After a start: positions and flights beyond a log that lost its end, or the next messages to get those

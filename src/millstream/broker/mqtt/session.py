@@ -65,6 +65,8 @@ class Session:
     """See the module."""
 
     __slots__ = (
+        "_is_looking",
+        "_must_look",
         "_queue",
         "_queued_bytes",
         "_resuming",
@@ -118,6 +120,9 @@ class Session:
         self.positions: dict[int, Position] = {}
         #: Positions that have not reached the end of their partition.
         self.behind: dict[int, Position] = {}
+        #: Whether it is looked which positions these are, and whether once more.
+        self._is_looking = False
+        self._must_look = False
         self._queue: deque[tuple[Parcel, Grant, Flight]] | None = None
         self._queued_bytes = 0
         #: Messages that it has missed because of a limit.
@@ -560,9 +565,31 @@ class Session:
 
     def _catch_up(self) -> None:
         if self.lasts:
-            for position in self.world.reading.behind(self):
-                self.behind[position.uid] = position
+            self._must_look = True
+            if not self._is_looking:
+                self._is_looking = True
+                self.world.room.own(asyncio.ensure_future(self._look_behind()))
         self.go_on()
+
+    async def _look_behind(self) -> None:
+        """Find out where it has not come to the end.  What passes by meanwhile finds its positions by itself."""
+        try:
+            while self._must_look:
+                self._must_look = False
+                for position in self.world.reading.behind(self):
+                    if position is None:
+                        self.go_on()
+                        await asyncio.sleep(0)
+                        if self.client is None:
+                            break
+                    else:
+                        self.behind[position.uid] = position
+                self.go_on()
+        except MillstreamError as error:
+            if self.client is not None:
+                self.client.fail(error)
+        finally:
+            self._is_looking = False
 
     def detach(self) -> None:
         """The connection is gone; the session may go on."""
