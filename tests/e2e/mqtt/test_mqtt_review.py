@@ -20,13 +20,16 @@ from millstream.broker.partition import Partition
 from millstream.broker.registry import Topic
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import (
+    V4,
     V5,
     Connect,
     Disconnect,
     Filter,
     Properties,
     Puback,
+    Pubcomp,
     Publish,
+    Pubrec,
     Pubrel,
     Suback,
     Subscribe,
@@ -723,3 +726,55 @@ def test_filters_that_find_nothing_among_many_retained_messages_do_not_stop_the_
     reader.drop()
     eventually(lambda: not session._retained)
     other.ping()
+
+
+# --- packet ids ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["$queue/jobs", "live/jobs"])
+@pytest.mark.parametrize("received", [False, True])
+def test_packet_ids_of_qos_2_in_a_share_are_known_after_a_restart(tmp_path: Path, place: str, received: bool) -> None:
+    """Otherwise the next message under such an id is a repetition to its client, and is confirmed and dropped."""
+    server = Millstream(tmp_path)
+    wires = Wires(server)
+    worker = wires.durable(V4, "worker")
+    worker.subscribe(f"$share/work/{place}", qos=2)
+    wires.connect().publish(place, b"first", 2)
+    before = worker.receive(Publish)
+    if received:
+        worker.send(Pubrec(before.packet_id))
+        worker.receive(Pubrel)
+    worker.drop()
+    wires.close()
+    server.stop()
+    server = Millstream(tmp_path)
+    wires = Wires(server)
+    try:
+        again = wires.durable(V4, "worker")
+        assert again.next() == Pubrel(before.packet_id)
+        again.send(Pubcomp(before.packet_id))
+        wires.connect().publish(place, b"second", 2)
+        if place == "$queue/jobs" and not received:
+            assert again.message().payload == b"first"
+        after = again.receive(Publish)
+        assert (after.payload, after.packet_id != before.packet_id) == (b"second", True)
+    finally:
+        wires.close()
+        server.stop()
+
+
+@pytest.mark.parametrize("version", [V4, V5])
+def test_a_client_that_loses_its_connection_is_told_to_forget_the_packet_id_of_a_queue_message(
+    mqtt: Wires, version: int
+) -> None:
+    queue = f"$share/work/$queue/{unique('q')}"
+    worker = mqtt.durable(version)
+    worker.subscribe(queue, qos=2)
+    mqtt.connect().publish(queue.removeprefix("$share/work/"), b"x", 1)
+    before = worker.receive(Publish)
+    worker.drop()
+    again = mqtt.durable(version, worker.client_id)
+    assert again.next() == Pubrel(before.packet_id)
+    again.send(Pubcomp(before.packet_id))
+    after = again.message()
+    assert (after.payload, after.dup, after.packet_id != before.packet_id) == (b"x", False, True)

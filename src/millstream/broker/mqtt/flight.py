@@ -34,7 +34,16 @@ class Flight:
         #: Of a queue: called when the client has it, or does not want it.
         self.on_arrival = on_arrival
 
+    def is_recorded(self, qos: int) -> bool:
+        """Whether a session that lasts writes it down.
+
+        A message that is in no log is not sent again by another run of the broker, but of QoS 2 its packet id must be
+        known there: the client would take the next message under it for a repetition.
+        """
+        return self.place is not None or qos == 2
+
     def fact(self, packet_id: int, qos: int) -> Fact:
         """That it was sent; what came from a position in the log also says how far that has come."""
-        assert self.place is not None
+        if self.place is None:
+            return ["held", packet_id]
         return ["sent" if self.share is None and self.place.topic else "lent", packet_id, qos, *self.place]

@@ -91,7 +91,7 @@ class QueueReader:
         """False if the client must confirm others first."""
         if not self._is_leased(leased.receipt):  # it has waited for too long
             return True
-        client, outgoing = self._client, self._session.outgoing
+        client = self._client
         subscription = self.subscription
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         grant = Grant(subscription.qos, False, False, identifiers)
@@ -103,10 +103,8 @@ class QueueReader:
             if self._settled_by == "sending":
                 self._settle(leased, Settle.ACK)
         else:
-            packet_id = outgoing.send(subscription.qos, Flight(None, None, on_arrival=self._arrival_of(leased)))
-            if packet_id is None:
-                return False
-            client.send(parcel, grant, qos=subscription.qos, packet_id=packet_id)
+            flight = Flight(None, None, on_arrival=self._arrival_of(leased))
+            return self._session.launch(parcel, grant, subscription.qos, flight)
         return True
 
     def _ask(self) -> None:

@@ -162,7 +162,7 @@ class Session:
         for queue in self.queues.values():
             yield ["queue", *queue]
         for packet_id, state, qos, flight in self.outgoing.facts():
-            if flight.place is not None:
+            if flight.is_recorded(qos):
                 yield flight.fact(packet_id, qos)
                 if state == RELEASED:
                     yield ["rec", packet_id]
@@ -213,6 +213,9 @@ class Session:
                 if kind == "sent":
                     position = self.position(Place(*place))
                     position.next = max(position.next, place[-1] + 1)
+            elif kind == "held":
+                # Its message is nowhere to be had: all that is left to do is to release the packet id.
+                self.outgoing.restore([(rest[0], PUBLISHED, 2, Flight(None, None)), (rest[0], RELEASED, 2, None)])
             elif kind == "rec":
                 self.outgoing.pubrec(rest[0], ok=True)
             elif kind == "done":
@@ -243,7 +246,7 @@ class Session:
         if not client.takes(parcel, grant):
             return False
         flight = Flight(message, place if self.lasts else None, share)
-        if self._queue or self._resuming or client.is_slow or not self._launch(parcel, grant, qos, flight):
+        if self._queue or self._resuming or client.is_slow or not self.launch(parcel, grant, qos, flight):
             return self._wait(parcel, grant, flight)
         return True
 
@@ -264,13 +267,12 @@ class Session:
         self.dropped += messages
         self.world.room.broker.metrics.mqtt_dropped += messages
 
-    def _launch(self, parcel: Parcel, grant: Grant, qos: int, flight: Flight) -> bool:
+    def launch(self, parcel: Parcel, grant: Grant, qos: int, flight: Flight) -> bool:
         """Send with a packet id, if the client takes one more."""
         packet_id = self.outgoing.send(qos, flight)
         if packet_id is None:
             return False
-        place = flight.place
-        if place is None or not self.lasts:
+        if not self.lasts or not flight.is_recorded(qos):
             self._send(packet_id, parcel, grant, qos)
         elif qos == 1:
             self.record(flight.fact(packet_id, qos))
@@ -333,7 +335,7 @@ class Session:
             if qos == 0:
                 client.send_at_most_once(parcel, grant)
             elif client.takes(parcel, grant):
-                if not self._launch(parcel, grant, qos, Flight(message, place)):
+                if not self.launch(parcel, grant, qos, Flight(message, place)):
                     return False
                 position.next = place.offset + 1  # its flight says so
                 return True
@@ -367,7 +369,7 @@ class Session:
             if parcel.message.expiry_us:  # it has become older
                 parcel = Parcel(parcel.message, self.world.room.clock.now_us())
             qos = min(grant.qos, parcel.message.qos)
-            if client.is_slow or not (parcel.is_expired or self._launch(parcel, grant, qos, flight)):
+            if client.is_slow or not (parcel.is_expired or self.launch(parcel, grant, qos, flight)):
                 return
             queue.popleft()
             self._queued_bytes -= size_of(parcel.message)
@@ -424,7 +426,7 @@ class Session:
             client.send_at_most_once(parcel, grant)
             return True
         place = Place("", 0, RETAINED_UID, kept.offset) if self.lasts and kept.offset >= 0 else None
-        return self._launch(parcel, grant, qos, Flight(kept.message, place))
+        return self.launch(parcel, grant, qos, Flight(kept.message, place))
 
     def note_positions(self) -> None:
         """Write down how far it has read, where no flight says so."""
@@ -438,13 +440,13 @@ class Session:
     def puback(self, packet_id: int, *, ok: bool = True) -> None:
         """The client has the message, or does not want it."""
         flight = self.outgoing.puback(packet_id)
-        self._finished(packet_id, flight)
+        self._finished(packet_id, flight, 1)
         if flight is not None and flight.on_arrival is not None:
             flight.on_arrival(ok)
 
-    def _finished(self, packet_id: int, flight: Flight | None) -> None:
+    def _finished(self, packet_id: int, flight: Flight | None, qos: int) -> None:
         if flight is not None:
-            if flight.place is not None:
+            if flight.is_recorded(qos):
                 self.record(["done", packet_id])
             if self.behind or self._queue or self._retained or self.outgoing.is_held:
                 self.go_on()
@@ -461,7 +463,7 @@ class Session:
             if ok:
                 client.write(Pubrel(packet_id, Reason.PACKET_IDENTIFIER_NOT_FOUND))
         elif not ok:
-            self._finished(packet_id, flight)
+            self._finished(packet_id, flight, 2)
         elif flight.place is None or not self.lasts or again:
             client.write(Pubrel(packet_id))
         else:
@@ -478,15 +480,15 @@ class Session:
             client.write(Pubrel(packet_id))
 
     def pubcomp(self, packet_id: int) -> None:
-        self._finished(packet_id, self.outgoing.pubcomp(packet_id))
+        self._finished(packet_id, self.outgoing.pubcomp(packet_id), 2)
 
     def give_up_leases(self) -> None:
         """What it has got of queues is not sent again: somebody else gets it."""
-        for packet_id, state, _, flight in self.outgoing.facts():
+        for packet_id, state, qos, flight in self.outgoing.facts():
             if flight.on_arrival is not None:
                 flight.on_arrival = None
                 if state == PUBLISHED:
-                    self.outgoing.forget(packet_id)
+                    self.lose(packet_id, qos)
 
     # --- coming and going ----------------------------------------------------------------------------------------
 
