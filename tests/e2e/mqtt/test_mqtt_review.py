@@ -679,6 +679,23 @@ def test_a_session_that_opens_many_partitions_after_a_start_lets_others_have_the
         server.stop()
 
 
+def test_filters_beyond_what_a_session_can_have_are_refused_without_being_looked_at(
+    mqtt: Wires, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+
+    def look(_: object, __: str) -> None:
+        nonlocal looked_at
+        looked_at += 1
+
+    monkeypatch.setattr("millstream.broker.mqtt.subscribing.require_filter", look)
+    reader = mqtt.durable()
+    reasons = reader.subscribe(*(f"{number}" for number in range(10_000)), qos=1)
+    assert list(reasons) == [1] * 1_000 + [Reason.QUOTA_EXCEEDED] * 9_000
+    assert looked_at == 2_000
+    assert reader.subscribe("0", "a", qos=0) == (0, Reason.QUOTA_EXCEEDED)
+
+
 def test_who_subscribes_faster_than_the_disk_is_not_read_from(
     mqtt: Wires, server: Millstream, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

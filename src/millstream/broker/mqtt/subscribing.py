@@ -36,13 +36,17 @@ class Subscribing:
         self._reasons: list[int | None] = []
         #: By filter, those that hold at once.
         self._taken: dict[str, Subscription] = {}
+        self._new = 0
         self._facts: list[Any] = []
         self._retained: list[Subscription] = []
         self._problem: MillstreamError | None = None
 
     def begin(self) -> bool:
         """Whatever is ordinary holds from now on; says whether that was all.  Raises MqttViolation."""
-        for wanted in self._packet.filters:
+        filters = self._packet.filters
+        # As many as a session may have, of topics and of queues: a packet has room for a quarter of a million.
+        at_most = 2 * self._session.world.room.settings.subscriptions_max
+        for wanted in filters[:at_most]:
             try:
                 self._reasons.append(self._take(wanted))
             except MillstreamError as error:
@@ -50,6 +54,9 @@ class Subscribing:
                     raise
                 self._problem = error
                 self._reasons.append(subscribe_reason(error))
+        if len(filters) > at_most:
+            self._problem = QuotaExceeded(f"a SUBSCRIBE has {at_most} filters at most")
+            self._reasons += [subscribe_reason(self._problem)] * (len(filters) - at_most)
         begins = self._session.world.subscribe(self._session, list(self._taken.values()))
         self._facts = [*(["sub", *subscription] for subscription in self._taken.values()), *begins]
         return None not in self._reasons and not (self._facts and self._session.lasts)
@@ -80,8 +87,9 @@ class Subscribing:
         held, at_most = self._session.subscriptions, self._session.world.room.settings.subscriptions_max
         if topic_filter in held or topic_filter in self._taken:
             return topic_filter not in held
-        if len(held.keys() | self._taken.keys()) >= at_most:
+        if len(held) + self._new >= at_most:
             raise QuotaExceeded(f"a session has {at_most} subscriptions at most")
+        self._new += 1
         return True
 
     def _is_queue(self, wanted: Filter) -> bool:
