@@ -745,6 +745,36 @@ def test_filters_that_find_nothing_among_many_retained_messages_do_not_stop_the_
     other.ping()
 
 
+# --- what is sent again ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restarts", [0, 1, 2])
+def test_a_message_of_a_share_is_sent_again_with_its_identifier_and_retain_flag(tmp_path: Path, restarts: int) -> None:
+    """Whoever looks for its handler by the subscription identifier would drop it."""
+    server = Millstream(tmp_path)
+    wires = Wires(server)
+    with server.broker.connect() as client:
+        client.create_topic("jobs")
+    reader = wires.durable(client_id="reader")
+    shared = Filter("$share/work/jobs", 1, retain_as_published=True)
+    reader.subscribe(shared, properties=Properties(subscription_ids=(7,)))
+    wires.connect().publish("jobs", b"x", 1, retain=True)
+    first = reader.receive(Publish)
+    reader.drop()
+    for _ in range(restarts):
+        wires.close()
+        server.stop()
+        server = Millstream(tmp_path)
+        wires = Wires(server)
+        server.broker.run(server.broker.broker.mqtt.store.journal.checkpoint())
+    again = wires.durable(client_id="reader").receive(Publish)
+    assert (first.retain, first.properties.subscription_ids) == (True, (7,))
+    assert (again.dup, again.retain, again.properties.subscription_ids) == (True, True, (7,))
+    assert not session_of(server, "reader").positions, "it reads no log"
+    wires.close()
+    server.stop()
+
+
 # --- packet ids ------------------------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,7 @@ __all__ = ["Flight"]
 class Flight:
     """A message that was sent and is not confirmed."""
 
-    __slots__ = ("message", "on_arrival", "place", "share")
+    __slots__ = ("is_lent", "message", "on_arrival", "place", "share")
 
     def __init__(
         self,
@@ -26,11 +26,15 @@ class Flight:
         place: Place | None,
         share: Share | None = None,
         on_arrival: Callable[[bool], None] | None = None,
+        *,
+        is_lent: bool = False,
     ) -> None:
         #: Forgotten while the client is away, if there is a place to read it again.
         self.message = message
         self.place = place
         self.share = share
+        #: Whether it came by a share, perhaps in an earlier run of the broker.
+        self.is_lent = is_lent or share is not None
         #: Of a queue: called when the client has it, or does not want it.
         self.on_arrival = on_arrival
 
@@ -46,4 +50,4 @@ class Flight:
         """That it was sent; what came from a position in the log also says how far that has come."""
         if self.place is None:
             return ["held", packet_id]
-        return ["sent" if self.share is None and self.place.topic else "lent", packet_id, qos, *self.place]
+        return ["lent" if self.is_lent or not self.place.topic else "sent", packet_id, qos, *self.place]

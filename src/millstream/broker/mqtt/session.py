@@ -209,7 +209,9 @@ class Session:
                 self.positions.pop(rest[0], None)
             elif kind in ("sent", "lent"):
                 packet_id, qos, *place = rest
-                self.outgoing.restore([(packet_id, PUBLISHED, qos, Flight(None, Place(*place)))])
+                # What was retained is in no topic, and is nobody else's.
+                flight = Flight(None, Place(*place), is_lent=kind == "lent" and bool(place[0]))
+                self.outgoing.restore([(packet_id, PUBLISHED, qos, flight)])
                 if kind == "sent":
                     position = self.position(Place(*place))
                     position.next = max(position.next, place[-1] + 1)
@@ -531,7 +533,8 @@ class Session:
             if message is None or parcel is None or not self._may_repeat(client, parcel, qos):
                 self._give_up(client, packet_id, qos)
                 continue
-            grant = self.world.grant_for(self, message.topic) or Grant(qos, False, False, ())
+            granted = self.world.grant_of_share if flight.is_lent else self.world.grant_for
+            grant = granted(self, message.topic) or Grant(qos, False, False, ())
             if flight.place is not None and not flight.place.topic:
                 grant = grant._replace(retain_as_published=True)
             self._send(packet_id, parcel, grant, qos, dup=True)

@@ -204,6 +204,14 @@ class World:
         ]
         return _granted(found) if found else None
 
+    def grant_of_share(self, session: Session, topic: str) -> Grant | None:
+        """The same by its shares, of which one message comes by one."""
+        for topic_filter, subscription in session.subscriptions.items():
+            share = parse_share(topic_filter)
+            if share is not None and filter_matches(share.filter, topic):
+                return _granted([subscription])
+        return None
+
     def has_durable_reader(self, topic: str) -> bool:
         receivers = self.receivers(topic)
         found = self._durable.get(topic)
