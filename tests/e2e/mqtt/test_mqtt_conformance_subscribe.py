@@ -322,3 +322,19 @@ def test_3_9_3_2_one_wrong_filter_of_many_fails_alone(mqtt: Wires, topic: str) -
     reasons = wire.subscribe(topic, "$share//x", qos=1)
     assert reasons[0] == 1
     assert reasons[1] >= 0x80
+
+
+@not_in_reference("sends a message for each of the subscriptions")
+@pytest.mark.parametrize("lasts", [False, True])
+def test_3_8_3_3_a_subscription_without_local_messages_says_nothing_about_how_they_come_by_another(
+    mqtt: Wires, topic: str, lasts: bool
+) -> None:
+    wire, other = mqtt.durable() if lasts else mqtt.connect(), mqtt.connect()
+    wire.subscribe(Filter(topic, 2, no_local=True), properties=Properties(subscription_ids=(1,)))
+    wire.subscribe(Filter(f"{topic}/#", 1), properties=Properties(subscription_ids=(2,)))
+    wire.publish(topic, b"mine", 2)
+    mine = wire.message()
+    assert (mine.payload, mine.qos, mine.properties.subscription_ids) == (b"mine", 1, (2,))
+    other.publish(topic, b"theirs", 2)
+    theirs = wire.message()
+    assert (theirs.payload, theirs.qos, sorted(theirs.properties.subscription_ids)) == (b"theirs", 2, [1, 2])

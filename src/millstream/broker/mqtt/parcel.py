@@ -21,10 +21,12 @@ class Grant(NamedTuple):
     """What the subscriptions of one client that match a topic come to, taken together."""
 
     qos: int
-    #: Every one of them leaves out what the client has published itself.
+    #: Some of them leave out what the client has published itself.
     no_local: bool
     retain_as_published: bool
     identifiers: tuple[int, ...]
+    #: What the others come to, if there are any: that is what counts for such a message.
+    of_own: Grant | None = None
 
 
 class Parcel:

@@ -239,9 +239,10 @@ class Session:
         if place is not None and grant.qos and self.lasts and share is None:
             self._offer_stored(parcel, grant, place)
             return True
-        client = self.client
-        if client is None or (grant.no_local and message.client_id == self.client_id):
+        client, granted = self.client, self._granted(grant, message)
+        if client is None or granted is None:
             return False
+        grant = granted
         qos = min(grant.qos, message.qos)
         if not qos:
             return client.send_at_most_once(parcel, grant)
@@ -251,6 +252,10 @@ class Session:
         if self._queue or self._resuming or client.is_slow or not self.launch(parcel, grant, qos, flight):
             return self._wait(parcel, grant, flight)
         return True
+
+    def _granted(self, grant: Grant, message: Message) -> Grant | None:
+        """What it gets of a message, which may be its own."""
+        return grant.of_own if grant.no_local and message.client_id == self.client_id else grant
 
     def _wait(self, parcel: Parcel, grant: Grant, flight: Flight) -> bool:
         settings = self.world.room.settings
@@ -332,7 +337,9 @@ class Session:
             return False
         message = parcel.message
         position = self.positions[place.uid]
-        if not parcel.is_expired and not (grant.no_local and message.client_id == self.client_id):
+        granted = self._granted(grant, message)
+        if granted is not None and not parcel.is_expired:
+            grant = granted
             qos = min(grant.qos, message.qos)
             if qos == 0:
                 client.send_at_most_once(parcel, grant)
@@ -535,6 +542,7 @@ class Session:
                 continue
             granted = self.world.grant_of_share if flight.is_lent else self.world.grant_for
             grant = granted(self, message.topic) or Grant(qos, False, False, ())
+            grant = self._granted(grant, message) or grant
             if flight.place is not None and not flight.place.topic:
                 grant = grant._replace(retain_as_published=True)
             self._send(packet_id, parcel, grant, qos, dup=True)

@@ -351,9 +351,12 @@ class World:
 
 def _granted(subscriptions: Sequence[Subscription]) -> Grant:
     """One message for all subscriptions that overlap: with the best QoS, and everybody's identifiers."""
+    others = [subscription for subscription in subscriptions if not subscription.no_local]
+    no_local = len(others) < len(subscriptions)
     return Grant(
         max(subscription.qos for subscription in subscriptions),
-        all(subscription.no_local for subscription in subscriptions),
+        no_local,
         any(subscription.retain_as_published for subscription in subscriptions),
         tuple(subscription.identifier for subscription in subscriptions if subscription.identifier),
+        _granted(others) if no_local and others else None,
     )
