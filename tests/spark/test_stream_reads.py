@@ -184,11 +184,13 @@ def test_partitions_and_topics_that_appear_are_read_from_their_beginning(
     assert values(restarted.drain()) == numbers(4, 6)
 
 
-def test_a_topic_may_appear_after_the_query(world: World) -> None:
-    query = Query(world.options("of-the-future"))
+@pytest.mark.parametrize("way", ["options", "in_files"])
+def test_a_topic_may_appear_after_the_query(world: World, way: str) -> None:
+    topic = f"of-the-future-{way}"
+    query = Query(getattr(world, way)(topic))
     assert query.plan() is None
-    world.client.create_topic("of-the-future")
-    world.publish("of-the-future", numbers(0, 3))
+    world.client.create_topic(topic)
+    world.publish(topic, numbers(0, 3))
     assert values(query.drain()) == numbers(0, 3)
 
 
