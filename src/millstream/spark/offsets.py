@@ -13,11 +13,13 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from millstream.errors import InvalidArgument, OffsetOutOfRange
 
-__all__ = ["Extent", "Offsets", "Place", "Range", "admit", "as_json", "data_loss", "from_json", "split"]
+__all__ = ["Extent", "Offsets", "Place", "Position", "Range", "admit", "as_json", "data_loss", "from_json", "split"]
 
 #: About how much one task reads, unless options say otherwise.
 TASK_BYTES: Final = 64 * 1024 * 1024
 _SHOWN_MAX: Final = 10
+#: Beside the numbers of partitions in a checkpoint.
+_UID: Final = "uid"
 
 
 class Place(NamedTuple):
@@ -89,6 +91,35 @@ def from_json(document: object, what: str = "offsets") -> Offsets:
                 )
             offsets[Place(str(topic), int(partition))] = offset
     return offsets
+
+
+class Position(NamedTuple):
+    """How far a query is, as its checkpoint has it, and in which topics: names may be used again."""
+
+    offsets: Offsets
+    #: Topic -> the uid of its first partition.  A checkpoint of an earlier version has none.
+    uids: Mapping[str, int]
+
+    def as_json(self) -> dict[str, dict[str, int]]:
+        document = as_json(self.offsets)
+        for topic, partitions in document.items():
+            if topic in self.uids:
+                partitions[_UID] = self.uids[topic]
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Position:
+        uids = {topic: partitions[_UID] for topic, partitions in document.items() if _UID in partitions}
+        numbered = {
+            topic: {number: offset for number, offset in partitions.items() if number != _UID}
+            for topic, partitions in document.items()
+        }
+        return cls(from_json(numbered), uids)
+
+    def is_of(self, topic: str, uids: Mapping[str, int]) -> bool:
+        """Whether a topic is still the one it was, as far as is known."""
+        known = self.uids.get(topic)
+        return known is None or uids.get(topic, known) == known
 
 
 def _is_number(value: Any) -> bool:

@@ -2,15 +2,17 @@
 
 A partition that appears while a query runs is first written into the checkpoint with the offset at which it begins, and
 read from the next micro-batch on.  So both ends of everything that is read are on record: a batch that is done again
-after a crash reads the same, and whatever retention took in the meantime is noticed.
+after a crash reads the same, and whatever retention took in the meantime is noticed.  So is a topic that was deleted
+and made again: the checkpoint says which one it means, because its offsets say nothing about the other.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -22,18 +24,25 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, TopicNotFound
 from millstream.spark.batch import read_range
 from millstream.spark.broker_reader import commit_progress
 from millstream.spark.columns import Columns
 from millstream.spark.log_reader import LogReader, open_log, resolve
-from millstream.spark.offsets import Extent, Offsets, Place, Range, admit, as_json, data_loss, from_json, split
+from millstream.spark.offsets import Extent, Offsets, Place, Position, Range, admit, as_json, data_loss, split
 from millstream.spark.options import SourceOptions
 
 __all__ = ["StreamReader"]
 
 #: How long Spark waits for us when there is nothing new: it asks again at once, and stops a query no sooner.
 _POLL_S: Final = 0.1
+
+
+class _Seen(NamedTuple):
+    """What there is: how much of each partition, and which topics these are."""
+
+    extents: Mapping[Place, Extent]
+    uids: Mapping[str, int]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,7 +53,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = columns
         self._opened: LogReader | None = None
         #: With Trigger.AvailableNow: what there was when the query started.
-        self._pinned: dict[Place, Extent] | None = None
+        self._pinned: _Seen | None = None
         self._ends: Offsets = {}
         #: When a micro-batch had something to do, by a clock that only ticks.
         self._triggered_s: float | None = None
@@ -64,9 +73,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         options = self._options
-        extents = self._log.survey()
+        seen = self._look()
         lossless = options.fail_on_data_loss
-        return as_json(resolve(options.starting, "starting", self._log, extents, fail_on_data_loss=lossless))
+        offsets = resolve(options.starting, "starting", self._log, seen.extents, fail_on_data_loss=lossless)
+        return Position(offsets, seen.uids).as_json()
+
+    def _look(self) -> _Seen:
+        while True:
+            extents = self._log.survey()
+            firsts = dict.fromkeys(Place(place.topic, 0) for place in extents)
+            with suppress(TopicNotFound):  # one that was deleted just now is not there when we look again
+                uids = self._log.uids(firsts) if firsts else {}
+                return _Seen(extents, {place.topic: uid for place, uid in uids.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What tells Spark's "everything" (Trigger.Once) from "as much as you like"; the options say how much."""
@@ -80,17 +98,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        begin = from_json(start)
-        self._publish(begin)  # Spark asks for more when it is done with what it has
-        extents = self._pinned if self._pinned is not None else self._log.survey()
-        end = self._reachable(begin, extents)
+        position = Position.from_json(start)
+        self._publish(position.offsets)  # Spark asks for more when it is done with what it has
+        seen = self._pinned or self._look()
+        begin = self._kept(position, seen)
+        end = self._reachable(begin, seen.extents)
         if end == begin and self._pinned is None:
             self._log.wait(self._ends, _POLL_S)
-            extents = self._log.survey()
-            end = self._reachable(begin, extents)
+            seen = self._look()
+            begin = self._kept(position, seen)
+            end = self._reachable(begin, seen.extents)
         if end != begin and not isinstance(limit, ReadAllAvailable):
-            end = self._limited(begin, end, extents)
-        return as_json(end)
+            end = self._limited(begin, end, seen.extents)
+        return Position(end, {**position.uids, **seen.uids}).as_json()
+
+    def _kept(self, position: Position, seen: _Seen) -> Offsets:
+        """Where the query is in topics that are still the same; one that was made again is one that appears."""
+        kept = {place: offset for place, offset in position.offsets.items() if position.is_of(place.topic, seen.uids)}
+        lost = [Range(*place, offset, offset + 1) for place, offset in position.offsets.items() if place not in kept]
+        if lost and self._options.fail_on_data_loss:
+            raise data_loss(lost)
+        return kept
 
     def _reachable(self, begin: Offsets, known: Mapping[Place, Extent]) -> Offsets:
         """How far each partition can be read; one that is new only begins."""
@@ -105,7 +133,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if extent is None:
                 lost.append(Range(*place, begin[place], begin[place] + 1))
             elif extent.end < begin[place]:
-                # The topic was made anew under its old name.
+                # The topic was made anew, and the checkpoint does not say which one it means; or it is kept in memory.
                 lost.append(Range(*place, extent.end, begin[place]))
                 end[place] = extent.start
         if lost and self._options.fail_on_data_loss:
@@ -133,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return others | fresh
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._pinned = self._log.survey()
+        self._pinned = self._look()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return as_json(self._ends) if self._ends else None
@@ -141,12 +169,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        begin = from_json(start)
-        extents = self._log.survey()
+        position, reached = Position.from_json(start), Position.from_json(end)
+        begin, seen = position.offsets, self._look()
+        extents = {place: extent for place, extent in seen.extents.items() if reached.is_of(place.topic, seen.uids)}
         wanted = {
             place: Range(*place, begin[place], until)
-            for place, until in sorted(from_json(end).items())
-            if place in begin and until > begin[place]
+            for place, until in sorted(reached.offsets.items())
+            if place in begin and until > begin[place] and position.is_of(place.topic, reached.uids)
         }
         lost = [gap for part in wanted.values() for gap in _gaps(part, extents.get(part.place))]
         if lost and self._options.fail_on_data_loss:
@@ -173,7 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Comes a batch late, and never for the last one: `latestOffset` has seen to it already."""
-        self._publish(from_json(end))
+        self._publish(Position.from_json(end).offsets)
 
     def _publish(self, offsets: Offsets) -> None:
         """Make progress visible as that of a group.  Spark's checkpoint decides, so this may fail."""

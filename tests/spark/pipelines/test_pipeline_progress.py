@@ -45,6 +45,17 @@ def test_the_first_batch_has_no_start_so_what_spark_counts_is_divided() -> None:
     assert (done.rows, done.lag) == (7, 13)
 
 
+def test_a_topic_that_was_made_again_counts_nothing_before_it_is_read() -> None:
+    source = {
+        "startOffset": {"o": {"0": 7, "uid": 11}},
+        "endOffset": {"o": {"0": 0, "uid": 12}},
+        "latestOffset": {"o": {"0": 20}},
+    }
+    done = batch_of("topics", progress(sources=[source]))
+    assert done is not None
+    assert (done.rows, done.lag) == (0, 20)
+
+
 def test_a_standing_adds_up_what_its_queries_do() -> None:
     standing = Standing("clean", "run-1")
     standing.take(BatchDone("topics", 3, 100, 50.0, 7, 2000, ""))

@@ -58,7 +58,7 @@ def _rows_of(source: Mapping[str, Any], reads: int) -> int:
     """By offsets where there are some, but not for the first batch.  Spark counts a row as often as it is read."""
     start, end = _offsets(source.get("startOffset")), _offsets(source.get("endOffset"))
     if start and end:
-        return sum(until - start.get(place, until) for place, until in end.items())
+        return sum(max(0, until - start.get(place, until)) for place, until in end.items())
     return int(source.get("numInputRows") or 0) // reads
 
 
@@ -85,7 +85,8 @@ def _offsets(document: Any) -> dict[tuple[str, str], int]:
     for topic, partitions in document.items():
         if not isinstance(partitions, Mapping) or not all(isinstance(offset, int) for offset in partitions.values()):
             return {}
-        found.update({(str(topic), str(partition)): offset for partition, offset in partitions.items()})
+        numbered = ((str(partition), offset) for partition, offset in partitions.items())
+        found.update({(str(topic), number): offset for number, offset in numbered if number.isdecimal()})
     return found
 
 
