@@ -251,6 +251,57 @@ def test_a_batch_that_was_done_when_the_driver_died_is_acked_and_not_read_again(
     assert state(world.client, topic) == (0, 0, 10)
 
 
+def remade(world: World, topic: str, messages: list[bytes]) -> None:
+    world.client.delete_topic(topic)
+    world.client.create_topic(topic)
+    world.publish(topic, messages)
+
+
+def test_messages_of_a_topic_that_was_made_again_are_not_acked_for_those_of_the_old_one(
+    world: World, queries: list[Query]
+) -> None:
+    topic = world.topic()
+    world.publish(topic, numbers(10))
+    query = Query(world.options(topic))
+    queries.append(query)
+    assert query.drain() == numbers(10)
+    query.reader.stop()
+    remade(world, topic, numbers(12, 100))
+    again = query.restarted(world.options(topic))
+    queries.append(again)
+    assert again.drain() == numbers(12, 100)
+
+
+def test_a_batch_that_is_done_again_is_without_what_went_with_its_topic(world: World, queries: list[Query]) -> None:
+    topic = world.topic()
+    world.publish(topic, numbers(10))
+    query = Query(world.options(topic))
+    queries.append(query)
+    assert query.begin()
+    query.crash()
+    remade(world, topic, numbers(12, 100))
+    again = query.restarted(world.options(topic))
+    queries.append(again)
+    assert again.run() == []
+    again.done = len(again.offsets)
+    assert again.drain() == numbers(12, 100)
+
+
+def test_a_checkpoint_that_does_not_say_which_topics_it_means_is_gone_on_from(
+    world: World, queries: list[Query]
+) -> None:
+    topic = world.topic()
+    world.publish(topic, numbers(10))
+    query = Query(world.options(topic))
+    queries.append(query)
+    assert query.begin()
+    query.crash()
+    query.offsets = [json.dumps({k: v for k, v in json.loads(text).items() if k != "uids"}) for text in query.offsets]
+    again = query.restarted(world.options(topic))
+    queries.append(again)
+    assert again.run() == numbers(10)
+
+
 def test_what_was_claimed_and_not_written_down_comes_back(world: World, queries: list[Query]) -> None:
     topic = world.topic()
     world.publish(topic, numbers(10))

@@ -11,7 +11,8 @@ method `commit` would come too late, with the batch after it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
 
@@ -20,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, TopicNotFound
 from millstream.spark.claims import CLAIM_MAX, Claims
 from millstream.spark.columns import Columns
 from millstream.spark.faults import reached
@@ -46,24 +47,27 @@ class Batch(NamedTuple):
     #: Counts: a message that failed may be claimed again, and two batches must not look the same.
     number: int = 0
     ranges: Mapping[str, list[queue_calls.Range]] = {}
+    #: Of these topics, as in offsets.Position: one that is made again has other messages at these offsets.
+    uids: Mapping[str, int] = {}
 
     def as_json(self) -> dict[str, Any]:
         """Always in the same order: Spark compares the text."""
         return {
             "claim": self.number,
             "ranges": {topic: [list(each) for each in self.ranges[topic]] for topic in sorted(self.ranges)},
+            "uids": {topic: self.uids[topic] for topic in sorted(self.uids)},
         }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Batch:
-        if set(document) != {"claim", "ranges"}:
+        if document.keys() - {"uids"} != {"claim", "ranges"}:
             raise InvalidArgument(
                 "the checkpoint is one of a query without option claim; what is claimed needs a checkpoint of its own"
             )
         ranges = {
             topic: [(part, first, until) for part, first, until in some] for topic, some in document["ranges"].items()
         }
-        return cls(document["claim"], ranges)
+        return cls(document["claim"], ranges, document.get("uids", {}))
 
 
 class ClaimedPart(NamedTuple):
@@ -130,7 +134,7 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             most -= messages
             if self._pinned is not None:  # without any, what is left of it is in other hands
                 self._pinned[topic] = self._pinned[topic] - messages if taken else 0
-        return Batch(before.number + 1, ranges) if ranges else None
+        return Batch(before.number + 1, ranges, self._uids(ranges)) if ranges else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._open()
@@ -141,8 +145,8 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002
         batch = Batch.from_json(end)
         if self._batch is None or self._batch.number != batch.number:  # it was begun before this query was restarted
-            held = self._opened().retake(batch.ranges, patience_s=_PATIENCE_S)
-            self._batch = batch = Batch(batch.number, held)
+            held = self._opened().retake(self._kept(batch), patience_s=_PATIENCE_S)
+            self._batch = batch = Batch(batch.number, held, batch.uids)
         log = self._reader()
         extents = log.survey()
         by_place: dict[Place, list[tuple[int, int]]] = {}
@@ -191,7 +195,7 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         claims = self._opened()
         if self._batch is None:
             # Done before this query was restarted, and perhaps not acked; otherwise there is nothing to take.
-            claims.retake(batch.ranges, patience_s=_PATIENCE_S)
+            claims.retake(self._kept(batch), patience_s=_PATIENCE_S)
         claims.acknowledge()
         self._batch = Batch(batch.number)
 
@@ -201,7 +205,25 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._claims = None
         self._log = self._batch = None
 
+    def _kept(self, batch: Batch) -> dict[str, list[queue_calls.Range]]:
+        """What was claimed of topics that are still the same, as far as is known."""
+        uids = self._uids(batch.ranges)
+        return {
+            topic: ranges
+            for topic, ranges in batch.ranges.items()
+            if topic in uids and batch.uids.get(topic, uids[topic]) == uids[topic]
+        }
+
     # --- the broker --------------------------------------------------------------------------------------------------
+
+    def _uids(self, topics: Iterable[str]) -> dict[str, int]:
+        """Of those that there are."""
+        found: dict[str, int] = {}
+        for topic in topics:
+            with suppress(TopicNotFound):
+                first = Place(topic, 0)
+                found[topic] = self._reader().uids({first: None})[first]
+        return found
 
     def _reader(self) -> LogReader:
         if self._log is None:
