@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,10 +57,29 @@ class FakeQuery:
         self.isActive = False
 
 
+class FakeJob:
+    """A query that is no stream: it writes its rows, or it fails."""
+
+    query = SimpleNamespace(is_stream=False)
+
+    def __init__(self, name: str, *failures: str) -> None:
+        self.name = name
+        self._failures = list(failures)
+        self.runs: list[str] = []
+
+    def run_once(self, run: str) -> int:
+        self.runs.append(run)
+        if self._failures:
+            raise RuntimeError(self._failures.pop(0))
+        return 5
+
+
 class Stage:
     """Everything around a runner."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, attempts: list[list[FakeQuery] | Exception]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, attempts: Sequence[Sequence[FakeQuery | FakeJob] | Exception]
+    ) -> None:
         checked, mistakes = check_pipeline(FILE, Path("/work"))
         assert not mistakes
         assert checked is not None
@@ -80,6 +99,9 @@ class Stage:
         attempt = next(self.attempts)
         if isinstance(attempt, Exception):
             raise attempt
+        jobs = [each for each in attempt if isinstance(each, FakeJob)]
+        if jobs:
+            return jobs
 
         def start(query: FakeQuery) -> Callable[[dict[str, Any]], FakeQuery]:
             return lambda trigger: (self.triggers.append(trigger), query)[1]
@@ -89,6 +111,7 @@ class Stage:
                 name=f"q{number}", query=SimpleNamespace(is_stream=True, reads=lambda _: 1), start=start(query)
             )
             for number, query in enumerate(attempt)
+            if isinstance(query, FakeQuery)
         ]
 
     def changed(self, standing: Standing) -> None:
@@ -121,6 +144,14 @@ class Stage:
             monotonic=lambda: self.now_s,
             **more,
         )
+
+
+def test_after_a_failure_only_what_was_not_written_before_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [FakeJob("topics-once"), FakeJob("parquet-rows", "the disk is full", "the disk is full")]
+    stage = Stage(monkeypatch, [jobs, jobs, jobs])
+    standing = stage.runner().run()
+    assert (standing.state, standing.rows, standing.restarts) == ("finished", 10, 2)
+    assert [job.runs for job in jobs] == [["run-1"], ["run-1"] * 3]
 
 
 def test_a_run_to_the_end_takes_every_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -161,6 +161,22 @@ sinks: [{{topic: {target}}}]
     assert sorted(row["id"] for row in bench.read(target)) == [2, 3, 4]
 
 
+def test_what_is_no_stream_and_fails_after_it_was_published_is_not_published_again(
+    spark: Any, bench: Bench, faults: Path
+) -> None:
+    target = bench.world.topic()
+    spark.range(5).write.parquet(str(bench.directory / "numbers"))
+    bench.write(f"""
+sources: {{numbers: {{parquet: numbers}}}}
+sinks: [{{topic: {target}}}]
+""")
+    bench.file.write_text(bench.file.read_text().replace("{attempts: 0}", "{attempts: 1, pause: 0}"))
+    (faults / "after_publish").write_text("raise")
+    standing = bench.run("stopped")
+    assert (standing.state, standing.restarts) == ("finished", 1)
+    assert sorted(row["id"] for row in bench.read(target)) == [0, 1, 2, 3, 4]
+
+
 def test_a_row_that_fails_without_dead_letters_fails_the_pipeline_in_one_sentence(bench: Bench) -> None:
     source = bench.world.topic()
     bench.write(f"""

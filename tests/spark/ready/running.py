@@ -35,7 +35,7 @@ class Ready:
         """To its end; what a stream has to read now is all there is."""
         query = self.query(ready, **options)
         if not query.query.is_stream:
-            return query.run_once()
+            return query.run_once("run-1")
         running = query.start({"availableNow": True})
         assert running.awaitTermination(120)
         return 0

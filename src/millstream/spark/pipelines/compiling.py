@@ -74,12 +74,16 @@ class CompiledQuery:
         options = {"transactionalId": self.name, **self.options}
         rows.write.format("millstream").options(**options).mode("append").save()
 
-    def run_once(self) -> int:
-        """Write everything that there is, for what is no stream.  Returns how many rows were written."""
+    def run_once(self, run: str) -> int:
+        """Write everything that there is, for what is no stream.  Returns how many rows were written.
+
+        Messages go out once in a run, also if it is not known whether they did and this is called again.
+        """
         observed = Observation()
         rows = self.rows.observe(observed, F.count(F.lit(1)).alias("rows"))
         if self.query.kind == "topics":
-            rows.write.format("millstream").options(**self.options).mode("append").save()
+            options = {"transactionalId": f"{self.name}-{run}", **self.options}
+            rows.write.format("millstream").options(**options).mode("append").save()
             return int(observed.get["rows"])
         assert self.path is not None
         if self.query.kind == "delta":

@@ -83,6 +83,8 @@ class Runner:
         self._stop = False
         #: Batches that were done since the last start.
         self._done = 0
+        #: Queries that are no streams and have been written: nothing else remembers it.
+        self._written: set[str] = set()
 
     def stop(self) -> None:
         """End after the batch that is under way.  May be called by a signal handler."""
@@ -151,13 +153,16 @@ class Runner:
         return {} if interval_ms is None else {"processingTime": f"{interval_ms} milliseconds"}
 
     def _once(self, queries: list[CompiledQuery]) -> None:
-        """What is no stream is written from beginning to end."""
+        """What is no stream is written from beginning to end; after a failure, what was not written before."""
         self._now("running")
         for number, query in enumerate(queries):
             if self._stop:
                 return
+            if query.name in self._written:
+                continue
             began_s = self._monotonic()
-            rows = query.run_once()
+            rows = query.run_once(self._standing.run)
+            self._written.add(query.name)
             took_ms = round((self._monotonic() - began_s) * 1000)
             rate = round(rows * 1000 / took_ms, 1) if took_ms else 0.0
             self._take(BatchDone(query.name, number, rows, rate, 0, took_ms, ""))

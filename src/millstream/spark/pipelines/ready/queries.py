@@ -41,7 +41,7 @@ class ReadyQuery(CompiledQuery):
         writer = self._options.stream(self._work()).queryName(self.name).option("checkpointLocation", self.checkpoint)
         return (writer.trigger(**trigger) if trigger else writer).start()
 
-    def run_once(self) -> int:
+    def run_once(self, run: str) -> int:  # noqa: ARG002 - what writes knows itself how far it is
         assert isinstance(self._options, ReadyJob)
         return self._options.work(self._work())
 
