@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -61,6 +61,28 @@ def test_a_time_of_an_archive_goes_out_in_its_order_with_all_it_had(ready: Ready
     assert (message.key, message.headers["n"], message.timestamp) == (b"k2", "17", MOMENT + timedelta(minutes=17))
     read = ready.spark.read.format("millstream").options(**world.options(again, includePriority="true")).load()
     assert [row["priority"] for row in read.orderBy("offset").collect()] == [n % 5 for n in range(10, 40)]
+
+
+def test_times_of_another_zone_choose_the_same_messages(ready: Ready, world: World) -> None:
+    topic, again = world.topic(), world.topic()
+    fill(world, topic, 24 * 60)
+    archived(ready, topic)
+    # In both zones it is another day than in UTC.
+    early, late = timezone(timedelta(hours=5)), timezone(timedelta(hours=-5))
+    midnight = MOMENT + timedelta(hours=16)
+    since, until = (midnight - timedelta(hours=1)).astimezone(early), (midnight + timedelta(hours=1)).astimezone(late)
+    count = ready.run("replay", archive="archive", since=since.isoformat(), until=until.isoformat(), to=again)
+    assert count == 120
+    assert [message.value for message in sent(world, again)] == [b"%d" % n for n in range(15 * 60, 17 * 60)]
+
+
+def test_messages_that_came_before_the_time_they_have_are_chosen_by_that_time(ready: Ready, world: World) -> None:
+    topic, again = world.topic(), world.topic()
+    tomorrow = datetime.now(UTC) + timedelta(days=1)
+    world.publish(topic, [Outgoing(value=b"%d" % n, timestamp=tomorrow + timedelta(hours=n)) for n in range(5)])
+    since = tomorrow + timedelta(hours=2)
+    assert ready.run("replay", topics=topic, since=since.isoformat(), to=again) == 3
+    assert [message.value for message in sent(world, again)] == [b"2", b"3", b"4"]
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
@@ -60,10 +61,8 @@ class Replay(ReadyJob):
     def sources(self) -> dict[str, Source]:
         if self.archive is not None:
             return {"messages": Source(parquet=self.archive)}
+        # From its beginning: the broker finds messages by when it got them, which may be before the time they have.
         options = dict.fromkeys(("includeHeaders", "includePriority"), "true")
-        if self.since is not None:
-            options["startingTimestamp"] = str(int(self.since.timestamp() * 1000))
-            options["startingOffsetsByTimestampStrategy"] = "latest"
         return {"messages": Source(topics=self.topics, stream=False, options=options)}
 
     def sinks(self) -> list[Sink]:
@@ -132,11 +131,11 @@ class Replay(ReadyJob):
         if self.since is not None:
             rows = rows.filter(F.col("timestamp") >= F.lit(self.since))
             if "date" in rows.columns:
-                rows = rows.filter(F.col("date") >= self.since.strftime("%Y-%m-%d"))
+                rows = rows.filter(F.col("date") >= _day(self.since))
         if self.until is not None:
             rows = rows.filter(F.col("timestamp") < F.lit(self.until))
             if "date" in rows.columns:
-                rows = rows.filter(F.col("date") <= self.until.strftime("%Y-%m-%d"))
+                rows = rows.filter(F.col("date") <= _day(self.until))
         if self.where is not None:
             rows = rows.filter(F.expr(self.where))
         return rows.orderBy("timestamp", "topic", "partition", "offset")
@@ -147,8 +146,6 @@ class Replay(ReadyJob):
 
     def _page(self, work: Work, plan: _Plan) -> Page:
         """What went out, second by second."""
-        from datetime import UTC, datetime
-
         moments = [(datetime.fromtimestamp(at, UTC), rows) for _, rows, at in plan.sent]
         total = sum(rows for _, rows in moments)
         to = self.to or "the topics they came from"
@@ -172,6 +169,11 @@ class Replay(ReadyJob):
         )
         page.section("Messages sent", card(stacked(times, {"sent": counts}, what="Messages sent over time")))
         return page
+
+
+def _day(moment: datetime) -> str:
+    """As an archive names it, wherever the clock stands that said the moment."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d")
 
 
 class _Plan:
