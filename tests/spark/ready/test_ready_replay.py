@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import time
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from millstream.client import Outgoing
@@ -61,6 +63,12 @@ def test_a_time_of_an_archive_goes_out_in_its_order_with_all_it_had(ready: Ready
     assert (message.key, message.headers["n"], message.timestamp) == (b"k2", "17", MOMENT + timedelta(minutes=17))
     read = ready.spark.read.format("millstream").options(**world.options(again, includePriority="true")).load()
     assert [row["priority"] for row in read.orderBy("offset").collect()] == [n % 5 for n in range(10, 40)]
+
+
+def test_messages_stay_in_their_order_however_many_bursts_they_make(spark: Any, tmp_path: Path) -> None:
+    replay._Plan(tmp_path).make(spark.range(1100).coalesce(1), 1)
+    plan = replay._Plan(tmp_path)
+    assert [pq.read_table(file)["id"][0].as_py() for _, file, _ in plan.left()] == list(range(1100))
 
 
 def test_times_of_another_zone_choose_the_same_messages(ready: Ready, world: World) -> None:

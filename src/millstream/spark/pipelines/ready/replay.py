@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -36,6 +37,7 @@ _BURST_MIN: Final = 100
 _BURST: Final = 200_000
 _SENT: Final = ("key", "value", "headers", "priority")
 _SLEEP_S: Final = 0.05
+_NUMBERED: Final = re.compile(r"part-(\d+)-.*-c(\d+)\.")
 _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
@@ -194,7 +196,7 @@ class _Plan:
 
         place = self._directory / self.run
         rows.write.option("maxRecordsPerFile", burst).parquet(str(place))
-        files = sorted(place.glob("*.parquet"))  # Spark names them in the order of the rows
+        files = sorted(place.glob("*.parquet"), key=_place_of)
         self._rows = [(f"{self.run}/{file.name}", pq.read_metadata(file).num_rows) for file in files]
         self._rows = [(name, count) for name, count in self._rows if count]
         self.made = True
@@ -215,6 +217,13 @@ class _Plan:
         beside = self._progress.with_name(".progress.json")
         beside.write_text(json.dumps(document))
         beside.replace(self._progress)
+
+
+def _place_of(file: Path) -> tuple[int, int]:
+    """Spark numbers files in the order of the rows, by tasks and in each; the thousandth has a digit more."""
+    match = _NUMBERED.match(file.name)
+    assert match is not None
+    return int(match[1]), int(match[2])
 
 
 @contextmanager
