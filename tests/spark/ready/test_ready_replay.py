@@ -71,6 +71,15 @@ def test_messages_stay_in_their_order_however_many_bursts_they_make(spark: Any, 
     assert [pq.read_table(file)["id"][0].as_py() for _, file, _ in plan.left()] == list(range(1100))
 
 
+def test_an_archive_in_delta_is_what_its_table_says(ready: Ready, world: World) -> None:
+    topic, again = world.topic(), world.topic()
+    for n in range(3):
+        world.publish(topic, [Outgoing(value=b"%d" % n, timestamp=MOMENT + timedelta(minutes=n))])
+        ready.run("archive", topics=topic, to="archive", format="delta", compact_files=3, checkpoint="archived")
+    assert ready.run("replay", archive="archive", since=MOMENT.isoformat(), to=again) == 3
+    assert [message.value for message in sent(world, again)] == [b"0", b"1", b"2"]
+
+
 def test_times_of_another_zone_choose_the_same_messages(ready: Ready, world: World) -> None:
     topic, again = world.topic(), world.topic()
     fill(world, topic, 24 * 60)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -37,10 +37,7 @@ class DeltaTable:
 
     def append(self, rows: DataFrame, batch: int | None) -> None:
         """Add rows; of a stream, unless this batch was added before."""
-        try:
-            import deltalake
-        except ImportError:
-            raise StartFailed("Delta needs the package deltalake: `pip install 'millstream[delta]'`") from None
+        deltalake = _deltalake()
         query = None if batch is None else rows.sparkSession.sparkContext.getLocalProperty(_QUERY)
         there = deltalake.DeltaTable.is_deltatable(self.path)
         if there and query is not None and batch is not None:
@@ -62,6 +59,17 @@ class DeltaTable:
                 partition_by=list(self.partition_by),
                 commit_properties=deltalake.CommitProperties(app_transactions=transactions),
             )
+
+    @property
+    def is_there(self) -> bool:
+        """Told by what is on this machine, without the package."""
+        return Path(self.path.removeprefix("file:"), "_delta_log").is_dir()
+
+    def files(self) -> list[str]:
+        """Those that are the table now; until `vacuum` others lie beside them, replaced or never finished."""
+        deltalake = _deltalake()
+        there: bool = deltalake.DeltaTable.is_deltatable(self.path)
+        return list(deltalake.DeltaTable(self.path).file_uris()) if there else []
 
     def _written(self, rows: DataFrame, folder: str, deltalake: Any) -> tuple[list[Any], Any]:
         """The files that Spark wrote, as Delta lists them."""
@@ -90,6 +98,14 @@ class DeltaTable:
                 )
         fields = [pa.field(field.name, field.type) for field in to_arrow_schema(rows.schema, timezone="UTC")]
         return actions, deltalake.Schema.from_arrow(pa.schema(fields))
+
+
+def _deltalake() -> Any:
+    try:
+        import deltalake
+    except ImportError:
+        raise StartFailed("Delta needs the package deltalake: `pip install 'millstream[delta]'`") from None
+    return deltalake
 
 
 def _file_system(path: str) -> tuple[Any, str]:

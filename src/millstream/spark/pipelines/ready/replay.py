@@ -22,6 +22,7 @@ from pydantic import Field
 from millstream.errors import ConfigInvalid, MillstreamError
 from millstream.names import check_topic
 from millstream.spark.pipelines.definition import Names, Sink, Source
+from millstream.spark.pipelines.delta import DeltaTable
 from millstream.spark.pipelines.ready.page import Figure, Page, card, shown_time
 from millstream.spark.pipelines.ready.plots import buckets, short, stacked
 from millstream.spark.pipelines.ready.work import Moment, ReadyJob, Work
@@ -124,10 +125,7 @@ class Replay(ReadyJob):
 
         source = work.checked.definition.sources["messages"]
         if self.archive is not None:
-            place = work.place(self.archive)
-            if not any(Path(place.removeprefix("file:")).rglob("*.parquet")):
-                raise ConfigInvalid(f"there is no archive in {place}")
-            rows = work.spark.read.parquet(place)
+            rows = _archived(work.spark, work.place(self.archive))
         else:
             rows = work.spark.read.format("millstream").options(**work.checked.source_options(source)).load()
         if self.since is not None:
@@ -171,6 +169,14 @@ class Replay(ReadyJob):
         )
         page.section("Messages sent", card(stacked(times, {"sent": counts}, what="Messages sent over time")))
         return page
+
+
+def _archived(spark: SparkSession, place: str) -> DataFrame:
+    table = DeltaTable(place.removeprefix("file:"))
+    files = table.files() if table.is_there else [place]
+    if not files or not any(Path(place.removeprefix("file:")).rglob("*.parquet")):
+        raise ConfigInvalid(f"there is no archive in {place}")
+    return spark.read.parquet(*files)
 
 
 def _day(moment: datetime) -> str:

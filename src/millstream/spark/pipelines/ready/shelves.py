@@ -159,11 +159,7 @@ class DeltaShelf(Shelf):
         self._compact()
 
     def files(self) -> list[Path]:
-        import deltalake
-
-        if not deltalake.DeltaTable.is_deltatable(str(self.root)):
-            return []
-        return [Path(file) for file in deltalake.DeltaTable(str(self.root)).file_uris()]
+        return [Path(file) for file in DeltaTable(str(self.root)).files()]
 
     def _kept_by_table(self, spark: SparkSession) -> Kept:
         """For a query that begins anew: what was kept by another one."""
