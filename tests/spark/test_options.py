@@ -42,6 +42,14 @@ def test_an_unknown_sink_option_is_an_error_too() -> None:
         SinkOptions.of({**BROKER, "subscribe": "orders"})
 
 
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_stream_has_no_end(name: str) -> None:
+    value = "5" if name == "endingTimestamp" else '{"orders": {"0": 5}}'
+    assert source(**{name: value}).ending.at != "latest"
+    with pytest.raises(InvalidArgument, match=f"option {name} is for batch reads"):
+        source(streaming=True, **{name: value})
+
+
 def test_names_of_options_are_read_in_any_case() -> None:
     options = SourceOptions.of(
         {"BOOTSTRAP.SERVERS": "a:1, b:2", "SubScribe": "b, a,b", "maxoffsetspertrigger": "7"}, streaming=True

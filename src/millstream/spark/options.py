@@ -21,11 +21,12 @@ __all__ = ["SINK_OPTIONS", "SOURCE_OPTIONS", "Bound", "SinkOptions", "SourceOpti
 #: How to reach the broker.
 _TARGET_OPTIONS: Final = ("bootstrap.servers", "namespace", "token", "tls.ca", "timeout")
 _TOPIC_OPTIONS: Final = ("subscribe", "subscribePattern", "assign")
+_ENDING_OPTIONS: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 SOURCE_OPTIONS: Final = (
     *_TARGET_OPTIONS,
     *("path", *_TOPIC_OPTIONS),
     *("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy"),
-    *("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+    *_ENDING_OPTIONS,
     *("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),
     *("minPartitions", "maxRecordsPerPartition", "fetch.max.bytes"),
     *("failOnDataLoss", "isolation", "groupId", "pushdown", "claim", "table"),
@@ -186,6 +187,9 @@ class SourceOptions:
                 + (", not both" if path else "")
             )
         given.choice("isolation", "read_committed")
+        ended = next((name for name in _ENDING_OPTIONS if streaming and given.text(name)), None)
+        if ended is not None:
+            raise InvalidArgument(f"option {ended} is for batch reads: a stream reads on and on")
         if given.text("maxOffsetsPerTrigger") and given.text("maxBytesPerTrigger"):
             raise InvalidArgument("a micro-batch is limited by maxOffsetsPerTrigger or maxBytesPerTrigger, not both")
         group, claim = given.text("groupId"), given.text("claim")
@@ -198,7 +202,7 @@ class SourceOptions:
             topics=Topics() if table and not any(map(given.text, _TOPIC_OPTIONS)) else _topics(given),
             # What is in a queue waits for somebody, whenever it came.
             starting=_bound(given, "starting", Bound("latest" if streaming and not claim else "earliest")),
-            ending=Bound("latest") if streaming else _bound(given, "ending", Bound("latest")),
+            ending=_bound(given, "ending", Bound("latest")),
             offsets_per_trigger_max=given.number("maxOffsetsPerTrigger"),
             bytes_per_trigger_max=given.size("maxBytesPerTrigger"),
             offsets_per_trigger_min=given.number("minOffsetsPerTrigger"),
