@@ -12,8 +12,12 @@ import pytest
 from millstream.client import Outgoing
 from millstream.errors import MessageNotFound
 from millstream.spark.connection import BrokerConnection
+from millstream.spark.options import Target
+from millstream.spark.pipelines.ready import audit
+from millstream.wire import calls
 from tests.spark.ready.running import Ready
 from tests.spark.world import World
+from tests.waiting import eventually
 
 DAY = datetime(2026, 11, 14, 12, tzinfo=UTC)
 
@@ -86,6 +90,46 @@ def test_what_is_not_accounted_for_is_lost_and_fails(
         alone.run("audit", report="report.html")
     assert "3 messages are nowhere" in alone.page
     assert alone.facts("audit", fail=False)["lost"] == 3
+
+
+def test_a_group_that_began_late_in_a_compacted_topic_has_lost_nothing(own_world: World) -> None:
+    client = own_world.client
+    client.create_topic("prices", config={"cleanup": "compact", "segment_bytes": 4096})
+    changes = [Outgoing(value=b"%0100d" % n, key=b"k%d" % (n % 3)) for n in range(400)]
+    for first in range(0, 400, 10):
+        client.publish_many("prices", changes[first : first + 10])
+    with client.queue("prices", group="all", timeout_s=5) as queue:
+        queue.lease(1, wait="5s")[0].ack(wait=True)
+    own_world.broker.clock.advance("3h")
+    eventually(lambda: len(client.browse("prices", limit=1000)) < 100, "the topic is compacted")
+    with client.queue("prices", group="billing", start="latest", timeout_s=1) as late:
+        assert not late.lease(1, wait="1ms")
+    client.publish_many("prices", changes[:20])
+    with leased(own_world, "prices", 20) as held:
+        for message in held:
+            message.ack(wait=True)
+    connection = BrokerConnection(Target((own_world.broker.address,)))
+    account = audit._group(connection, "prices", "billing")
+    assert (account.published, account.acked, account.lost, account.exact) == (20, 20, 0, True)
+    account = audit._group(connection, "prices", "all")
+    assert (account.published, account.acked, account.lost, account.exact) == (420, 1, 0, True)
+
+
+def test_what_retention_takes_while_an_audit_reads_is_not_missing(own_world: World) -> None:
+    client = own_world.client
+    client.create_topic("orders", config={"segment_bytes": 4096, "retention_messages": 50})
+    for first in range(0, 400, 10):
+        client.publish_many("orders", [b"%0100d" % n for n in range(first, first + 10)])
+    connection = BrokerConnection(Target((own_world.broker.address,)))
+    info = connection.call(calls.DescribeTopic(name="orders"), calls.TopicInfo)
+    own_world.broker.clock.advance("1h")
+    eventually(lambda: client.offsets("orders", "earliest")[0] > 0, "retention has acted")
+    left = 400 - client.offsets("orders", "earliest")[0]
+    account = audit._topic(info, left, audit._removed_since(connection, info), 0)
+    assert (account.published, account.stored, account.removed, account.missing) == (400, left, 400 - left, 0)
+    assert audit._topic(info, left - 1, audit._removed_since(connection, info), 0).missing == 1
+    client.delete_topic("orders")
+    assert audit._topic(info, 0, audit._removed_since(connection, info), 0).missing == 0
 
 
 # --- latency ---------------------------------------------------------------------------------------------------------

@@ -11,13 +11,16 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from millstream.errors import MessageNotFound, TopicNotFound
+from millstream.errors import MessageNotFound, OffsetOutOfRange, TopicNotFound
 from millstream.ids import message_id
+from millstream.slicing import batches_of
+from millstream.spark.offsets import Place
 from millstream.spark.pipelines.definition import Source
 from millstream.spark.pipelines.ready.page import Figure, Html, Page, Tone, card, table
 from millstream.spark.pipelines.ready.plots import bars, short
 from millstream.spark.pipelines.ready.work import Reporting, Work
 from millstream.wire import calls, queue_calls, schedule_calls
+from millstream.wire.messages import FetchRequest
 
 if TYPE_CHECKING:
     from millstream.spark.connection import BrokerConnection
@@ -62,7 +65,7 @@ class GroupAccount:
     lost: int = 0
     #: Dead letters that are still there.
     letters: int = 0
-    #: False: retention has removed messages from before, so the first ones that were the group's are not known.
+    #: False: retention or compaction has removed messages from before, so it is not known how many were the group's.
     exact: bool = True
 
     @property
@@ -112,7 +115,10 @@ class Audit(Reporting):
             for each in connection.call(schedule_calls.ScheduleStats(), list[schedule_calls.TopicSchedules])
         }
         readable = _readable(work, infos)
-        topics = [_topic(info, readable.get(name, 0), scheduled.get(name, 0)) for name, info in infos.items()]
+        topics = []
+        for name, info in infos.items():
+            removed = _removed_since(connection, info)
+            topics.append(_topic(info, readable.get(name, 0), removed, scheduled.get(name, 0)))
         return sorted(topics, key=lambda each: each.topic), sorted(groups, key=lambda each: (each.topic, each.group))
 
     def _letters(self, work: Work) -> dict[tuple[str, str], int]:
@@ -154,13 +160,27 @@ def _readable(work: Work, infos: dict[str, calls.TopicInfo]) -> dict[str, int]:
     return {row["topic"]: row["count"] for row in counted}
 
 
-def _topic(info: calls.TopicInfo, readable: int, scheduled: int) -> TopicAccount:
+def _removed_since(connection: BrokerConnection, info: calls.TopicInfo) -> int:
+    """How many messages retention has taken since a topic was described, before they were read or after."""
+    before = {part.partition: part for part in info.partitions}
+    try:
+        now: calls.TopicInfo = connection.call(calls.DescribeTopic(name=info.name), calls.TopicInfo)
+    except TopicNotFound:
+        return sum(part.high_watermark - part.start_offset for part in info.partitions)
+    return sum(
+        max(min(part.start_offset, before[part.partition].high_watermark) - before[part.partition].start_offset, 0)
+        for part in now.partitions
+        if part.partition in before
+    )
+
+
+def _topic(info: calls.TopicInfo, readable: int, removed: int, scheduled: int) -> TopicAccount:
     ends = sum(part.high_watermark for part in info.partitions)
     starts = sum(part.start_offset for part in info.partitions)
     # A compacted topic has gaps on purpose: only what is known to be damaged is missing there.
     damaged = sum(until - first for part in info.partitions for first, until in part.damaged_ranges)
     compacted = "compact" in str(info.config.get("cleanup", ""))
-    missing = damaged if compacted else ends - starts - readable
+    missing = damaged if compacted else max(ends - starts - readable - removed, 0)
     return TopicAccount(info.name, ends, ends - readable - missing, readable, missing, scheduled)
 
 
@@ -174,32 +194,57 @@ def _group(connection: BrokerConnection, topic: str, group: str) -> GroupAccount
     account = GroupAccount(topic, group)
     for way in _WAYS:
         setattr(account, way, info.settled.get(way, 0))
-    there = 0
+    at_least = at_most = 0
     for part in info.partitions:
         for state in _STATES:
             setattr(account, state, getattr(account, state) + getattr(part, state))
         start = starts.get(part.partition, 0)
-        began = _began(connection, metadata.partition_uids[part.partition], group, start, part.end)
-        there += part.end - began
-        if began == start > 0:
+        place = Place(topic, part.partition)
+        low, high = _began(connection, place, metadata.partition_uids[part.partition], group, start, part.end)
+        at_least += part.end - high
+        at_most += part.end - low
+        if low == start > 0:
             account.exact = False
-    account.lost = max(there - account.accounted, 0)
+    account.lost = max(at_least - account.accounted, 0)
+    account.exact &= at_least == at_most or at_most <= account.accounted
     account.published = account.accounted + account.lost
     return account
 
 
-def _began(connection: BrokerConnection, uid: int, group: str, start: int, end: int) -> int:
-    """The first message of a partition that is there for a group: what is before it is gone, as far as it knows."""
-    low, high = start, end
+def _began(connection: BrokerConnection, place: Place, uid: int, group: str, start: int, end: int) -> tuple[int, int]:
+    """Between which offsets the first message of a partition is that was there for a group.
+
+    What is before it is gone, as far as the group knows.  Only messages that are still there can be asked for, so where
+    compaction has taken some out it is one of those between the last that is gone and the first that is not.
+    """
+    low, high, first = start, end, end
     while low < high:
         middle = (low + high) // 2
-        if _is_gone(connection, message_id(0, uid, middle), group):
-            low = middle + 1
-        else:
+        found = _next_message(connection, place, middle, high)
+        if found is None:
             high = middle
-        if middle == start and high == start:
-            break
-    return low
+        elif _is_gone(connection, message_id(0, uid, found), group):
+            low = found + 1
+        else:
+            first, high = found, middle
+    return low, first
+
+
+def _next_message(connection: BrokerConnection, place: Place, offset: int, end: int) -> int | None:
+    """The offset of the first message from here on that is in the log."""
+    while offset < end:
+        try:
+            result = connection.fetch(FetchRequest(*place, offset, 1, 0))
+        except (OffsetOutOfRange, TopicNotFound):
+            return None
+        for batch in batches_of([result.batches]):
+            found = next((each for each in batch.offsets() if each >= offset), None)
+            if found is not None:
+                return found if found < end else None
+        if result.next_offset <= offset:
+            return None
+        offset = result.next_offset
+    return None
 
 
 def _is_gone(connection: BrokerConnection, message: str, group: str) -> bool:
@@ -209,7 +254,7 @@ def _is_gone(connection: BrokerConnection, message: str, group: str) -> bool:
         )
         return bool(found.state == "gone")
     except (MessageNotFound, TopicNotFound):
-        return False  # a gap in the log says nothing
+        return False  # removed just now
 
 
 def _page(work: Work, topics: list[TopicAccount], groups: list[GroupAccount], lost: int) -> Page:
@@ -243,7 +288,7 @@ def _page(work: Work, topics: list[TopicAccount], groups: list[GroupAccount], lo
                     *(each.topic, each.group, each.published),
                     *(getattr(each, name) for name in (*_WAYS, *_STATES)),
                     *(each.lost, each.letters),
-                    "" if each.exact else "retention has removed what came first",
+                    "" if each.exact else "retention or compaction has removed what came first",
                 )
                 for each in groups
             ],
