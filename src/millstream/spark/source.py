@@ -34,9 +34,7 @@ class MillstreamSource(DataSource):
         return "millstream"
 
     def schema(self) -> str:
-        options = SourceOptions.of(
-            self.options, streaming=False
-        )  # what does not go with a stream, its reader says
+        options = SourceOptions.of(self.options, streaming=False)  # what does not go with a stream, its reader says
         if options.table is not None:
             ddl: str = _other("tables").table_columns(options)
             return ddl

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
 from millstream.errors import ConfigInvalid
+from millstream.spark.options import SourceOptions
 from millstream.spark.pipelines.loading import check_pipeline, load_pipeline
 
 GOOD = """
@@ -149,6 +151,18 @@ def test_a_good_file_has_no_mistakes_and_every_default() -> None:
         ),
         (small(sinks="[{topic_column: route}]"), "no step says to which topics rows go"),
         (
+            small(
+                sources="orders: {pattern: 'orders.*'}",
+                steps="[{route: {topics: {orders.eu: 'a', clean: 'b'}}}]",
+                sinks="[{topic_column: route}]",
+            ),
+            "it writes to 'orders.eu', which source 'orders' reads",
+        ),
+        (
+            small(steps="[{split: {}, dead_letter: orders}]"),
+            "step 1, dead_letter: it writes to 'orders', which source 'orders' reads",
+        ),
+        (
             small(sources="orders: {topic: orders, options: {claim: g}}", sinks="[{topic: a}, {parquet: b}]"),
             "claimed messages go to one query, but 'topics' and 'parquet-orders' read them",
         ),
@@ -169,6 +183,23 @@ def test_every_mistake_is_one_sentence_with_its_place(text: str, sentence: str) 
     found = mistakes_in(text)
     assert any(sentence in mistake for mistake in found), found
     assert all("\n" not in mistake for mistake in found)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "read"),
+    [("orders.*|sales", "orders.eu"), ("orders.*|sales", "sales"), ("(?i)ORDERS.*", "orders.eu")],
+)
+def test_dead_letters_of_a_pipeline_are_not_read_by_its_pattern(pattern: str, read: str) -> None:
+    def chosen(steps: str) -> str:
+        checked, mistakes = check_pipeline(small(sources=f"orders: {{pattern: '{pattern}'}}", steps=steps), Path("/"))
+        assert checked is not None, mistakes
+        options = checked.source_options(checked.definition.sources["orders"])
+        return str(SourceOptions.of(options, streaming=True).topics.pattern)
+
+    assert chosen("[{split: {}, dead_letter: letters}]") == pattern
+    with_letters = chosen("[{split: {}, dead_letter: true}]")
+    assert re.fullmatch(with_letters, read)
+    assert not re.fullmatch(with_letters, f"{read}.dlq")
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:

@@ -321,6 +321,10 @@ class Checker:
             self._say(("trigger",), "nothing here is a stream, so it runs once: leave `trigger` out")
         for number, sink in enumerate(definition.sinks):
             self._sink_in_graph(("sinks", number), sink, graph)
+        for number, step in enumerate(definition.steps):
+            if step.dead_letter is not None and step.dead_letter.topic is not None:
+                path, feed = ("steps", number, "dead_letter"), definition.step_name(number)
+                self._reads_itself(path, step.dead_letter.topic, feed, graph)
         for name, source in definition.sources.items():
             claim = next((option for option in source.options if option.lower() == "claim"), None)
             readers = [
@@ -330,17 +334,24 @@ class Checker:
                 text = f"claimed messages go to one query, but {_and([query.name for query in readers])} read them"
                 self._say(("sources", name, "options", claim), f"{text}: write to topics only, or read without a claim")
 
+    def _reads_itself(self, path: tuple[str | int, ...], topic: str, feed: str, graph: Graph) -> None:
+        """Whether what is written to a topic would be read, and written, again."""
+        sources = {name.lower(): source for name, source in self._definition.sources.items()}
+        for name, is_stream in graph.sources(feed).items():
+            source = sources[name]
+            matches = source.pattern is not None and _matches(source.pattern, topic)
+            if is_stream and (topic in source.topic_names or matches):
+                text = f"it writes to {topic!r}, which source {name!r} reads: it would read its own messages for ever"
+                self._say(path, text)
+
     def _sink_in_graph(self, path: tuple[str | int, ...], sink: Sink, graph: Graph) -> None:
         definition = self._definition
         feed = graph.feeds(sink)
-        for name, is_stream in graph.sources(feed).items():
-            source = next(source for known, source in definition.sources.items() if known.lower() == name)
-            matches = source.pattern is not None and sink.topic is not None and _matches(source.pattern, sink.topic)
-            if is_stream and (sink.topic in source.topic_names or matches) and sink.topic is not None:
-                text = (
-                    f"it writes to {sink.topic!r}, which source {name!r} reads: it would read its own messages for ever"
-                )
-                self._say((*path, "topic"), text)
+        if sink.topic is not None:
+            self._reads_itself((*path, "topic"), sink.topic, feed, graph)
+        for step in definition.steps if sink.topic_column is not None else ():
+            for topic in step.route.targets if step.route is not None else ():
+                self._reads_itself((*path, "topic_column"), topic, feed, graph)
         if sink.topic_column is not None and not graph.definition.steps:
             self._say((*path, "topic_column"), "no step says to which topics rows go: add one, such as `route`")
         aggregates = [

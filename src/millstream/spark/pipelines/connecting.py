@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
+from millstream.dead_letters import DEAD_LETTER_SUFFIX
 from millstream.spark.pipelines.definition import Definition, Sink, Source
 
 __all__ = ["DEFAULT_BROKER", "sink_options", "source_options"]
 
 DEFAULT_BROKER: Final = "localhost:9092"
+_FLAGS: Final = re.compile(r"\(\?[a-z]+\)")
 
 
 def source_options(definition: Definition, source: Source) -> dict[str, str]:
@@ -21,8 +24,9 @@ def source_options(definition: Definition, source: Source) -> dict[str, str]:
         if "namespace" not in given and definition.namespace is not None:
             options["namespace"] = definition.namespace
     if source.reads_topics:
+        letters = source.is_stream and definition.has_letters_beside
         if source.pattern is not None:
-            options["subscribePattern"] = source.pattern
+            options["subscribePattern"] = _without_letters(source.pattern) if letters else source.pattern
         elif "assign" not in given:
             options["subscribe"] = ",".join(source.topic_names)
         if "includeheaders" not in given:
@@ -30,6 +34,13 @@ def source_options(definition: Definition, source: Source) -> dict[str, str]:
     elif source.table is not None:
         options["table"] = source.table
     return options
+
+
+def _without_letters(pattern: str) -> str:
+    """What a pipeline could not work on would come back to it, and could not be worked on again, without end."""
+    flags = _FLAGS.match(pattern)
+    begin = flags[0] if flags else ""  # they must come first
+    return f"{begin}(?!.*{re.escape(DEAD_LETTER_SUFFIX)}$)(?:{pattern.removeprefix(begin)})"
 
 
 def sink_options(definition: Definition, sink: Sink | None) -> dict[str, str]:

@@ -202,6 +202,11 @@ class Route(Part):
     #: For the others: a topic, `drop`, or nothing, and then they fail.
     otherwise: str | None = None
 
+    @property
+    def targets(self) -> list[str]:
+        """The topics that rows may go to."""
+        return [*self.topics, *([self.otherwise] if self.otherwise not in (None, "drop") else [])]
+
 
 class DeadLetters(Part):
     """Takes out rows that failed and sends them to a dead letter topic with their error; the rest goes on."""
@@ -319,6 +324,11 @@ class Definition(Part):
     def interval_ms(self) -> int | None:
         trigger: str | None = self.trigger
         return None if trigger is None or trigger == AVAILABLE_NOW else parse_ms(trigger)
+
+    @property
+    def has_letters_beside(self) -> bool:
+        """Whether what fails goes to a topic beside the one it was read from."""
+        return any(step.dead_letter is not None and step.dead_letter.topic is None for step in self.steps)
 
     def step_name(self, number: int) -> str:
         """What others, and Spark, call a step."""

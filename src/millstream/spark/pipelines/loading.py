@@ -61,9 +61,8 @@ class Checked:
         found: list[str] = [] if self.report is None else [self.report]
         for sink in self.definition.sinks:
             routes = [step.route for step in self.definition.steps if step.route is not None]
-            routed = [topic for route in routes for topic in (*route.topics, route.otherwise)]
             if sink.topic_column is not None:
-                found += [topic for topic in routed if topic not in (None, "drop")] or [f"({sink.topic_column})"]
+                found += [topic for route in routes for topic in route.targets] or [f"({sink.topic_column})"]
             else:
                 found.append(sink.topic or self.place(sink.parquet or sink.delta or ""))
         return list(dict.fromkeys(found))
