@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow.parquet as pq
 
 from millstream.spark.pipelines.ready.page import Figure, Page, card, shown_bytes, table
-from millstream.spark.pipelines.ready.plots import short, stacked
+from millstream.spark.pipelines.ready.plots import midnight, short, stacked
 from millstream.spark.pipelines.ready.shelves import Shelf, date_of
 
 __all__ = ["catalogue"]
@@ -35,9 +35,9 @@ def catalogue(name: str, shelf: Shelf) -> Page:
         ]
     )
     shown = sorted(days)[-_DATES_SHOWN:]
-    if shown:
-        times = [datetime.fromisoformat(day).replace(tzinfo=UTC) for day in shown]
-        plot = stacked(times, {"messages": [float(rows[day]) for day in shown]}, what="Messages by day")
+    drawn = {time: float(rows[name]) for name in shown if (time := midnight(name)) is not None}
+    if drawn:
+        plot = stacked(list(drawn), {"messages": list(drawn.values())}, what="Messages by day")
         page.section("Messages by day", card(plot))
     page.section(
         "Days",

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
-__all__ = ["Bar", "bars", "buckets", "lines", "short", "sparkline", "stacked"]
+__all__ = ["Bar", "bars", "buckets", "lines", "midnight", "short", "sparkline", "stacked"]
 
 #: Names of colours, in the order in which they are used; the last one is for everything else.
 COLOURS: Final = ("one", "two", "three", "four", "five", "six", "rest")
@@ -35,6 +35,16 @@ def buckets(first: datetime, last: datetime) -> tuple[int, list[datetime]]:
     start = int(begin_s // step * step)
     count = int((end_s - start) // step) + 1
     return step, [datetime.fromtimestamp(start + number * step, UTC) for number in range(count)]
+
+
+def midnight(text: str) -> datetime | None:
+    """When a day began, as Spark writes it; None for what no plot has room for.  A producer that takes milliseconds for
+    seconds is in the year 58000.
+    """
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+    except ValueError:
+        return None
 
 
 def stacked(times: Sequence[datetime], series: Mapping[str, Sequence[float]], *, what: str) -> str:

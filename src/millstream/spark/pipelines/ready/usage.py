@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from millstream.errors import Forbidden
 from millstream.spark.pipelines.definition import Millis, Names, Source
 from millstream.spark.pipelines.ready.page import Figure, Html, Page, Tone, card, shown_bytes, table
-from millstream.spark.pipelines.ready.plots import bars, short, stacked
+from millstream.spark.pipelines.ready.plots import bars, midnight, short, stacked
 from millstream.spark.pipelines.ready.work import Reporting, Work
 from millstream.wire.access_calls import QuotaInfo, ShowQuota
 from millstream.wire.calls import ListNamespaces
@@ -159,17 +159,18 @@ def _page(work: Work, facts: dict[str, Any]) -> Page:
 
 
 def _by_day(days: list[dict[str, Any]], names: list[str]) -> tuple[list[datetime], dict[str, list[float]]]:
-    if not days:
+    found = [time for each in days if (time := midnight(each["day"])) is not None]
+    if not found:
         return [], {}
-    found = sorted({each["day"] for each in days})
-    first, last = (datetime.fromisoformat(day).replace(tzinfo=UTC) for day in (found[0], found[-1]))
+    first, last = min(found), max(found)
     times = [datetime.fromtimestamp(first.timestamp() + n * 86_400, UTC) for n in range((last - first).days + 1)]
     place = {time.strftime("%Y-%m-%d"): number for number, time in enumerate(times)}
     shown = names if len(names) <= _SERIES else [*names[: _SERIES - 1], "others"]
     series = {name: [0.0] * len(times) for name in shown}
     for each in days:
         name = each["namespace"] if each["namespace"] in series else "others"
-        series[name][place[each["day"]]] += each["messages"]
+        if each["day"] in place:
+            series[name][place[each["day"]]] += each["messages"]
     return times, series
 
 
