@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from millstream.spark.pipelines.ready import usage
+from millstream.spark.pipelines.ready import key_skew, usage
 from millstream.spark.pipelines.ready.catalogue import catalogue
 from millstream.spark.pipelines.ready.shelves import ParquetShelf
 
@@ -31,3 +31,30 @@ def test_usage_by_day_leaves_out_what_has_no_place_in_a_plot() -> None:
     times, series = usage._by_day(days, ["default"])
     assert (len(times), series) == (3, {"default": [1.0, 0.0, 2.0]})
     assert usage._by_day(days[:1], ["default"]) == ([], {})
+
+
+def looked_at(counts: dict[bytes | None, int], limit: int = 10) -> dict[str, Any]:
+    """A topic of four partitions that are filled alike."""
+    total = sum(counts.values())
+    row = {"topic": "orders", "messages": total, "bytes": total, "keys": len(counts.keys() - {None})}
+    ordered = sorted(counts.items(), key=lambda each: -each[1])[: limit + 1]
+    top = [{"topic": "orders", "key": key, "messages": n, "bytes": n, "partition": 0} for key, n in ordered]
+    parts = [{"topic": "orders", "partition": number, "messages": total // 4} for number in range(4)]
+    return key_skew._topic(row, top, parts, 4, limit)
+
+
+def test_a_key_with_more_than_its_share_is_found_beside_more_messages_without_one() -> None:
+    rest = {b"k%d" % n: 1 for n in range(260)}
+    for limit in (1, 10):
+        found = looked_at({None: 400, b"hot": 340, **rest}, limit)
+        assert (found["hot"], found["largest"]["key"], len(found["top"])) == (True, "hot", limit)
+        assert "key <code>hot</code> has 34%" in key_skew._findings([found])[0][1]
+    found = looked_at({None: 400, b"a key": 600})
+    assert (found["hot"], found["largest"]["key"]) == (True, "a key")
+
+
+def test_messages_without_a_key_are_no_skew_and_neither_is_a_single_key() -> None:
+    assert not looked_at({None: 400})["hot"]
+    assert not looked_at({None: 900, **{b"k%d" % n: 1 for n in range(100)}})["hot"]
+    assert not looked_at({b"the only one": 400})["hot"]
+    assert looked_at({b"(no key)": 300, b"another": 100})["hot"]

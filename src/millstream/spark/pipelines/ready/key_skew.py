@@ -67,10 +67,12 @@ class KeySkew(TopicReporting):
                 F.sum("bytes").alias("bytes"),
                 F.min("partition").alias("partition"),
             )
-            top = by_key.withColumn("rank", rank).filter(F.col("rank") <= self.limit).orderBy("topic", "rank").collect()
+            # One more than is listed: messages without a key are none.
+            ranked = by_key.withColumn("rank", rank).filter(F.col("rank") <= self.limit + 1)
+            top = ranked.orderBy("topic", "rank").collect()
             parts = keys.groupBy("topic", "partition").agg(F.sum("messages").alias("messages")).collect()
             found = topics.orderBy(F.desc("messages"), "topic").collect()
-            return [_topic(row, top, parts, partitions.get(row["topic"], 1)) for row in found]
+            return [_topic(row, top, parts, partitions.get(row["topic"], 1), self.limit) for row in found]
         finally:
             keys.unpersist()
 
@@ -110,8 +112,8 @@ class KeySkew(TopicReporting):
                         each["messages"],
                         each["keys"],
                         shown_bytes(each["bytes"]),
-                        each["top"][0]["key"],
-                        f"{each['top'][0]['share']:.1%}",
+                        each["largest"]["key"] if each["largest"] else _NO_KEY,
+                        f"{each['largest']['share']:.1%}" if each["largest"] else "",
                         each["skew"],
                     )
                     for each in facts
@@ -121,32 +123,37 @@ class KeySkew(TopicReporting):
         return page
 
 
-def _topic(row: Any, top: list[Any], parts: list[Any], partitions: int) -> dict[str, Any]:
+def _topic(row: Any, top: list[Any], parts: list[Any], partitions: int, limit: int) -> dict[str, Any]:
     messages: int = row["messages"]
     filled = {part["partition"]: part["messages"] for part in parts if part["topic"] == row["topic"]}
     own = [(number, filled.get(number, 0)) for number in range(max(partitions, max(filled) + 1))]
-    keys = [
-        {
-            "key": _shown(key["key"]),
-            "messages": key["messages"],
-            "bytes": key["bytes"],
-            "share": key["messages"] / messages,
-            "partition": key["partition"],
-        }
-        for key in top
-        if key["topic"] == row["topic"]
-    ]
+    keys = [_key(key, messages) for key in top if key["topic"] == row["topic"]]
+    # What has no key is spread over all partitions, however much it is.
+    largest = next(
+        (_key(key, messages) for key in top if key["topic"] == row["topic"] and key["key"] is not None), None
+    )
     skew = round(max(count for _, count in own) / (messages / len(own)), 2)
-    hot_key = keys[0]["share"] >= _HOT_SHARE and row["keys"] > 1 and keys[0]["key"] != _NO_KEY
+    hot_key = largest is not None and largest["share"] >= _HOT_SHARE and (row["keys"] > 1 or len(keys) > 1)
     return {
         "topic": row["topic"],
         "messages": messages,
         "bytes": row["bytes"],
         "keys": row["keys"],
         "partitions": own,
-        "top": keys,
+        "top": keys[:limit],
+        "largest": largest,
         "skew": skew,
         "hot": hot_key or skew >= _HOT_PARTITION,
+    }
+
+
+def _key(row: Any, messages: int) -> dict[str, Any]:
+    return {
+        "key": _shown(row["key"]),
+        "messages": row["messages"],
+        "bytes": row["bytes"],
+        "share": row["messages"] / messages,
+        "partition": row["partition"],
     }
 
 
@@ -159,10 +166,11 @@ def _findings(facts: list[dict[str, Any]]) -> list[tuple[Tone, str]]:
     for each in facts:
         if not each["hot"]:
             continue
-        largest = each["top"][0]
-        said = f"<b>{escape(each['topic'])}</b>: key <code>{escape(largest['key'])}</code> has {largest['share']:.0%}"
-        said += f" of the messages; the largest partition has {each['skew']} times the mean."
-        found.append(("warn", Html(said)))
+        largest = each["largest"]
+        said = f"<b>{escape(each['topic'])}</b>: "
+        if largest is not None:
+            said += f"key <code>{escape(largest['key'])}</code> has {largest['share']:.0%} of the messages; "
+        found.append(("warn", Html(f"{said}the largest partition has {each['skew']} times the mean.")))
     return found or [("good", "No key and no partition has much more than its share.")]
 
 
