@@ -11,6 +11,7 @@ import pytest
 
 from millstream.errors import ConfigInvalid
 from millstream.spark.options import SourceOptions
+from millstream.spark.pipelines.definition import described
 from millstream.spark.pipelines.loading import check_pipeline, load_pipeline
 
 GOOD = """
@@ -200,6 +201,15 @@ def test_dead_letters_of_a_pipeline_are_not_read_by_its_pattern(pattern: str, re
     with_letters = chosen("[{split: {}, dead_letter: true}]")
     assert re.fullmatch(with_letters, read)
     assert not re.fullmatch(with_letters, f"{read}.dlq")
+
+
+def test_a_definition_is_shown_without_secrets() -> None:
+    settings = {"spark.hadoop.fs.s3a.secret.key": "x", "spark.ssl.keyPassword": "x", "spark.executor.memory": "2g"}
+    shown = described({"spark": settings, "sinks": [{"topic": "a", "options": {"Token": "x", "delivery": "y"}}]})
+    assert shown == {
+        "spark": {**dict.fromkeys(settings, "..."), "spark.executor.memory": "2g"},
+        "sinks": [{"topic": "a", "options": {"Token": "...", "delivery": "y"}}],
+    }
 
 
 def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -35,6 +36,9 @@ __all__ = [
 MESSAGE_COLUMNS: Final = ("key", "value", "headers", "priority", "deliverAt", "timestamp")
 
 AVAILABLE_NOW: Final = "available-now"
+
+#: Names of what nobody else should see, of ours and of Spark's (as its own `spark.redaction.regex` has it).
+_SECRET: Final = re.compile(r"secret|password|token|credential|access[.]?key", re.IGNORECASE)
 
 
 class Part(BaseModel):
@@ -349,5 +353,5 @@ def described(values: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, list):
             shown[name] = [described(each) if isinstance(each, Mapping) else each for each in value]
         else:
-            shown[name] = "..." if name.lower() == "token" else value
+            shown[name] = "..." if _SECRET.search(name) else value
     return shown
