@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import ConfigInvalid
+from millstream.errors import ConfigInvalid, ConnectionLost, MessageNotFound, MillstreamError
 from millstream.spark.options import Target
 from millstream.spark.pipelines import compiling
 from millstream.spark.pipelines.graph import queries_of
@@ -62,7 +62,7 @@ class FakeJob:
 
     query = SimpleNamespace(is_stream=False)
 
-    def __init__(self, name: str, *failures: str) -> None:
+    def __init__(self, name: str, *failures: str | MillstreamError) -> None:
         self.name = name
         self._failures = list(failures)
         self.runs: list[str] = []
@@ -70,7 +70,8 @@ class FakeJob:
     def run_once(self, run: str) -> int:
         self.runs.append(run)
         if self._failures:
-            raise RuntimeError(self._failures.pop(0))
+            failure = self._failures.pop(0)
+            raise RuntimeError(failure) if isinstance(failure, str) else failure
         return 5
 
 
@@ -152,6 +153,16 @@ def test_after_a_failure_only_what_was_not_written_before_is_written(monkeypatch
     standing = stage.runner().run()
     assert (standing.state, standing.rows, standing.restarts) == ("finished", 10, 2)
     assert [job.runs for job in jobs] == [["run-1"], ["run-1"] * 3]
+
+
+def test_what_a_restart_cannot_mend_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost, away = MessageNotFound("3 messages are not accounted for"), ConnectionLost("the broker is away")
+    stage = Stage(monkeypatch, [[FakeJob("audit", lost)]])
+    standing = stage.runner().run()
+    assert (standing.state, standing.restarts, standing.error) == ("failed", 0, str(lost))
+    job = FakeJob("audit", away)
+    standing = Stage(monkeypatch, [[job], [job]]).runner().run()
+    assert (standing.state, standing.restarts) == ("finished", 1)
 
 
 def test_a_run_to_the_end_takes_every_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,11 @@ class Watcher(Protocol):
 class _Failed(Exception):
     """A query came to an end that nobody wanted; says why."""
 
+    def __init__(self, sentence: str, *, final: bool = False) -> None:
+        super().__init__(sentence)
+        #: It would end like this again.
+        self.final = final
+
 
 @dataclass
 class _Running:
@@ -107,7 +112,7 @@ class Runner:
                     return self._standing
                 failures = 1 if self._done else failures + 1
                 self._standing.error = str(problem)
-                if failures > self._checked.definition.restart.attempts:
+                if problem.final or failures > self._checked.definition.restart.attempts:
                     self._now("failed")
                     return self._standing
                 self._standing.restarts += 1
@@ -136,8 +141,10 @@ class Runner:
             self._watch(running)
         except (ConfigInvalid, _Failed):
             raise
+        except MillstreamError as problem:
+            raise _Failed(str(problem), final=not problem.retriable) from problem
         except Exception as problem:  # of Spark, or of Py4J when the JVM is gone
-            raise _Failed(str(problem) if isinstance(problem, MillstreamError) else sentence_of(problem)) from problem
+            raise _Failed(sentence_of(problem)) from problem
         finally:
             for each in running:
                 with suppress(Exception):  # it has failed, or its JVM has
