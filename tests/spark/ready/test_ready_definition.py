@@ -39,6 +39,15 @@ def mistakes(text: str) -> list[str]:
             "say which topics by `topics` or by `pattern`, not by both",
         ),
         (
+            "ready: latency\noptions: {report: r.html, topics: [orders, a b]}",
+            "line 3, options.topics: topic 'a b' is not valid",
+        ),
+        (
+            "ready: dlq-report\noptions: {report: r.html, pattern: 'orders('}",
+            "line 3, options.pattern: option subscribePattern is not a regular expression",
+        ),
+        ("ready: dlq-report\noptions: {report: r.html, topics: []}", "line 3, options.topics: say what to read"),
+        (
             "ready: dlq-report\ntrigger: 10s\noptions: {report: r.html}",
             "nothing here is a stream, so it runs once: leave `trigger` out",
         ),
@@ -59,6 +68,11 @@ def mistakes(text: str) -> list[str]:
 )
 def test_mistakes_are_told_in_a_sentence(text: str, sentence: str) -> None:
     assert any(sentence in each for each in mistakes(f"name: it\n{text}")), mistakes(f"name: it\n{text}")
+
+
+def test_a_single_topic_needs_no_list() -> None:
+    for kind in ("audit", "latency", "key-skew", "dlq-report"):
+        assert mistakes(f"name: it\nready: {kind}\noptions: {{report: r.html, topics: orders}}") == []
 
 
 def test_times_may_be_written_as_yaml_likes_them() -> None:

@@ -15,7 +15,7 @@ from millstream.errors import MessageNotFound, OffsetOutOfRange, TopicNotFound
 from millstream.ids import message_id
 from millstream.slicing import batches_of
 from millstream.spark.offsets import Place
-from millstream.spark.pipelines.definition import Source
+from millstream.spark.pipelines.definition import Names, Source
 from millstream.spark.pipelines.ready.page import Figure, Html, Page, Tone, card, table
 from millstream.spark.pipelines.ready.plots import bars, short
 from millstream.spark.pipelines.ready.work import Reporting, Work
@@ -76,7 +76,7 @@ class GroupAccount:
 class Audit(Reporting):
     ABOUT: ClassVar = "every published message accounted for in every queue group; fails if one is lost"
 
-    topics: list[str] | None = None
+    topics: Names | None = None
     #: Whether the pipeline fails when something is lost, so that whoever runs it every night hears of it.
     fail: bool = True
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator
 
-from millstream.errors import ConfigInvalid
+from millstream.errors import ConfigInvalid, MillstreamError
 from millstream.spark.connection import BrokerConnection, connect
-from millstream.spark.options import SinkOptions
+from millstream.spark.options import SinkOptions, SourceOptions
+from millstream.spark.pipelines.connecting import DEFAULT_BROKER
 from millstream.spark.pipelines.definition import Millis, Names, Part, Sink, Source
 from millstream.spark.pipelines.ready.page import Page
 
@@ -147,6 +148,12 @@ class TopicReporting(Reporting):
     def mistakes(self) -> list[tuple[tuple[str, ...], str]]:
         if self.topics is not None and self.pattern is not None:
             return [(("pattern",), "say which topics by `topics` or by `pattern`, not by both")]
+        if self.topics is not None or self.pattern is not None:
+            try:
+                options = {"bootstrap.servers": DEFAULT_BROKER, **self.chosen(datetime.now(UTC))}
+                SourceOptions.of(options, streaming=False)
+            except MillstreamError as problem:
+                return [(("pattern" if self.topics is None else "topics",), str(problem))]
         return []
 
     def chosen(self, now: datetime) -> dict[str, str]:
