@@ -13,7 +13,7 @@ import pytest
 
 from millstream.client import Outgoing
 from millstream.config import Settings
-from millstream.errors import OffsetOutOfRange
+from millstream.errors import InvalidArgument, OffsetOutOfRange
 from millstream.spark import stream as module
 from millstream.testing.broker import BrokerForTests
 from tests.spark.reading import Query
@@ -284,6 +284,11 @@ def test_a_batch_whose_topic_was_made_anew_before_it_was_done_again_reads_nothin
     tolerant = {**options, "failOnDataLoss": "false"}
     assert Query(tolerant, query.checkpoint).rows(end) == []
     assert values(Query(tolerant, end).drain()) == numbers(50, 60)
+
+
+def test_the_checkpoint_of_a_query_that_claims_is_refused(world: World) -> None:
+    with pytest.raises(InvalidArgument, match="the offsets in the checkpoint of topic 'claim' must look like"):
+        Query(world.options(world.topic()), json.dumps({"claim": 3, "ranges": {}})).plan()
 
 
 def test_a_checkpoint_that_does_not_say_which_topic_it_means_is_gone_on_from(world: World) -> None:

@@ -109,12 +109,15 @@ class Position(NamedTuple):
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Position:
-        uids = {topic: partitions[_UID] for topic, partitions in document.items() if _UID in partitions}
-        numbered = {
-            topic: {number: offset for number, offset in partitions.items() if number != _UID}
-            for topic, partitions in document.items()
-        }
-        return cls(from_json(numbered), uids)
+        """Raises InvalidArgument for what is no checkpoint of ours."""
+        uids: dict[str, int] = {}
+        numbered: dict[str, Any] = {}
+        for topic, partitions in document.items():
+            numbered[topic] = partitions
+            if isinstance(partitions, Mapping) and _UID in partitions:
+                uids[topic] = partitions[_UID]
+                numbered[topic] = {number: offset for number, offset in partitions.items() if number != _UID}
+        return cls(from_json(numbered, "the offsets in the checkpoint"), uids)
 
     def is_of(self, topic: str, uids: Mapping[str, int]) -> bool:
         """Whether a topic is still the one it was, as far as is known."""
