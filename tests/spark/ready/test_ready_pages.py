@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.types import TimestampType
 
-from millstream.spark.pipelines.ready import key_skew, usage
+from millstream.spark.pipelines.ready import dlq_report, key_skew, usage
 from millstream.spark.pipelines.ready.catalogue import catalogue
 from millstream.spark.pipelines.ready.shelves import ParquetShelf
 
@@ -58,3 +63,20 @@ def test_messages_without_a_key_are_no_skew_and_neither_is_a_single_key() -> Non
     assert not looked_at({None: 900, **{b"k%d" % n: 1 for n in range(100)}})["hot"]
     assert not looked_at({b"the only one": 400})["hot"]
     assert looked_at({b"(no key)": 300, b"another": 100})["hot"]
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine whose clock is nine hours ahead of UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_tokyo")
+def test_letters_died_when_they_did_wherever_the_report_is_made() -> None:
+    moment = datetime(2026, 11, 16, 8, tzinfo=UTC)
+    collected = TimestampType().fromInternal(int(moment.timestamp()) * 1_000_000)
+    assert dlq_report._utc(collected) == moment

@@ -201,8 +201,8 @@ def _counted(names: DataFrame) -> list[tuple[str, int]]:
 
 
 def _utc(time: datetime) -> datetime:
-    """Spark gives times of the session without saying so; the session is in UTC."""
-    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
+    """PySpark gives times as the clock of this machine shows them, without a zone, whatever that of the session is."""
+    return time.astimezone(UTC)
 
 
 # --- words -----------------------------------------------------------------------------------------------------------
