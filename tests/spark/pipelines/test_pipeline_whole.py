@@ -161,6 +161,18 @@ sinks: [{{topic: {target}}}]
     assert sorted(row["id"] for row in bench.read(target)) == [2, 3, 4]
 
 
+def test_a_stream_of_parquet_is_read_as_its_options_say(spark: Any, bench: Bench) -> None:
+    target = bench.world.topic()
+    spark.range(5).repartition(5).write.parquet(str(bench.directory / "numbers"))
+    bench.write(f"""
+sources: {{numbers: {{parquet: numbers, stream: true, options: {{pathGlobFilter: "part-0000[12]*"}}}}}}
+sinks: [{{topic: {target}}}]
+""")
+    standing = bench.run()
+    assert (standing.state, standing.rows) == ("finished", len(bench.read(target)))
+    assert 0 < standing.rows < 5
+
+
 def test_what_is_no_stream_and_fails_after_it_was_published_is_not_published_again(
     spark: Any, bench: Bench, faults: Path
 ) -> None:

@@ -139,11 +139,10 @@ class _Compiler:
         if source.kind != "parquet":
             return reader.format("millstream").options(**self._checked.source_options(source)).load()
         path = self._checked.place(source.parquet or "")
-        schema = source.columns
-        if source.is_stream and schema is None:
-            return self._spark.readStream.schema(self._spark.read.parquet(path).schema).parquet(path)
-        if schema is not None:
-            reader = reader.schema(schema)
+        if source.columns is not None:
+            reader = reader.schema(source.columns)
+        elif source.is_stream:
+            reader = reader.schema(self._spark.read.options(**source.options).parquet(path).schema)
         return reader.options(**source.options).parquet(path)
 
     # --- steps -------------------------------------------------------------------------------------------------------
