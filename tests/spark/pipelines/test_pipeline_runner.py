@@ -66,9 +66,13 @@ class FakeJob:
         self.name = name
         self._failures = list(failures)
         self.runs: list[str] = []
+        self.on_run: Callable[[], None] = lambda: None
+        self.was_stopped = False
 
-    def run_once(self, run: str) -> int:
+    def run_once(self, run: str, stopped: Callable[[], bool]) -> int:
         self.runs.append(run)
+        self.on_run()
+        self.was_stopped = stopped()
         if self._failures:
             failure = self._failures.pop(0)
             raise RuntimeError(failure) if isinstance(failure, str) else failure
@@ -153,6 +157,15 @@ def test_after_a_failure_only_what_was_not_written_before_is_written(monkeypatch
     standing = stage.runner().run()
     assert (standing.state, standing.rows, standing.restarts) == ("finished", 10, 2)
     assert [job.runs for job in jobs] == [["run-1"], ["run-1"] * 3]
+
+
+def test_what_is_no_stream_hears_that_it_is_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, next_job = FakeJob("replay"), FakeJob("another")
+    runner = Stage(monkeypatch, [[job, next_job]]).runner()
+    job.on_run = runner.stop
+    assert runner.run().state == "stopped"
+    assert job.was_stopped
+    assert next_job.runs == []
 
 
 def test_what_a_restart_cannot_mend_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

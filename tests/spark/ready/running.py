@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,11 @@ class Ready:
         (query,) = compile_pipeline(self.spark, checked)
         return query
 
-    def run(self, ready: str, **options: Any) -> int:
+    def run(self, ready: str, stopped: Callable[[], bool] = lambda: False, **options: Any) -> int:
         """To its end; what a stream has to read now is all there is."""
         query = self.query(ready, **options)
         if not query.query.is_stream:
-            return query.run_once("run-1")
+            return query.run_once("run-1", stopped)
         running = query.start({"availableNow": True})
         assert running.awaitTermination(120)
         return 0

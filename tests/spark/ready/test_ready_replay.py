@@ -107,7 +107,7 @@ def test_no_more_goes_out_than_the_rate_allows(ready: Ready, world: World, monke
     topic, again = world.topic(), world.topic()
     fill(world, topic, 250)
     waits: list[float] = []
-    monkeypatch.setattr(replay, "_wait_until", lambda moment_s: waits.append(moment_s - time.monotonic()))
+    monkeypatch.setattr(replay, "_wait_until", lambda moment_s, _: waits.append(moment_s - time.monotonic()))
     assert ready.run("replay", topics=topic, to=again, rate=20, where="priority < 5", report="report.html") == 250
     # Bursts of a hundred, which at 20 a second are five seconds each; the next one may begin while Spark gets ready.
     assert waits[0] == pytest.approx(5, abs=0.2)
@@ -139,7 +139,7 @@ def test_a_replay_that_was_interrupted_goes_on_and_sends_nothing_twice(
         return (note if published else messages)(*arguments)
 
     crashed: list[str] = []
-    monkeypatch.setattr(replay, "_wait_until", lambda _: None)
+    monkeypatch.setattr(replay, "_wait_until", lambda *_: None)
     options: dict[str, Any] = {"topics": topic, "to": again, "rate": 100, "checkpoint": "c"}
     with monkeypatch.context() as patch:
         owner, name = (replay._Plan, "note") if published else (replay.Replay, "_messages")
@@ -154,6 +154,23 @@ def test_a_replay_that_was_interrupted_goes_on_and_sends_nothing_twice(
 
 
 @pytest.mark.slow
+def test_a_replay_that_is_stopped_ends_after_its_burst_and_goes_on_later(
+    ready: Ready, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_wait_until", lambda *_: None)
+    topic, again = world.topic(), world.topic()
+    fill(world, topic, 250)
+    progress = ready.directory / "checkpoint" / "replay" / "progress.json"
+
+    def one_is_sent() -> bool:
+        return progress.exists() and bool(json.loads(progress.read_text())["sent"])
+
+    options = {"topics": topic, "to": again, "rate": 100}
+    assert ready.run("replay", one_is_sent, **options) == 100
+    assert ready.run("replay", **options, report="replay.html") == 150
+    assert [message.value for message in sent(world, again)] == [b"%d" % n for n in range(250)]
+
+
 def test_without_a_target_each_goes_where_it_came_from(ready: Ready, world: World) -> None:
     topic = world.topic(2)
     fill(world, topic, 10)

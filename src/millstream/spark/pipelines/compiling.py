@@ -74,10 +74,11 @@ class CompiledQuery:
         options = {"transactionalId": self.name, **self.options}
         rows.write.format("millstream").options(**options).mode("append").save()
 
-    def run_once(self, run: str) -> int:
+    def run_once(self, run: str, stopped: Callable[[], bool]) -> int:  # noqa: ARG002 - a single write has no middle
         """Write everything that there is, for what is no stream.  Returns how many rows were written.
 
-        Messages go out once in a run, also if it is not known whether they did and this is called again.
+        Messages go out once in a run, also if it is not known whether they did and this is called again.  What takes
+        long asks from time to time whether it is `stopped`.
         """
         observed = Observation()
         rows = self.rows.observe(observed, F.count(F.lit(1)).alias("rows"))

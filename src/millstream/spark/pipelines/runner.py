@@ -168,7 +168,7 @@ class Runner:
             if query.name in self._written:
                 continue
             began_s = self._monotonic()
-            rows = query.run_once(self._standing.run)
+            rows = query.run_once(self._standing.run, lambda: self._stop)
             self._written.add(query.name)
             took_ms = round((self._monotonic() - began_s) * 1000)
             rate = round(rows * 1000 / took_ms, 1) if took_ms else 0.0

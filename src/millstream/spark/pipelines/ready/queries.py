@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,9 @@ class ReadyQuery(CompiledQuery):
         writer = self._options.stream(self._work()).queryName(self.name).option("checkpointLocation", self.checkpoint)
         return (writer.trigger(**trigger) if trigger else writer).start()
 
-    def run_once(self, run: str) -> int:  # noqa: ARG002 - what writes knows itself how far it is
+    def run_once(self, run: str, stopped: Callable[[], bool]) -> int:  # noqa: ARG002 - what writes knows how far it is
         assert isinstance(self._options, ReadyJob)
-        return self._options.work(self._work())
+        return self._options.work(self._work(stopped))
 
-    def _work(self) -> Work:
-        return Work(self._spark, self._checked, datetime.now(UTC))
+    def _work(self, stopped: Callable[[], bool] = lambda: False) -> Work:
+        return Work(self._spark, self._checked, datetime.now(UTC), stopped)

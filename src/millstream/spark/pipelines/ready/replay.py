@@ -11,7 +11,7 @@ import math
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -105,6 +105,8 @@ class Replay(ReadyJob):
         # with the first one only.
         shortest_s = math.inf
         for number, file, rows in plan.left():
+            if work.stopped():
+                break
             began_s = time.monotonic()
             with _as_batch(work.spark, plan.run, number):
                 self._messages(work.spark.read.parquet(str(file))).write.format("millstream").options(
@@ -115,7 +117,8 @@ class Replay(ReadyJob):
             if self.rate is not None:
                 now_s = time.monotonic()
                 shortest_s = min(shortest_s, now_s - began_s) if sent > rows else math.inf
-                _wait_until(now_s + rows / self.rate - (0.0 if shortest_s == math.inf else 0.9 * shortest_s))
+                until_s = now_s + rows / self.rate - (0.0 if shortest_s == math.inf else 0.9 * shortest_s)
+                _wait_until(until_s, work.stopped)
         if self.report is not None:
             work.write(self.report, self._page(work, plan).html())
         return sent
@@ -245,6 +248,6 @@ def _as_batch(spark: SparkSession, run: str, number: int) -> Iterator[None]:
         context.setLocalProperty(_BATCH, None)  # type: ignore[arg-type]
 
 
-def _wait_until(moment_s: float) -> None:
-    while (left_s := moment_s - time.monotonic()) > 0:
-        time.sleep(min(left_s, _SLEEP_S))  # in pieces: a signal is answered between two of them
+def _wait_until(moment_s: float, stopped: Callable[[], bool]) -> None:
+    while not stopped() and (left_s := moment_s - time.monotonic()) > 0:
+        time.sleep(min(left_s, _SLEEP_S))

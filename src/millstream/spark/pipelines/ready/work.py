@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -48,11 +48,12 @@ Moment = Annotated[datetime, BeforeValidator(_moment)]
 
 @dataclass
 class Work:
-    """A run: the session, the file, and the time."""
+    """A run: the session, the file, the time, and whether somebody wants it to end."""
 
     spark: SparkSession
     checked: Checked
     now: datetime
+    stopped: Callable[[], bool]
 
     def place(self, path: str) -> str:
         return self.checked.place(path)
