@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import yaml
 
 from millstream.spark.pipelines.loading import check_pipeline, load_pipeline
 from millstream.spark.pipelines.ready.kinds import KINDS, ReadyDefinition
+from millstream.spark.pipelines.ready.latency import Latency
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "pipelines"
 
@@ -68,6 +70,13 @@ def mistakes(text: str) -> list[str]:
 )
 def test_mistakes_are_told_in_a_sentence(text: str, sentence: str) -> None:
     assert any(sentence in each for each in mistakes(f"name: it\n{text}")), mistakes(f"name: it\n{text}")
+
+
+def test_a_report_may_look_back_as_far_as_anybody_likes() -> None:
+    now = datetime(2026, 11, 16, tzinfo=UTC)
+    for last, since in (("1d", "1794700800000"), ("5200w", "0")):
+        reporting = Latency.model_validate({"report": "r.html", "last": last})
+        assert reporting.chosen(now) == {"startingTimestamp": since}
 
 
 def test_a_single_topic_needs_no_list() -> None:

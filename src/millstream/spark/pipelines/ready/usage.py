@@ -12,7 +12,7 @@ from millstream.errors import Forbidden
 from millstream.spark.pipelines.definition import Millis, Names, Source
 from millstream.spark.pipelines.ready.page import Figure, Html, Page, Tone, card, shown_bytes, table
 from millstream.spark.pipelines.ready.plots import bars, midnight, short, stacked
-from millstream.spark.pipelines.ready.work import Reporting, Work
+from millstream.spark.pipelines.ready.work import Reporting, Work, since_ms
 from millstream.wire.access_calls import QuotaInfo, ShowQuota
 from millstream.wire.calls import ListNamespaces
 
@@ -55,7 +55,7 @@ class Usage(Reporting):
 
         options = {"failOnDataLoss": "false"}
         if self.last is not None:
-            options["startingTimestamp"] = str(int(work.now.timestamp() * 1000) - self.last)
+            options["startingTimestamp"] = str(since_ms(work.now, self.last))
             options["startingOffsetsByTimestampStrategy"] = "latest"
         by_namespace: defaultdict[str, list[str]] = defaultdict(list)
         for each in topics:

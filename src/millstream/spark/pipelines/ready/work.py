@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from millstream.spark.pipelines.loading import Checked
 
-__all__ = ["Moment", "Ready", "ReadyJob", "ReadyStream", "Reporting", "TopicReporting", "Work"]
+__all__ = ["Moment", "Ready", "ReadyJob", "ReadyStream", "Reporting", "TopicReporting", "Work", "since_ms"]
 
 
 def _moment(value: Any) -> Any:
@@ -163,7 +163,7 @@ class TopicReporting(Reporting):
         if self.pattern is not None:
             options["subscribePattern"] = self.pattern
         if self.last is not None:
-            options["startingTimestamp"] = str(int(now.timestamp() * 1000) - self.last)
+            options["startingTimestamp"] = str(since_ms(now, self.last))
         return options
 
     @property
@@ -172,6 +172,11 @@ class TopicReporting(Reporting):
         if self.topics is not None:
             return f"topic {self.topics[0]}" if len(self.topics) == 1 else f"topics {', '.join(self.topics)}"
         return "all topics" if self.pattern is None else f"topics that match {self.pattern}"
+
+
+def since_ms(now: datetime, last_ms: int) -> int:
+    """So long ago, in ms since 1970: the broker knows nothing from before."""
+    return max(0, int(now.timestamp() * 1000) - last_ms)
 
 
 def _plain(value: Any) -> Any:
