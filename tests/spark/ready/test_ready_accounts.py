@@ -173,6 +173,23 @@ def test_a_message_that_had_failed_counts_for_itself_only(alone: Ready, own_worl
     assert (total["recorded"], total["retried"], total["messages"]) == (2, 1, 101)
 
 
+def test_a_message_that_had_failed_before_the_time_in_question_counts_for_itself_only(
+    alone: Ready, own_world: World
+) -> None:
+    client = own_world.client
+    client.create_topic("orders", config={"retry": "simple,max_retries=5"})
+    client.publish_many("orders", [b"0", b"1"])
+    with leased(own_world, "orders", 2) as (first, second):
+        first.ack(wait=True)
+        second.nack("once more", retry_after="2h", wait=True)
+    own_world.broker.clock.advance("3h")
+    with leased(own_world, "orders", 1) as (again,):
+        again.ack(wait=True)
+    # From when the report is made on: the broker is three hours ahead of it.
+    (total,) = [each for each in alone.facts("latency", sample=0.01, last="1ms")["rows"] if each["hour"] is None]
+    assert (total["recorded"], total["retried"], total["messages"]) == (1, 1, 1)
+
+
 def test_nothing_recorded_is_said(alone: Ready) -> None:
     assert alone.facts("latency")["rows"] == []
     assert "No settled message was recorded" in alone.page

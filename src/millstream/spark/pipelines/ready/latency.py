@@ -15,7 +15,7 @@ from pydantic import Field
 from millstream.spark.pipelines.definition import Source
 from millstream.spark.pipelines.ready.page import Figure, Html, Page, Tone, card, table
 from millstream.spark.pipelines.ready.plots import lines, short
-from millstream.spark.pipelines.ready.work import TopicReporting, Work
+from millstream.spark.pipelines.ready.work import TopicReporting, Work, since_ms
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -57,8 +57,12 @@ class Latency(TopicReporting):
         """A row for each message whose settling was recorded: since when it was there, and how many it stands for."""
         from pyspark.sql import functions as F  # noqa: N812
 
-        events = work.read("events", **self.chosen(work.now)).filter(F.col("id").isNotNull()).persist()
+        # All of the past: a message that was settled in this time may have failed before it.
+        chosen = {name: value for name, value in self.chosen(work.now).items() if name != "startingTimestamp"}
+        events = work.read("events", **chosen).filter(F.col("id").isNotNull()).persist()
         acked = events.filter(F.col("event") == "acked").select(*_PLACE, "group", F.col("time").alias("settled"))
+        if self.last is not None:
+            acked = acked.filter(F.unix_millis("settled") >= F.lit(since_ms(work.now, self.last)))
         topics = [row["topic"] for row in acked.select("topic").distinct().collect()]
         if not topics:
             return None
