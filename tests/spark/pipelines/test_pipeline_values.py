@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import io
 import json
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,3 +124,44 @@ def test_avro_goes_there_and_back() -> None:
             make_decoder(SCHEMA)(broken)
     with pytest.raises(ValueBroken, match="does not fit the Avro schema"):
         make_encoder(SCHEMA)(b'{"id":"seven"}')
+
+
+def test_avro_with_bytes_and_logical_types_goes_there_and_back() -> None:
+    fastavro = pytest.importorskip("fastavro", reason="Avro needs fastavro")
+    from millstream.spark.pipelines.avro import make_decoder, make_encoder
+
+    kinds: dict[str, Any] = {
+        "raw": "bytes",
+        "at": {"type": "long", "logicalType": "timestamp-millis"},
+        "day": {"type": "int", "logicalType": "date"},
+        "price": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}],
+        "parts": {"type": "array", "items": "bytes"},
+        "named": {"type": "map", "values": {"type": "record", "name": "n", "fields": [{"name": "b", "type": "bytes"}]}},
+    }
+    schema = {"type": "record", "name": "r", "fields": [{"name": name, "type": kind} for name, kind in kinds.items()]}
+    said = {
+        "raw": b"\x00\xff",
+        "at": datetime(2026, 11, 16, tzinfo=UTC),
+        "day": date(2026, 11, 16),
+        "price": Decimal("12.34"),
+        "parts": [b"a", b""],
+        "named": {"x": {"b": b"c"}},
+    }
+    stored = io.BytesIO()
+    fastavro.schemaless_writer(stored, fastavro.parse_schema(schema), said)
+    assert avro_columns(schema) == (
+        "`raw` binary, `at` bigint, `day` int, `price` binary, `parts` array<binary>, "
+        "`named` map<string, struct<`b`: binary>>"
+    )
+    value = make_decoder(schema)(stored.getvalue())
+    assert json.loads(value) == {
+        "raw": "AP8=",
+        "at": 1794787200000,
+        "day": 20773,
+        "price": "BNI=",
+        "parts": ["YQ==", ""],
+        "named": {"x": {"b": "Yw=="}},
+    }
+    assert make_encoder(schema)(value) == stored.getvalue()
+    with pytest.raises(ValueBroken, match="does not fit the Avro schema"):
+        make_encoder(schema)(value.replace(b"AP8=", b"!"))

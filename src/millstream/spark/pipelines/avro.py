@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -87,11 +88,47 @@ def _type(kind: Any) -> str:
     raise AvroBroken(f"the type {kind!r} of the schema has no column type; there are {', '.join(_PRIMITIVES)}")
 
 
+def _stored(schema: Any) -> Any:
+    """The schema of what is stored, which has columns, without what logical types make of it: a moment is a number."""
+    if isinstance(schema, list):
+        return [_stored(each) for each in schema]
+    if isinstance(schema, Mapping):
+        return {name: _stored(value) for name, value in schema.items() if name != "logicalType"}
+    return schema
+
+
+def _has_bytes(kind: Any) -> bool:
+    if isinstance(kind, list):
+        return any(map(_has_bytes, kind))
+    if not isinstance(kind, Mapping):
+        return bool(kind == "bytes")
+    inside = [field["type"] for field in kind.get("fields", ())]
+    return any(map(_has_bytes, [kind.get("type"), kind.get("items"), kind.get("values"), *inside]))
+
+
+def _with_bytes(value: Any, kind: Any) -> Any:
+    """JSON has bytes as Base64, as Spark writes them there."""
+    if value is None or not _has_bytes(kind):
+        return value
+    if isinstance(kind, list):
+        return _with_bytes(value, next(each for each in kind if each != "null"))
+    if kind == "bytes":
+        return b64decode(value, validate=True)
+    if kind["type"] == "record":
+        types = {field["name"]: field["type"] for field in kind["fields"]}
+        return {name: _with_bytes(each, types.get(name)) for name, each in value.items()}
+    if kind["type"] == "array":
+        return [_with_bytes(each, kind["items"]) for each in value]
+    if kind["type"] == "map":
+        return {name: _with_bytes(each, kind["values"]) for name, each in value.items()}
+    return _with_bytes(value, kind["type"])
+
+
 def make_decoder(schema: Mapping[str, Any]) -> Callable[[bytes], bytes]:
     """What turns Avro values into JSON."""
     import fastavro
 
-    parsed = fastavro.parse_schema(dict(schema))
+    parsed = fastavro.parse_schema(_stored(schema))
 
     def decode(value: bytes) -> bytes:
         stream = io.BytesIO(value)
@@ -110,12 +147,14 @@ def make_encoder(schema: Mapping[str, Any]) -> Callable[[bytes], bytes]:
     """What turns JSON values into Avro."""
     import fastavro
 
-    parsed = fastavro.parse_schema(dict(schema))
+    plain = _stored(schema)
+    parsed = fastavro.parse_schema(plain)
 
     def encode(value: bytes) -> bytes:
         stream = io.BytesIO()
         try:
-            fastavro.schemaless_writer(stream, parsed, _decode(value), strict_allow_default=True)
+            document = _with_bytes(_decode(value), plain)
+            fastavro.schemaless_writer(stream, parsed, document, strict_allow_default=True)
         except Exception as problem:
             raise ValueBroken(f"the value does not fit the Avro schema: {problem}") from None
         return stream.getvalue()
