@@ -23,7 +23,7 @@ _FIELDS: Final[Mapping[str, Callable[[Message], object]]] = {
     "topic": lambda message: message.topic,
     "partition": lambda message: message.partition,
     "offset": lambda message: message.offset,
-    "timestamp": lambda message: message.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    "timestamp": lambda message: _time(message),
     "id": lambda message: message.id,
     "priority": lambda message: message.priority,
 }
@@ -89,6 +89,13 @@ def json_content(key: bytes | None, headers: Iterable[tuple[str, bytes]], value:
     """The entries of a JSON object that say what is in a stored message."""
     texts = {name: content.decode("utf-8", "replace") for name, content in headers}
     return {**json_bytes("key", key), "headers": texts, **json_bytes("value", value)}
+
+
+def _time(message: Message) -> str:
+    try:
+        return message.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError):  # beyond the year 9999, where a producer is that takes milliseconds for seconds
+        return f"{message.timestamp_us // 1000} ms"
 
 
 def _text(data: bytes | None) -> str:

@@ -55,6 +55,10 @@ def test_a_terminal_is_not_at_the_mercy_of_messages() -> None:
     assert "\tb\n" in shown
 
 
+def test_a_time_that_no_calendar_has_is_a_number() -> None:
+    assert render(Message(timestamp_us=1_790_000_000_000_000_000), "{timestamp}") == b"1790000000000000 ms\n"
+
+
 def test_every_field_can_be_named() -> None:
     line = render(
         Message(headers={"a": "ü"}),
