@@ -51,16 +51,18 @@ export function duration(ms) {
 export function when(ms, { milliseconds = false } = {}) {
   if (!ms) return "–";
   const moment = new Date(ms);
-  const text = moment.toLocaleString("sv") + (milliseconds ? `.${String(moment.getMilliseconds()).padStart(3, "0")}` : "");
-  return h("time", { datetime: moment.toISOString(), title: utc(moment) }, text);
+  return time(moment, ms, moment.toLocaleString("sv") + (milliseconds ? `.${String(moment.getMilliseconds()).padStart(3, "0")}` : ""));
 }
 
 export function ago(ms) {
   if (!ms) return "–";
-  const span = Date.now() - ms, moment = new Date(ms);
+  const span = Date.now() - ms;
   const words = Math.abs(span) < 1000 ? "just now" : span > 0 ? `${duration(Math.floor(span / 1000) * 1000)} ago` : `in ${duration(Math.ceil(-span / 1000) * 1000)}`;
-  return h("time", { datetime: moment.toISOString(), title: utc(moment) }, words);
+  return time(new Date(ms), ms, words);
 }
+
+// Producers may say any time, and dates end with the year 275760.
+function time(moment, ms, text) { return Number.isNaN(moment.getTime()) ? `${number(ms)} ms` : h("time", { datetime: moment.toISOString(), title: utc(moment) }, text); }
 
 function utc(moment) { return `${moment.toISOString().replace("T", " ").replace("Z", "")} UTC`; }
 

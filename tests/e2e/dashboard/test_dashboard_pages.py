@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from millstream.client import Outgoing
+from millstream.testing.broker import BrokerForTests
 from tests.e2e.access_world import guarded, key_for
 from tests.e2e.dashboard.screen import PAGES, Screen
 from tests.e2e.dashboard.world import queue, told
@@ -100,6 +102,17 @@ def test_what_a_message_says_is_never_markup(screen: Screen, http: httpx.Client)
         assert "onerror" in screen.page.locator("main").inner_text()
         assert screen.page.locator("main img, main script").count() == 0
         assert "owned" not in screen.page.title()
+
+
+def test_a_letter_of_any_time_can_be_shown(screen: Screen, http: httpx.Client, broker: BrokerForTests) -> None:
+    queue(http, "odd-times", "billing")
+    with broker.connect() as client:
+        client.publish_many("odd-times", [Outgoing(value="from afar", timestamp=9.1e12)])
+    [leased] = told(http.post("/queues/odd-times/billing/lease", json={}))
+    told(http.post("/queues/reject", json={"receipts": [leased["receipt"]], "reason": "no"}))
+    [letter] = told(http.get("/dead-letters", params={"topic": "odd-times"}))["letters"]
+    screen.open(f"letter/{letter['id']}")
+    screen.see("9,100,000,000,000,000 ms")
 
 
 def test_a_broker_that_is_gone_is_named_and_what_was_seen_stays(screen: Screen, shop: dict[str, str]) -> None:
