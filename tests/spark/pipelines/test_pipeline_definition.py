@@ -153,6 +153,12 @@ def test_a_good_file_has_no_mistakes_and_every_default() -> None:
         (small(sinks="[{topic_column: route}]"), "no step says to which topics rows go"),
         (
             small(
+                sources="orders: {topic: a}, known: {parquet: }", steps="[{enrich: {lookup: {from: known, match: a}}}]"
+            ),
+            "sources.known: a source says what it reads by exactly one of",
+        ),
+        (
+            small(
                 sources="orders: {pattern: 'orders.*'}",
                 steps="[{route: {topics: {orders.eu: 'a', clean: 'b'}}}]",
                 sinks="[{topic_column: route}]",

@@ -119,7 +119,8 @@ class Source(Part):
 
     @property
     def kind(self) -> str:
-        return next(kind for kind in self.KINDS if getattr(self, kind) is not None)
+        """Empty where the file does not say it, which is a mistake that is told elsewhere."""
+        return next((kind for kind in self.KINDS if getattr(self, kind) is not None), "")
 
     @property
     def reads_topics(self) -> bool:
@@ -284,7 +285,8 @@ class Sink(Part):
 
     @property
     def kind(self) -> str:
-        return next(kind for kind in self.KINDS if getattr(self, kind) is not None)
+        """Empty where the file does not say it, which is a mistake that is told elsewhere."""
+        return next((kind for kind in self.KINDS if getattr(self, kind) is not None), "")
 
     @property
     def writes_topics(self) -> bool:
