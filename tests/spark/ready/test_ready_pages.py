@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +16,7 @@ from pyspark.sql.types import TimestampType
 
 from millstream.spark.pipelines.ready import dlq_report, key_skew, usage
 from millstream.spark.pipelines.ready.catalogue import catalogue
+from millstream.spark.pipelines.ready.replay import Replay
 from millstream.spark.pipelines.ready.shelves import ParquetShelf
 
 
@@ -63,6 +65,15 @@ def test_messages_without_a_key_are_no_skew_and_neither_is_a_single_key() -> Non
     assert not looked_at({None: 900, **{b"k%d" % n: 1 for n in range(100)}})["hot"]
     assert not looked_at({b"the only one": 400})["hot"]
     assert looked_at({b"(no key)": 300, b"another": 100})["hot"]
+
+
+def test_a_replay_has_a_page_although_the_clock_was_set_back_meanwhile() -> None:
+    made: Any = SimpleNamespace(
+        checked=SimpleNamespace(definition=SimpleNamespace(name="again")), now=datetime.now(UTC)
+    )
+    plan: Any = SimpleNamespace(sent=[(0, 100, 1794787200.0), (1, 100, 1794787201.0), (2, 50, 1794783600.0)])
+    page = Replay.model_validate({"topics": "orders", "to": "again", "rate": 100})._page(made, plan).html()
+    assert "Messages sent over time, 250 in all" in page
 
 
 @pytest.fixture

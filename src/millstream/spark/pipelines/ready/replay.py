@@ -155,7 +155,7 @@ class Replay(ReadyJob):
         page = Page(f"Replay: {work.checked.definition.name}", f"{short(total)} messages sent to {to} again.", work.now)
         if not moments:
             return page
-        first, last = moments[0][0], moments[-1][0]
+        first, last = min(at for at, _ in moments), max(at for at, _ in moments)  # clocks are set back
         step_s, times = buckets(first, last)
         counts = [0.0] * len(times)
         for at, rows in moments:
