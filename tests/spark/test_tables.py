@@ -222,6 +222,28 @@ def test_mistakes_are_told_in_a_sentence(broker: BrokerForTests) -> None:
         source({"path": "/nowhere", "table": "topics"}).schema()
 
 
+@pytest.mark.parametrize(
+    ("table", "options", "sentence"),
+    [
+        ("groups", {"startingTimestamp": "5"}, "table 'groups' has no times: leave option startingTimestamp out"),
+        ("topics", {"endingTimestamp": "5"}, "table 'topics' has no times: leave option endingTimestamp out"),
+        ("dead_letters", {"startingOffsets": "latest"}, "a table has no offsets: rows are chosen by startingTimestamp"),
+        ("dead_letters", {"endingOffsets": '{"a":{"0":5}}'}, "rows are chosen by endingTimestamp"),
+        ("passports", {"startingOffsetsByTimestamp": '{"a":{"0":5}}'}, "rows are chosen by startingTimestamp"),
+        ("schedules", {"claim": "billing"}, "option claim does not go with a table"),
+        ("queues", {"groupId": "billing"}, "option groupId does not go with a table"),
+    ],
+)
+def test_an_option_that_would_leave_nothing_out_is_a_mistake(
+    table: str, options: dict[str, str], sentence: str
+) -> None:
+    made = source({"bootstrap.servers": "localhost:1", "table": table, **options})
+    with pytest.raises(InvalidArgument, match=sentence):
+        made.reader(from_arrow_schema(TABLES[table].arrow_schema(["topic"])))
+    fine = source({"bootstrap.servers": "localhost:1", "table": table, "startingOffsets": "earliest"})
+    fine.reader(from_arrow_schema(TABLES[table].arrow_schema(["topic"])))
+
+
 def test_the_guide_has_every_column_of_every_table() -> None:
     guide = Path(__file__).parents[2] / "docs" / "guide" / "spark-tables.md"
     sections = guide.read_text().split("## `")[1:]

@@ -219,6 +219,7 @@ class TableReader(DataSourceReader):
                 raise InvalidArgument(f"table {options.table!r} has no column {field.name!r}{known}")
             if field.dataType.simpleString() != ours or not field.nullable:
                 raise InvalidArgument(f"column {field.name!r} of table {options.table!r} is {ours}, and may be null")
+        _check(options, self._table)
         self._scope = _scope(options)
 
     def partitions(self) -> list[InputPartition]:
@@ -260,6 +261,18 @@ class FilteringTableReader(TableReader):
             if isinstance(condition, EqualTo | LessThan | LessThanOrEqual):
                 scope = replace(scope, until_ms=min(scope.until_ms or time_ms + 1, time_ms + 1))
             self._scope = scope
+
+
+def _check(options: SourceOptions, table: Table) -> None:
+    """Options of reads of topics that would leave nothing out here."""
+    for which, bound in (("starting", options.starting), ("ending", options.ending)):
+        if bound.places or (which == "starting" and bound.at == "latest"):
+            raise InvalidArgument(f"a table has no offsets: rows are chosen by {which}Timestamp, for all topics alike")
+        if bound.time_ms is not None and not table.time:
+            raise InvalidArgument(f"table {options.table!r} has no times: leave option {which}Timestamp out")
+    for name, given in (("claim", options.claim), ("groupId", options.group)):
+        if given is not None:
+            raise InvalidArgument(f"option {name} does not go with a table: nothing is settled or committed")
 
 
 def _scope(options: SourceOptions) -> Scope:
