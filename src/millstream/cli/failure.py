@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -36,6 +37,7 @@ class UsageProblem(errors.RequestError):
 
 _UNREACHABLE = (errors.ConnectionLost, errors.RequestTimeout, errors.ShuttingDown)
 _STORAGE = (errors.DataDamaged, errors.DataDirLocked, errors.StorageFailed)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def exit_code_of(error: errors.MillstreamError) -> ExitCode:
@@ -55,6 +57,9 @@ def report(error: BaseException) -> ExitCode:
     if isinstance(error, errors.MillstreamError):
         _say(str(error) or type(error).__doc__ or error.code, error.code, error.remedy)
         return exit_code_of(error)
+    if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:  # `> FILE`, on a full disk
+        _say(f"the output cannot be written: {error.strerror}", "OUTPUT", "Make room, or send it somewhere else.")
+        return ExitCode.REQUEST
     _say(
         f"{type(error).__name__}: {error}", "INTERNAL", "This is a bug; run again with MILLSTREAM_DEBUG=1 to see where."
     )

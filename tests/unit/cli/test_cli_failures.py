@@ -43,6 +43,15 @@ def test_exit_codes_by_kind(error: type[errors.MillstreamError], expected: ExitC
     assert exit_code_of(error("")) == expected
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no device that is always full")
+def test_an_output_without_room_is_no_bug() -> None:
+    command = [sys.executable, "-m", "millstream.cli.main", "errors", "list"]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == ExitCode.REQUEST
+    assert ended.stderr.startswith("error: the output cannot be written: No space left on device [OUTPUT]\nhint: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence", "hint"),
     [
