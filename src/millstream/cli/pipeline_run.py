@@ -21,6 +21,7 @@ from rich.text import Text
 
 from millstream.cli.output import duration_text, print_json_line, stderr, stdout
 from millstream.cli.terminal import terminal_safe
+from millstream.spark.pipelines.checkpoints import own_checkpoint
 from millstream.spark.pipelines.definition import described
 from millstream.spark.pipelines.loading import Checked
 from millstream.spark.pipelines.progress import BatchDone, Standing
@@ -49,6 +50,7 @@ def run_pipeline(
     as_json: bool,
 ) -> Standing:
     """Run a pipeline to its end, and say on the way what it does."""
+    own_checkpoint(checked)
     standing = _standing(checked)
     reporter = Reporter(report_target(checked), _complain)
     started: list[SparkSession] = []

@@ -11,8 +11,9 @@ import pytest
 
 from millstream.errors import ConfigInvalid
 from millstream.spark.options import SourceOptions
+from millstream.spark.pipelines.checkpoints import own_checkpoint
 from millstream.spark.pipelines.definition import described
-from millstream.spark.pipelines.loading import check_pipeline, load_pipeline
+from millstream.spark.pipelines.loading import Checked, check_pipeline, load_pipeline
 
 GOOD = """
 name: clean-orders
@@ -207,6 +208,26 @@ def test_dead_letters_of_a_pipeline_are_not_read_by_its_pattern(pattern: str, re
     with_letters = chosen("[{split: {}, dead_letter: true}]")
     assert re.fullmatch(with_letters, read)
     assert not re.fullmatch(with_letters, f"{read}.dlq")
+
+
+def test_a_checkpoint_is_that_of_one_pipeline(tmp_path: Path) -> None:
+    def checked(name: str, checkpoint: str) -> Checked:
+        text = small().replace("name: small", f"name: {name}").replace("checkpoint: here", f"checkpoint: {checkpoint}")
+        found, mistakes = check_pipeline(text, tmp_path)
+        assert found is not None, mistakes
+        return found
+
+    for _ in range(2):  # it goes on with its own
+        own_checkpoint(checked("first", "checkpoints"))
+        own_checkpoint(checked("second", "elsewhere/deep"))
+    with pytest.raises(ConfigInvalid, match="checkpoints is that of pipeline 'first', and what that has read"):
+        own_checkpoint(checked("second", "checkpoints"))
+    (tmp_path / "checkpoints" / ".pipeline").unlink()
+    own_checkpoint(checked("second", "checkpoints"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigInvalid, match="file cannot be written"):
+        own_checkpoint(checked("third", "file"))
+    own_checkpoint(checked("third", "s3a://bucket/checkpoints"))
 
 
 def test_a_definition_is_shown_without_secrets() -> None:
