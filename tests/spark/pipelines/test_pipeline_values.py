@@ -165,3 +165,17 @@ def test_avro_with_bytes_and_logical_types_goes_there_and_back() -> None:
     assert make_encoder(schema)(value) == stored.getvalue()
     with pytest.raises(ValueBroken, match="does not fit the Avro schema"):
         make_encoder(schema)(value.replace(b"AP8=", b"!"))
+
+
+@pytest.mark.parametrize("depth", [200, 3_000, 100_000])
+@pytest.mark.parametrize("inside", ["[%s]", '{"a":%s}'])
+def test_a_value_of_any_depth_is_worked_on_or_refused(depth: int, inside: str) -> None:
+    """One that ends the worker instead would come again with every attempt, for ever."""
+    before, after = inside.split("%s")
+    value = (before * depth + "1" + after * depth).encode()
+    redact, split = make_redactor({"a.a": "mask", "[].[]": "hash"}, None), make_splitter("")
+    for work, made in ((redact, bytes), (split, list)):
+        try:
+            assert isinstance(work(value), made)
+        except ValueBroken as problem:
+            assert "inside each other" in str(problem) or "not an array" in str(problem)

@@ -20,6 +20,8 @@ _fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _PART: Final = re.compile(r"([^.\[\]]+)((?:\[\])*)")
 _MASK: Final = "***"
+_UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_TOO_DEEP: Final = "the value has too many lists and objects inside each other"
 
 #: Names of fields, and None for "each element".
 Steps: TypeAlias = tuple[str | None, ...]
@@ -63,7 +65,10 @@ def make_redactor(fields: Mapping[str, str], salt: bytes | None) -> Callable[[by
         document = _json(value)
         for path, change in rules:
             _change(document, path, change)
-        return _encode(document)
+        try:
+            return _encode(document)
+        except RecursionError:
+            raise ValueBroken(_TOO_DEEP) from None
 
     return redact
 
@@ -111,7 +116,7 @@ def make_splitter(path: str) -> Callable[[bytes], list[bytes]]:
         for number, name in enumerate(names):
             try:
                 inside = _fields(at)
-            except msgspec.DecodeError:
+            except _UNREADABLE:
                 _json(value)  # says so if it is no JSON at all
                 raise ValueBroken(f"there is no JSON object at {'.'.join(names[:number]) or 'the top'}") from None
             if name not in inside:
@@ -119,7 +124,7 @@ def make_splitter(path: str) -> Callable[[bytes], list[bytes]]:
             at = inside[name]
         try:
             return [bytes(element) for element in _elements(at)]
-        except msgspec.DecodeError:
+        except _UNREADABLE:
             _json(value)
             raise ValueBroken(f"{path or 'the value'} is not an array") from None
 
@@ -129,5 +134,7 @@ def make_splitter(path: str) -> Callable[[bytes], list[bytes]]:
 def _json(value: bytes) -> Any:
     try:
         return _decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as problem:
+    except RecursionError:
+        raise ValueBroken(_TOO_DEEP) from None
+    except _UNREADABLE as problem:
         raise ValueBroken(f"the value is not JSON: {problem}") from None
