@@ -505,16 +505,6 @@ class Broker:
         if session.access is not EVERYTHING or topic == AUDIT_TOPIC:
             session.access.require("produce", session.namespace, topic)
 
-    def admit_unstored(self, namespace: str, messages: int, size: int) -> None:
-        """Raises MillstreamError when nobody may publish now, or a namespace not so much at a time.
-
-        For messages that go to whoever is there and are in no batch; for others `publish` asks.
-        """
-        if (refusal := self.modes.publish_refusal) is not None:
-            raise refusal
-        if self.quotas.meters:
-            self.quotas.pass_on(namespace, messages, size)
-
     def flush(self) -> None:
         """Let go of the buffers of everything published since the last call: one write per partition, or less."""
         to_flush = self._to_flush

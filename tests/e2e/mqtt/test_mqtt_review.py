@@ -739,9 +739,9 @@ def test_filters_that_find_nothing_among_many_retained_messages_do_not_stop_the_
     reader.subscribe(*(f"{topic}/+/nothing{number}" for number in range(200)))
     other.ping()
     session = session_of(server, reader.client_id)
-    assert session._retained, "it is still being looked for"
+    assert session._keepsakes, "it is still being looked for"
     reader.drop()
-    eventually(lambda: not session._retained)
+    eventually(lambda: not session._keepsakes)
     other.ping()
 
 

@@ -113,7 +113,7 @@ class Publishing:
     def take(self, stretch: Stretch, now_us: int) -> None:
         """Publish messages; `flush` is due when everything of one read was taken.
 
-        Raises QuotaExceeded when they were to be retained and there is no room, and what `Broker.admit_unstored` does.
+        Raises QuotaExceeded when they were to be retained and there is no room, and what `World.admit_unstored` does.
         """
         world = self._world
         message, payloads, owed = stretch
@@ -121,7 +121,7 @@ class Publishing:
             world.room.retained.admit(world.namespace, message)
         name = world.place_for(message.topic)
         if name is None:
-            world.room.broker.admit_unstored(world.namespace, len(payloads), sum(map(len, payloads)))
+            world.admit_unstored(payloads)
             self._owed.append(owed)
             if message.retain:
                 owed.waits_for += 1

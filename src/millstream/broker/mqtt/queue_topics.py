@@ -110,7 +110,7 @@ class QueueTopics:
         access, namespace = self._who.access, self._who.namespace
         if not access.may("produce", namespace):  # as with inboxes: workers reply although they only consume
             access.require("consume", namespace)
-        self._room.broker.admit_unstored(namespace, 1, len(packet.payload))
+        self._world.admit_unstored([packet.payload])
         now_us = self._room.clock.now_us()
         found = self._world.dispatch(Parcel(self._message(address, packet, now_us), now_us), None)
         publishing.answer(owed, Reason.SUCCESS if found else Reason.NO_MATCHING_SUBSCRIBERS)

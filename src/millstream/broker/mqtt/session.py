@@ -11,15 +11,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from millstream.broker.journal import Fact
 from millstream.broker.mqtt.flight import Flight
+from millstream.broker.mqtt.keepsakes import Found, Keepsakes
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.mqtt.reading import Place, Position
-from millstream.broker.mqtt.retained import Kept
 from millstream.broker.mqtt.rights import may_receive
 from millstream.broker.mqtt.store import entity_of
 from millstream.errors import MillstreamError
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from millstream.broker.mqtt.world import World
 
 __all__ = ["QueueSubscription", "Session", "Subscription"]
-
-#: Of the log of retained messages, where flights have their place as well.
-RETAINED_UID: Final = 0
-#: Retained messages that a client gets before others have their turn: some milliseconds.
-_RETAINED_AT_A_TIME: Final = 500
 
 
 class Subscription(NamedTuple):
@@ -66,14 +61,13 @@ class Session:
 
     __slots__ = (
         "_is_looking",
+        "_keepsakes",
         "_must_look",
         "_queue",
         "_queued_bytes",
         "_resuming",
-        "_retained",
         "_sending",
         "_unsent",
-        "_waits_its_turn",
         "behind",
         "client",
         "client_id",
@@ -131,10 +125,8 @@ class Session:
         #: Handed out with QoS 2, and waiting for their packet ids to be on disk.
         self._unsent: list[tuple[int, Parcel, Grant]] = []
         self._sending = False
-        #: Retained messages that the client has asked for, and the one whose turn it is.
-        self._retained: deque[Iterator[tuple[Kept, Grant] | None]] | None = None
-        #: Whether it goes on with them after others.
-        self._waits_its_turn = False
+        #: Retained messages that the client has asked for.
+        self._keepsakes: Keepsakes | None = None
 
     @property
     def is_resuming(self) -> bool:
@@ -382,7 +374,7 @@ class Session:
                 return
             queue.popleft()
             self._queued_bytes -= size_of(parcel.message)
-        if self._retained and not self._send_retained(client, self._retained):
+        if self._keepsakes and not self._keepsakes.send(client):
             return
         for position in list(self.behind.values()):
             # Not for a message or two: each time a part of the log is decoded.
@@ -390,52 +382,12 @@ class Session:
                 return
             self.world.reading.read_on(self, position)
 
-    def send_retained(self, found: Iterator[tuple[Kept, Grant] | None]) -> None:
-        """What was kept for whoever subscribes, as fast as the client takes it; None: others have their turn."""
-        if self._retained is None:
-            self._retained = deque()
-        self._retained.append(found)
+    def send_retained(self, found: Found) -> None:
+        """What was kept for whoever subscribes, as fast as the client takes it."""
+        if self._keepsakes is None:
+            self._keepsakes = Keepsakes(self)
+        self._keepsakes.add(found)
         self.go_on()
-
-    def _send_retained(self, client: Client, retained: deque[Iterator[tuple[Kept, Grant] | None]]) -> bool:
-        """Says whether that was all; the rest follows."""
-        if self._waits_its_turn:
-            return False
-        left = _RETAINED_AT_A_TIME
-        while retained:
-            for found in retained[0]:
-                if found is None:
-                    left = 0
-                    break
-                if not left or not self._send_kept(client, *found):
-                    retained.appendleft(iter((found,)))
-                    break
-                left -= 1
-            else:
-                retained.popleft()
-                continue
-            if not left:
-                self._waits_its_turn = True
-                self.world.room.loop.call_soon(self._have_turn)
-            return False
-        return True
-
-    def _have_turn(self) -> None:
-        self._waits_its_turn = False
-        self.go_on()
-
-    def _send_kept(self, client: Client, kept: Kept, grant: Grant) -> bool:
-        parcel = Parcel(kept.message, self.world.room.clock.now_us())
-        if client.is_slow:
-            return False
-        qos = min(grant.qos, kept.message.qos)
-        if parcel.is_expired or (qos and not client.takes(parcel, grant)):
-            return True
-        if not qos:
-            client.send_at_most_once(parcel, grant)
-            return True
-        place = Place("", 0, RETAINED_UID, kept.offset) if self.lasts and kept.offset >= 0 else None
-        return self.launch(parcel, grant, qos, Flight(kept.message, place))
 
     def note_positions(self) -> None:
         """Write down how far it has read, where no flight says so."""
@@ -457,7 +409,7 @@ class Session:
         if flight is not None:
             if flight.is_recorded(qos):
                 self.record(["done", packet_id])
-            if self.behind or self._queue or self._retained or self.outgoing.is_held:
+            if self.behind or self._queue or self._keepsakes or self.outgoing.is_held:
                 self.go_on()
 
     def pubrec(self, packet_id: int, *, ok: bool) -> None:
@@ -614,7 +566,7 @@ class Session:
         for parcel, _, flight in queue or ():
             if flight.share is not None:
                 flight.share.offer(parcel, flight.place, but=self)
-        self._retained = None
+        self._keepsakes = None
         self.note_positions()
         for _, _, _, flight in self.outgoing.facts():
             if flight.place is not None:
@@ -626,21 +578,3 @@ class Session:
         for _, _, qos, flight in self.outgoing.facts():
             if qos == 1 and flight.share is not None and flight.message is not None:
                 flight.share.offer(Parcel(flight.message, now_us), flight.place, but=self)
-
-    def will_message(self) -> Message | None:
-        will = self.will
-        if will is None:
-            return None
-        properties = will.properties
-        now_us = self.world.room.clock.now_us()
-        expiry_s = properties.message_expiry_s
-        told = msgspec.structs.replace(properties, will_delay_s=None, message_expiry_s=None)
-        return Message(
-            will.topic,
-            will.payload,
-            qos=will.qos,
-            retain=will.retain,
-            properties=told,
-            client_id=self.client_id,
-            expiry_us=now_us + expiry_s * 1_000_000 if expiry_s is not None else 0,
-        )

@@ -6,15 +6,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.errors import MillstreamError, QuotaExceeded
+from millstream.mqtt.messages import Message
 
 if TYPE_CHECKING:
     from millstream.broker.mqtt.mqtt import Mqtt
     from millstream.broker.mqtt.session import Session
-    from millstream.mqtt.messages import Message
 
 __all__ = ["Wills"]
 
@@ -50,11 +51,27 @@ class Wills:
     def publish(self, session: Session) -> None:
         """Its time has come."""
         self.returned(session)
-        message = session.will_message()
+        message = self._message_of(session)
         session.will = None
         session.record(session.will_fact())
         if message is not None:
             self._publish(session, message)
+
+    def _message_of(self, session: Session) -> Message | None:
+        will = session.will
+        if will is None:
+            return None
+        properties = will.properties
+        expiry_s = properties.message_expiry_s
+        return Message(
+            will.topic,
+            will.payload,
+            qos=will.qos,
+            retain=will.retain,
+            properties=msgspec.structs.replace(properties, will_delay_s=None, message_expiry_s=None),
+            client_id=session.client_id,
+            expiry_us=self._room.clock.now_us() + expiry_s * 1_000_000 if expiry_s is not None else 0,
+        )
 
     def _publish(self, session: Session, message: Message) -> None:
         def settled(run: Sequence[Owed]) -> None:

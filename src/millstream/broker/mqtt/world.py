@@ -295,6 +295,17 @@ class World:
 
     # --- the way of a message ------------------------------------------------------------------------------------
 
+    def admit_unstored(self, payloads: Sequence[bytes]) -> None:
+        """Raises MillstreamError when nobody may publish now, or this namespace not so much at a time.
+
+        For messages that go to whoever is there and are in no batch; for others the broker asks.
+        """
+        broker = self.room.broker
+        if (refusal := broker.modes.publish_refusal) is not None:
+            raise refusal
+        if broker.quotas.meters:
+            broker.quotas.pass_on(self.namespace, len(payloads), sum(map(len, payloads)))
+
     def pass_on(self, message: Message, payloads: Sequence[bytes], now_us: int) -> bool:
         """Give whoever is there messages that are not stored, one like the other; says whether anybody was."""
         found = bool(self.receivers(message.topic))
