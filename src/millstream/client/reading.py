@@ -90,11 +90,20 @@ class Reading:
             current.position.handed = current.position.finished = last.offset + 1
         self._last = None
 
-    def _begin(self, handout: Handout) -> None:
+    def _begin(self) -> Handout:
+        """Begin with what has waited longest.
+
+        The exception of a signal's handler may come after any call, and then as much is begun as is taken: so there is
+        none between the first assignment and the last.
+        """
+        handout = self._ready[0]
+        pending = iter(handout.messages)
         handout.position.queued = False
         self._current = handout
-        self._pending = iter(handout.messages)
+        self._pending = pending
         self._last = None
+        del self._ready[0]
+        return handout
 
     def _drop_current(self) -> None:
         self._current = None

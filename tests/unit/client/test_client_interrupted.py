@@ -1,12 +1,13 @@
-"""A `publish` that a signal handler ends by an exception (Ctrl-C, a time limit), wherever that is in the code."""
+"""Calls that a signal handler ends by an exception (Ctrl-C, a time limit), wherever that is in the code."""
 
 from __future__ import annotations
 
 import _thread
+import itertools
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -16,6 +17,7 @@ from fake_broker import FakeBroker
 
 import millstream
 from millstream.client.blocking.connection import Connection
+from tests.examples import seeds
 
 _LARGE = b"x" * 20_000
 
@@ -156,3 +158,60 @@ def test_threads_for_whom_an_interrupted_one_was_reading_go_on(
         other.join(5)
         assert not other.is_alive()
         assert sorted(value or b"" for value in fake.values("t")) == [b"first", b"interrupted", b"other"]
+
+
+def _read_next(stream: millstream.Stream, got: list[Any]) -> None:
+    message = stream.next(2)
+    assert message is not None
+    got += (message,)  # not by a call: the test, too, may be interrupted after any
+
+
+def _read_on(stream: millstream.Stream, got: list[Any]) -> None:
+    for message in stream:
+        got += (message,)
+        return
+
+
+def _read_batch(stream: millstream.Stream, got: list[Any]) -> None:
+    for messages in stream.batches():
+        got += messages
+        return
+
+
+def _interrupt_reading(
+    fake: FakeBroker, read: Callable[[millstream.Stream, list[Any]], None], steps: Iterable[int], *, in_hand: int
+) -> None:
+    """Interrupt a stream that has got three messages at a time, so many of which are handed out already."""
+    got: list[Any] = []
+    with millstream.connect(fake.address, timeout_s=2) as client:
+        with client.producer("t", batch_messages=3) as producer:
+            for number in range(6000):
+                producer.send(b"%d" % number)
+        with client.stream("t", start="earliest", max_bytes=1, timeout_s=2) as stream:
+            for step in steps:
+                while len(got) % 3 != in_hand:
+                    read(stream, got)
+                if not _interrupted_at(step, partial(read, stream, got)):
+                    break
+                read(stream, got)
+                assert got[-1].offset == len(got) - 1, f"something was skipped at step {step}"
+            assert step > 10, "the client was not traced"
+    assert [message.offset for message in got] == list(range(len(got)))
+
+
+@pytest.mark.parametrize("read", [_read_next, _read_on])
+def test_interrupted_anywhere_a_stream_does_not_skip_the_next_message(
+    fake: FakeBroker, read: Callable[[millstream.Stream, list[Any]], None]
+) -> None:
+    """One that was taken and not handed out counted as finished."""
+    _interrupt_reading(fake, read, itertools.count(), in_hand=1)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("read", [_read_next, _read_on, _read_batch])
+@pytest.mark.parametrize("first", seeds(1, 10))
+def test_interrupted_anywhere_while_it_fetches_a_stream_skips_nothing(
+    fake: FakeBroker, read: Callable[[millstream.Stream, list[Any]], None], first: int
+) -> None:
+    """All of an answer was lost, or an answer was awaited that had come."""
+    _interrupt_reading(fake, read, itertools.count(first, 10), in_hand=0)

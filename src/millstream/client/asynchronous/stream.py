@@ -122,8 +122,7 @@ class AsyncStream(Following):
             if operator.length_hint(self._pending):
                 return True
             if self._ready:
-                handout = self._ready.popleft()
-                self._begin(handout)
+                handout = self._begin()
                 self._request()  # travels while this handout is being handled
                 if handout.damage is not None:
                     raise handout.damage

@@ -107,13 +107,15 @@ class Stream(Following):
         ready = not self._attention and operator.length_hint(self._pending)
         if not ready and not self._advance(timeout_s):
             return None
-        self._last = message = next(self._pending)
-        return message
+        for message in self._pending:  # a call of `next` could be interrupted with the message in nobody's hands
+            self._last = message
+            return message
+        raise AssertionError("there is one")
 
     def batches(self) -> Iterator[list[Message]]:
         """Messages in lists, each from one partition: less work per message.  A whole list is in hand at a time."""
         while True:
-            if not self._attention and (messages := list(self._pending)):
+            if not self._attention and (messages := [*self._pending]):  # not by a call: see `next`
                 self._last = None
                 yield messages
             if not self._advance(self._settings.timeout_s):
@@ -129,8 +131,7 @@ class Stream(Following):
             if operator.length_hint(self._pending):
                 return True
             if self._ready:
-                handout = self._ready.popleft()
-                self._begin(handout)
+                handout = self._begin()
                 if handout.damage is not None:
                     raise handout.damage
                 if not handout.messages:
@@ -164,6 +165,13 @@ class Stream(Following):
                 raise ConnectionLost("the broker asks its clients to go")
         except ConnectionLost as error:
             self._disconnect(error)
+        except MillstreamError:
+            raise
+        except BaseException as problem:  # of a signal's handler: an answer may be lost that was counted as taken
+            self._disconnect(ConnectionLost(f"interrupted by {problem!r}"))
+            for position in self._positions:
+                self._give_back(position)
+            raise
         if gone := self._out_of_range():
             _complete(self._restart(gone))
 
