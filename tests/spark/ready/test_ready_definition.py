@@ -41,6 +41,18 @@ def mistakes(text: str) -> list[str]:
             "say which topics by `topics` or by `pattern`, not by both",
         ),
         (
+            "ready: usage\noptions: {report: 's3a://bucket/usage.html'}",
+            "line 3, options.report: s3a://bucket/usage.html is elsewhere",
+        ),
+        (
+            "ready: archive\ncheckpoint: c\noptions: {topics: a, to: 'hdfs://name/orders'}",
+            "line 4, options.to: hdfs://name/orders is elsewhere",
+        ),
+        (
+            "ready: replay\ncheckpoint: s3a://bucket/c\noptions: {archive: a, to: b}",
+            "line 3, checkpoint: s3a://bucket/c is elsewhere",
+        ),
+        (
             "ready: latency\noptions: {report: r.html, topics: [orders, a b]}",
             "line 3, options.topics: topic 'a b' is not valid",
         ),
@@ -70,6 +82,11 @@ def mistakes(text: str) -> list[str]:
 )
 def test_mistakes_are_told_in_a_sentence(text: str, sentence: str) -> None:
     assert any(sentence in each for each in mistakes(f"name: it\n{text}")), mistakes(f"name: it\n{text}")
+
+
+def test_paths_of_this_machine_may_be_uris() -> None:
+    options = "{topics: a, to: 'file:///archive', report: 'file:///r.html'}"
+    assert mistakes(f"name: it\nready: archive\ncheckpoint: 's3a://bucket/c'\noptions: {options}") == []
 
 
 def test_a_report_may_look_back_as_far_as_anybody_likes() -> None:

@@ -24,6 +24,7 @@ _MEGABYTE: Final = 1_000_000
 
 class Archive(ReadyStream):
     ABOUT: ClassVar = "topics as Parquet or Delta by date, one row per offset, small files made into large ones"
+    LOCAL: ClassVar = ("report", "to")
 
     topics: Names | None = None
     pattern: str | None = None

@@ -72,6 +72,11 @@ def read_ready(document: Document) -> ReadyDefinition | None:
     options = definition.options
     for place, sentence in options.mistakes():
         document.mistake(("options", *place), sentence)
+    for name in options.LOCAL:
+        given: str | None = definition.checkpoint if name == "checkpoint" else getattr(options, name, None)
+        if given is not None and "://" in given and not given.startswith("file:"):
+            where = (name,) if name == "checkpoint" else ("options", name)
+            document.mistake(where, f"{given} is elsewhere: this must be a path of the machine on which it runs")
     if options.NEEDS_CHECKPOINT and definition.checkpoint is None:
         document.mistake((), "say where to keep how far it is: `checkpoint: DIRECTORY`")
     if document.mistakes:

@@ -45,6 +45,7 @@ _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 class Replay(ReadyJob):
     ABOUT: ClassVar = "an archive, or some time of a topic, sent to a topic again, at a rate that it can bear"
     NEEDS_CHECKPOINT: ClassVar = True
+    LOCAL: ClassVar = ("report", "archive", "checkpoint")
 
     #: A directory that `archive` has written; or topics as they are now.
     archive: str | None = None

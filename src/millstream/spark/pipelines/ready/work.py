@@ -92,6 +92,8 @@ class Ready(Part):
     ABOUT: ClassVar[str]
     #: Whether it has to remember how far it is.
     NEEDS_CHECKPOINT: ClassVar[bool] = False
+    #: Options that are paths of this machine, because it is not Spark that reads or writes there.
+    LOCAL: ClassVar[tuple[str, ...]] = ("report", "json_file")
 
     @abstractmethod
     def sources(self) -> dict[str, Source]:
