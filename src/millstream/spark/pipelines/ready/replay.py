@@ -23,6 +23,7 @@ from millstream.errors import ConfigInvalid, MillstreamError
 from millstream.names import check_topic
 from millstream.spark.pipelines.definition import Names, Sink, Source
 from millstream.spark.pipelines.delta import DeltaTable
+from millstream.spark.pipelines.ready.archive import dated
 from millstream.spark.pipelines.ready.page import Figure, Page, card, shown_time
 from millstream.spark.pipelines.ready.plots import buckets, short, stacked
 from millstream.spark.pipelines.ready.work import Moment, ReadyJob, Work
@@ -176,11 +177,13 @@ class Replay(ReadyJob):
 
 
 def _archived(spark: SparkSession, place: str) -> DataFrame:
-    table = DeltaTable(place.removeprefix("file:"))
-    files = table.files() if table.is_there else [place]
-    if not files or not any(Path(place.removeprefix("file:")).rglob("*.parquet")):
+    local = place.removeprefix("file:")
+    table = DeltaTable(local)
+    if table.is_there and (files := table.files()):
+        return dated(spark.read.parquet(*files))  # files that are named one by one are in no directory of a date
+    if table.is_there or not any(Path(local).rglob("*.parquet")):
         raise ConfigInvalid(f"there is no archive in {place}")
-    return spark.read.parquet(*files)
+    return spark.read.parquet(place)
 
 
 def _day(moment: datetime) -> str:
