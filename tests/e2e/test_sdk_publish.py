@@ -267,3 +267,14 @@ def test_a_broker_that_ends_under_load_loses_and_repeats_nothing(tmp_path: Path,
                 assert [message.value for message in stream] == [b"%05d" % number for number in range(300)]
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize(("seconds", "year"), [(1.79e12, 9999), (-1.79e12, 1)])
+def test_a_message_of_a_time_beyond_all_calendars_can_be_read(
+    broker: BrokerForTests, seconds: float, year: int
+) -> None:
+    with millstream.connect(broker.address) as client:
+        client.publish("t", b"from afar", timestamp=seconds)
+        (message,) = client.stream("t", start="earliest", timeout_s=0.2)
+    assert message.timestamp_us == seconds * 1_000_000
+    assert (message.timestamp.year, message.timestamp.tzinfo) == (year, UTC)

@@ -54,8 +54,11 @@ class TopicPartition(NamedTuple):
 
 
 def moment(time_us: int) -> datetime:
-    """A point in time as a datetime in UTC, exact to the microsecond."""
-    return _EPOCH + timedelta(microseconds=time_us)
+    """A point in time as a datetime in UTC, exact to the microsecond; the nearest that Python has, beyond its years."""
+    try:
+        return _EPOCH + timedelta(microseconds=time_us)
+    except OverflowError:  # a producer may say what it likes, and a reader must get past it
+        return (datetime.max if time_us > 0 else datetime.min).replace(tzinfo=UTC)
 
 
 class _Rare(NamedTuple):

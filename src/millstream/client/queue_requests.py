@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from millstream.client.settings import QueueSettings
+from millstream.client.settings import QueueSettings, lease_length_ms
 from millstream.durations import Duration, parse_ms
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.ids import parse_message_id
@@ -71,7 +71,7 @@ def lease_call(
         group=group,
         max=maximum,
         wait_ms=parse_ms(wait, "wait"),
-        lease_ms=0 if lease is None else parse_ms(lease, "lease"),
+        lease_ms=lease_length_ms(lease),
         auto_ack=auto_ack,
     )
 

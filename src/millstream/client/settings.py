@@ -17,7 +17,7 @@ from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN, QueuePolicy
 from millstream.records import PRODUCED_MAX, Codec
 from millstream.wire.frames import FRAME_BYTES_MAX
 
-__all__ = ["ProducerSettings", "QueueOptions", "QueueSettings", "StartAt", "StreamSettings"]
+__all__ = ["ProducerSettings", "QueueOptions", "QueueSettings", "StartAt", "StreamSettings", "lease_length_ms"]
 
 #: Where a stream begins: a word, a moment, an offset, or an offset per partition.
 StartAt: TypeAlias = str | datetime | int | Mapping[int, int]
@@ -36,6 +36,19 @@ def _is_start(start: object) -> bool:
     if isinstance(start, Mapping):
         return all(map(_is_offset, (*start, *start.values())))
     return start in ("earliest", "latest") or isinstance(start, datetime) or _is_offset(start)
+
+
+def lease_length_ms(lease: Duration | None) -> int:
+    """How long a lease is to last; None leaves it to the queue, which is a 0 on the wire."""
+    if lease is None:
+        return 0
+    lease_ms = parse_ms(lease, "lease")
+    hours_max = LEASE_MS_MAX // 3_600_000
+    _require(
+        LEASE_MS_MIN <= lease_ms <= LEASE_MS_MAX,
+        f"a lease lasts between {LEASE_MS_MIN} ms and {hours_max} hours, not {lease_ms} ms",
+    )
+    return lease_ms
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -171,13 +184,12 @@ class QueueSettings:
         """As users write them."""
         unknown = options.keys() - QueueOptions.__annotations__.keys()
         _require(not unknown, f"a queue has no option {', '.join(sorted(unknown))}")
-        lease = options.get("lease")
         named = {name: options.get(name) for name in ("ordering", "fair_by", "retry")}
         return cls(
             topic=topic,
             group=group,
             prefetch=prefetch,
-            lease_ms=0 if lease is None else parse_ms(lease, "lease"),
+            lease_ms=lease_length_ms(options.get("lease")),
             consumer=options.get("consumer", ""),
             start=options.get("start", ""),
             policy=dict(options.get("policy") or {}) | {name: text for name, text in named.items() if text is not None},
@@ -193,10 +205,6 @@ class QueueSettings:
         check_pattern(self.topic) if is_pattern(self.topic) else check_topic(self.topic)
         check_group(self.group)
         _require(1 <= self.prefetch <= 1_000_000, f"prefetch is between 1 and 1000000, not {self.prefetch}")
-        _require(
-            self.lease_ms == 0 or LEASE_MS_MIN <= self.lease_ms <= LEASE_MS_MAX,
-            f"a lease lasts between {LEASE_MS_MIN} ms and {LEASE_MS_MAX // 3_600_000} hours, not {self.lease_ms} ms",
-        )
         _require(self.start in ("", "earliest", "latest"), f"start is 'earliest' or 'latest', not {self.start!r}")
         _require(
             1 <= self.ack_linger_ms <= 60_000, f"ack_linger is between 1 ms and 1 min, not {self.ack_linger_ms} ms"

@@ -93,3 +93,11 @@ def test_a_start_that_is_no_offset_is_refused_in_words(client: millstream.Client
 def test_a_session_of_no_length_is_refused_in_words(client: millstream.Client) -> None:
     with pytest.raises(InvalidArgument, match="session_ms must be 1 or more, not -1"):
         client.stream("t", group="g", session_ms=-1)
+
+
+@pytest.mark.parametrize("lease", ["0s", 0, "99ms", "13h"])
+def test_a_lease_of_no_length_is_not_taken_for_the_usual_one(client: millstream.Client, lease: str | int) -> None:
+    with pytest.raises(InvalidArgument, match="a lease lasts between 100 ms and 12 hours"):
+        client.queues.lease("t", lease=lease)
+    with pytest.raises(InvalidArgument, match="a lease lasts between 100 ms and 12 hours"):
+        client.queue("t", lease=lease)
