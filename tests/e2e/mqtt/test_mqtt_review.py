@@ -654,7 +654,8 @@ def test_a_session_that_opens_many_partitions_after_a_start_lets_others_have_the
     server.stop()
     server = Millstream(tmp_path)
     broker, wires = server.broker.broker, Wires(server)
-    turns, opened, open_partition = 0, [], broker.topics._open
+    turns, open_partition = 0, broker.topics._open
+    opened: list[int] = []
 
     def turn() -> None:
         nonlocal turns
@@ -825,3 +826,29 @@ def test_a_client_that_loses_its_connection_is_told_to_forget_the_packet_id_of_a
     again.send(Pubcomp(before.packet_id))
     after = again.message()
     assert (after.payload, after.dup, after.packet_id != before.packet_id) == (b"x", False, True)
+
+
+def test_a_pubrec_that_is_said_twice_is_answered_when_it_is_on_disk(
+    mqtt: Wires, server: Millstream, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it is released its client may forget the packet id: after a crash the message must not go out under it."""
+    journal = server.broker.broker.mqtt.store.journal
+    reader = mqtt.durable()
+    reader.subscribe(topic, qos=2)
+    mqtt.connect().publish(topic, b"x", 2)
+    packet_id = reader.receive(Publish).packet_id
+    works, record_durably = asyncio.Event(), journal.record_durably
+
+    async def wait(*facts: EntityFact, holds: bool = False) -> None:
+        await works.wait()
+        await record_durably(*facts, holds=holds)
+
+    async def work() -> None:
+        works.set()
+
+    monkeypatch.setattr(journal, "record_durably", wait)
+    reader.send(Pubrec(packet_id), Pubrec(packet_id))
+    reader.nothing(Pubrel)
+    server.broker.run(work())
+    assert reader.receive(Pubrel).packet_id == packet_id
+    reader.send(Pubcomp(packet_id))

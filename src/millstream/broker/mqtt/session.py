@@ -425,7 +425,7 @@ class Session:
                 client.write(Pubrel(packet_id, Reason.PACKET_IDENTIFIER_NOT_FOUND))
         elif not ok:
             self._finished(packet_id, flight, 2)
-        elif flight.place is None or not self.lasts or again:
+        elif flight.place is None or not self.lasts:
             client.write(Pubrel(packet_id))
         else:
             flight.message = None
