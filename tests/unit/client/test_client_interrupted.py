@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fake_broker import FakeBroker
+from fake_queues import FakeQueues
 
 import millstream
 from millstream.client.blocking.connection import Connection
@@ -215,3 +216,23 @@ def test_interrupted_anywhere_while_it_fetches_a_stream_skips_nothing(
 ) -> None:
     """All of an answer was lost, or an answer was awaited that had come."""
     _interrupt_reading(fake, read, itertools.count(first, 10), in_hand=0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("first", seeds(1, 4))
+def test_interrupted_anywhere_a_queue_goes_on(first: int) -> None:
+    """Its turn to read was taken for ever, or it waited for messages that it had not asked for."""
+
+    def work(queue: millstream.Queue) -> None:
+        message = queue.next(2)
+        assert message is not None, f"nothing came after step {step}"
+        message.ack()
+
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
+        client.publish_many("t", [b"x"] * 1500)
+        with client.queue("t", prefetch=3) as queue:
+            for step in itertools.count(first, 4):
+                if not _interrupted_at(step, partial(work, queue)):
+                    break
+                work(queue)
+            assert step > 100, "the client was not traced"

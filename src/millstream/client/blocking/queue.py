@@ -277,9 +277,13 @@ class Queue:
         """Send what is due.  Whoever reads finds out if the connection is lost."""
         transport = self._transport
         if transport is not None:
-            frames = self._leasing.outgoing(monotonic_ms(), everything=everything)
-            if frames:
-                self._send(transport, *[frame.data for frame in frames])
+            try:
+                frames = self._leasing.outgoing(monotonic_ms(), everything=everything)
+                if frames:
+                    self._send(transport, *[frame.data for frame in frames])
+            except BaseException as problem:  # an interrupt of the user's: what was to be sent counts as sent
+                self._disconnect(transport, ConnectionLost(f"interrupted by {problem!r}"))
+                raise
 
     def _send(self, transport: Transport, *frames: bytes) -> None:
         self._heard_s = time.monotonic()
@@ -315,6 +319,14 @@ class Queue:
         except ConnectionLost as error:
             with self._turns:
                 self._disconnect(transport, error)
+        except MillstreamError:
+            raise
+        except (
+            BaseException
+        ) as problem:  # an interrupt of the user's: bytes may have been received that nobody knows of
+            with self._turns:
+                self._disconnect(transport, ConnectionLost(f"interrupted by {problem!r}"))
+            raise
 
     def _accept(self, transport: Transport) -> None:
         """Take in what has been received."""
@@ -371,13 +383,15 @@ class Queue:
         return wait_s
 
     def _read_meanwhile(self, transport: Transport) -> None:
-        with self._turns.reading() as mine:
+        def read() -> None:
             try:
-                if mine and transport.receive(0):
+                if transport.receive(0):
                     self._accept(transport)
             except ConnectionLost as error:
                 with self._turns:
                     self._disconnect(transport, error)
+
+        self._turns.read(read)
 
     # --- connection ----------------------------------------------------------------------------------------------
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from _thread import RLock
+from collections.abc import Callable
+from functools import partial
 
 __all__ = ["Turns"]
 
@@ -16,19 +17,17 @@ __all__ = ["Turns"]
 _LOOK_S = 1.0
 
 
-class Turns:
-    """`with turns:` guards whatever the reader changes; it may be entered again by the thread that holds it."""
+class Turns(RLock):  # type: ignore[misc]
+    """`with turns:` guards whatever the reader changes; it may be entered again by the thread that holds it.
+
+    It is the lock, and has no methods of its own to enter and leave it: the exception of a signal's handler could come
+    in the middle of them, and others would wait for ever.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(self)
         self._reading = False
         self._read_s = time.monotonic()
-
-    def __enter__(self) -> None:
-        self._changed.__enter__()
-
-    def __exit__(self, *details: object) -> None:
-        self._changed.__exit__(*details)  # type: ignore[arg-type]
 
     def notify(self) -> None:
         """Something has changed that others may wait for.  The caller holds the guard."""
@@ -38,18 +37,19 @@ class Turns:
         """Nobody reads, and nobody has for this long."""
         return not self._reading and time.monotonic() - self._read_s >= patience_s
 
-    @contextmanager
-    def reading(self) -> Iterator[bool]:
-        """Read, if nobody does: whether it is our turn."""
-        with self._changed:
-            mine = not self._reading
-            self._reading = True
+    def read(self, read: Callable[[], None]) -> None:
+        """Call `read`, if nobody reads now."""
+        mine = False
         try:
-            yield mine
+            with self:
+                if not self._reading:
+                    mine = self._reading = True
+            if mine:
+                read()
         finally:
             if mine:
-                with self._changed:
-                    self._reading = False
+                self._reading = False  # first of all: whatever interrupts us now, others may read
+                with self:
                     self._read_s = time.monotonic()
                     self._changed.notify_all()
 
@@ -63,7 +63,7 @@ class Turns:
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         looked = False
         while True:
-            with self._changed:
+            with self:
                 if done():
                     return True
                 left_s = _LOOK_S if deadline_s is None else max(0.0, min(_LOOK_S, deadline_s - time.monotonic()))
@@ -73,6 +73,4 @@ class Turns:
                 if self._reading:
                     self._changed.wait(left_s)
                     continue
-            with self.reading() as mine:
-                if mine:
-                    read(left_s)
+            self.read(partial(read, left_s))
