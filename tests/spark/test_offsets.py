@@ -91,7 +91,7 @@ def test_few_partitions_make_the_tasks_that_were_asked_for() -> None:
     assert len(split([Range("a", 0, 0, 900), Range("a", 1, 0, 100)], at_least=10)) == 10
     assert len(split([Range("a", 0, 0, 3)], at_least=10)) == 3
     assert len(split([Range("a", 0, 0, 1000)], messages_max=300)) == 4
-    assert len(split([Range("a", 0, 0, 3 * 2**20, 0, 64.0)])) == 3
+    assert len(split([Range("a", 0, 0, 6 * 2**20, 0, 64.0)])) == 3
 
 
 def test_an_error_about_lost_data_names_the_ranges_but_not_all_of_too_many() -> None:
