@@ -27,6 +27,8 @@ def main(infile, outfile):
 """
 GOODBYE = 'outfile.write(b"goodbye")'
 SOURCE = "import millstream.spark.source"
+#: Says how many objects a collection would look at, and how many it would not.
+COUNTS = "import gc; print(len(gc.get_objects()), gc.get_freeze_count(), file=sys.stderr)"
 
 
 @pytest.fixture
@@ -89,6 +91,11 @@ def test_without_the_data_source_it_would(directory: Path) -> None:
 
 def test_everything_else_is_heard(directory: Path) -> None:
     assert "ValueError: mine" in said_by_a_worker(directory, ends='raise ValueError("mine")')
+
+
+def test_a_worker_that_plans_does_not_look_for_garbage_among_what_it_has_imported(directory: Path) -> None:
+    looked_at, spared = map(int, said_by_a_worker(directory, loads=f"{SOURCE}; {COUNTS}").split())
+    assert looked_at < spared // 10
 
 
 FAULTS = """

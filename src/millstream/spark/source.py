@@ -19,11 +19,13 @@ from millstream.spark.batch import BatchReader, FilteringBatchReader
 from millstream.spark.columns import COLUMNS, NULLABLE, Columns, columns_of
 from millstream.spark.options import SinkOptions, SourceOptions
 from millstream.spark.stream import StreamReader
-from millstream.spark.workers import keep_quiet
+from millstream.spark.workers import keep_quiet, spare_imports
 
 __all__ = ["MillstreamSource"]
 
-keep_quiet()  # whoever plans a query loads this
+# Whoever plans a query loads this.
+keep_quiet()
+spare_imports()
 
 
 class MillstreamSource(DataSource):

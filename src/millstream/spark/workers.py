@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from pyspark import TaskContext
 
-__all__ = ["keep_quiet", "settle"]
+__all__ = ["keep_quiet", "settle", "spare_imports"]
 
 _settled: Final[set[int]] = set()
 #: What malloc of the GNU C library calls its options.
@@ -26,10 +26,18 @@ def settle() -> None:
     """What a process that works for many tasks should not do again and again.  For tasks only, and once is enough."""
     if os.getpid() not in _settled and TaskContext.get() is not None:
         _settled.add(os.getpid())
-        # Spark collects garbage after every task, which looks at everything that was imported: more than 10 ms.  What
-        # is there when a process has its first task stays there, so it need not be looked at any more.
-        gc.freeze()
+        spare_imports()
         _keep_memory()
+
+
+def spare_imports() -> None:
+    """Have a worker of Spark collect no garbage where there is none.
+
+    It does so after every task and every query that it has planned, and looks at everything that was imported: more
+    than 10 ms each time.  What is there when it begins to work stays there, so it need not be looked at any more.
+    """
+    if _is_worker():
+        gc.freeze()
 
 
 def _keep_memory() -> None:
@@ -59,5 +67,11 @@ def keep_quiet() -> None:
     traceback; there may be one for every query that is planned, and nothing is wrong.
     """
     program: Any = sys.modules["__main__"]
-    if program.__spec__ is not None and program.__spec__.name == "pyspark.daemon" and hasattr(program, "traceback"):
+    if _is_worker() and hasattr(program, "traceback"):
         program.traceback = _Tracebacks("traceback")
+
+
+def _is_worker() -> bool:
+    """Whether this process was forked by Spark's daemon, and is used again and again."""
+    spec = sys.modules["__main__"].__spec__
+    return spec is not None and spec.name == "pyspark.daemon"
