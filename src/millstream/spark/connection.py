@@ -51,7 +51,7 @@ __all__ = ["Answer", "BrokerConnection", "connect", "fetched", "published"]
 T = TypeVar("T")
 
 #: Room for what a fetch asks for by default; larger answers take memory of their own.
-_RECEIVE_BYTES: Final = 3 * 1024 * 1024
+_RECEIVE_BYTES: Final = 5 * 1024 * 1024
 #: From here on an answer stays where it was received, and what comes next goes elsewhere.
 _LARGE_BYTES: Final = 256 * 1024
 _CONNECT_S: Final = 10.0
