@@ -51,7 +51,7 @@ run: $(READY)
 	$(BIN)/millstream serve
 
 test: $(DEV)
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder  # one more than two processors: many tests wait
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder  # twice two processors: many tests wait
 
 test-slow: $(DEV)
 	$(BIN)/pytest -m slow --timeout 3600
