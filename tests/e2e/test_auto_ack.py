@@ -93,3 +93,40 @@ def test_keys_go_on_without_a_word(broker: BrokerForTests) -> None:
         client.publish_many("t", [millstream.Outgoing(value=b"%d" % at, key=b"k") for at in range(10)])
         with client.queue("t", auto_ack=True, ordering="key", timeout_s=10) as queue:
             assert [message.offset for message in islice(queue, 10)] == list(range(10))
+
+
+def test_what_comes_for_somebody_who_has_gone_is_kept_for_the_next(broker: BrokerForTests) -> None:
+    async def work() -> None:
+        async with aio.connect(broker.address) as client:
+            await client.create_topic("t")
+            async with client.queue("t", auto_ack=True, prefetch=10) as queue:
+                assert await queue.next(0.05) is None  # its request stays with the broker
+                with pytest.raises(TimeoutError):
+                    await asyncio.wait_for(queue.lease(5, wait="10s"), 0.1)
+                await client.publish("t", b"the only one")
+                message = await queue.next(10)
+                assert message is not None
+                assert message.value == b"the only one"
+
+    asyncio.run(work())
+
+
+def test_what_came_as_its_caller_was_cancelled_is_kept_for_the_next(
+    broker: BrokerForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with aio.connect(broker.address) as client:
+            await client.create_topic("t")
+            await client.publish("t", b"the only one")
+            async with client.queue("t", auto_ack=True, prefetch=10) as queue:
+
+                async def is_cancelled() -> None:
+                    raise asyncio.CancelledError
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(queue, "_name", is_cancelled)
+                    with pytest.raises(asyncio.CancelledError):
+                        await queue.lease(5, wait="10s")
+                assert [message.value for message in await queue.lease(5, wait="10s")] == [b"the only one"]
+
+    asyncio.run(work())

@@ -206,9 +206,12 @@ class Leasing(Settling):
 
     def abandon(self, ticket: Ticket) -> None:
         """Whoever asked for these messages has gone: cancelled, interrupted or out of time.  What came goes back, and
-        so does what still comes; kept, its lease would be made longer for nobody."""
+        so does what still comes; kept, its lease would be made longer for nobody.  What is acked (auto_ack) is kept."""
         ticket.abandoned = True
         given: list[QueueMessage] = ticket.result or []
+        if self._settings.auto_ack:
+            self.pending = iter([*given, *self.pending])
+            return
         self.settle(Settle.RELEASE, [message for message in given if not is_lost(message.source.lease)], 0, "", None)
 
     def goodbye(self, ticket: Ticket) -> Frame:
@@ -278,10 +281,11 @@ class Leasing(Settling):
     def _hand_over(self, now_ms: int) -> None:
         """What is kept goes to who waits in `lease`: its own request finds nothing of what others have taken."""
         for asked in list(self._expected.values()):
-            if isinstance(asked, _Requested) and asked.ticket is not None and not asked.ticket.done:
-                if not (found := self._take(asked.amount, now_ms)):
-                    return
-                asked.ticket.finish(found)
+            if not isinstance(asked, _Requested) or asked.ticket is None or asked.ticket.abandoned or asked.ticket.done:
+                continue
+            if not (found := self._take(asked.amount, now_ms)):
+                return
+            asked.ticket.finish(found)
 
     def _request_failed(self, waiting: _Requested, error: MillstreamError, now_ms: int) -> None:
         if waiting.ticket is not None:

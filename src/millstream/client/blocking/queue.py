@@ -321,9 +321,8 @@ class Queue:
                 self._disconnect(transport, error)
         except MillstreamError:
             raise
-        except (
-            BaseException
-        ) as problem:  # an interrupt of the user's: bytes may have been received that nobody knows of
+        except BaseException as problem:
+            # An interrupt of the user's: bytes may have been received that nobody knows of.
             with self._turns:
                 self._disconnect(transport, ConnectionLost(f"interrupted by {problem!r}"))
             raise
