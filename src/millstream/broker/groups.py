@@ -261,13 +261,14 @@ class Groups:
 
     async def _apply(self, group: Group, transition: Transition[Any], why: str, **about: str) -> None:
         """Record a decision, then let it be seen.  `why` and `about` are for the log."""
-        if transition.state is not group.state:
+        before = group.state
+        if transition.state is not before:
             document = to_document(transition.state)
             await self._log.record({f"group/{group.namespace}/{group.name}": document}, now_us=self._clock.now_us())
             group.recorded = True
-            moved = transition.state.generation != group.state.generation
+            moved = transition.state.generation != before.generation
             self._metrics.rebalances += moved
-            if moved or transition.state.members.keys() != group.state.members.keys():
+            if moved or transition.state.members.keys() != before.members.keys():
                 _log.info(
                     "group rebalanced" if moved else "group has other members",
                     namespace=group.namespace,
@@ -284,8 +285,9 @@ class Groups:
             push = group.push.get(member_id)
             if push is not None:
                 push({"group": group.name, "generation": group.state.generation})
-        for member_id in group.push.keys() - group.state.members.keys():
-            del group.push[member_id]
+        if group.state is not before:
+            for member_id in group.push.keys() - group.state.members.keys():
+                del group.push[member_id]
 
     def _time_rebalance(self, group: Group) -> None:
         now_ms = self._clock.monotonic_ms()

@@ -121,8 +121,8 @@ def decide_heartbeat(state: GroupState, command: Heartbeat) -> Transition[Reply]
     drop everything and join again, MemberFenced, after which it must not, and StaleGeneration for a generation that
     this group never had.
     """
-    member = _member(state, command.member_id, command.instance_id)
     _check_generation(state, command.generation)
+    member = _member(state, command.member_id, command.instance_id)
     freed: frozenset[TopicPartition] = frozenset()
     if command.generation >= member.revoke_generation:
         freed = must_give_back(state, member) - command.owned
@@ -221,8 +221,8 @@ def validate_commit(
         if state.members:
             raise GroupNotEmpty(f"group {state.name} has {len(state.members)} members; stop them first")
         return
-    member = _member(state, member_id, instance_id)
     _check_generation(state, generation)
+    member = _member(state, member_id, instance_id)
     granted = member.owned.get(partition)
     if granted is None or partition in member.lapsed:
         raise StaleGeneration(
@@ -383,5 +383,6 @@ def _member(state: GroupState, member_id: str, instance_id: str | None) -> Membe
 
 
 def _check_generation(state: GroupState, generation: int) -> None:
+    """Asked before anything else: a group that was restored from a backup does not know who was fenced since."""
     if generation > state.generation:
         raise StaleGeneration(f"group {state.name} is at {state.generation}; it never had {generation}")

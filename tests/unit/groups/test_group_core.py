@@ -415,6 +415,17 @@ def test_a_member_whose_place_was_taken_is_told_so_at_once_and_for_good(group: G
     assert set(group.state.members) == {"a-2"}
 
 
+def test_a_group_whose_state_went_back_fences_nobody_who_came_since(group: Group) -> None:
+    """As after a restore: it remembers an older process in the place, and has not had the newer one's generation."""
+    group.join(joining("a-1", instance_id="seat-a"))
+    later = group.state.generation + 1
+    with pytest.raises(StaleGeneration):
+        decide_heartbeat(group.state, Heartbeat("a-2", later, orders(0), "seat-a"))
+    with pytest.raises(StaleGeneration):
+        partition = TopicPartition("orders", 0)
+        validate_commit(group.state, member_id="a-2", generation=later, partition=partition, instance_id="seat-a")
+
+
 def test_a_static_member_that_expired_may_join_again_while_nobody_has_its_place(group: Group) -> None:
     generation = group.join(joining("a-1", instance_id="seat-a")).generation
     group.join(joining("b"))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -61,23 +60,21 @@ class Quotas:
         """Raises Throttled or QuotaExceeded when a batch is too much for its namespace."""
         meter = self.meters.get(namespace)
         if meter is not None:
-            with self._counted():
+            try:
                 meter.publish(BatchHeader(batch).count, len(batch), self._now_ms())
+            except MillstreamError:
+                self._host.metrics.quota_refusals += 1
+                raise
 
     def pass_on(self, namespace: str, messages: int, size: int) -> None:
         """Raises Throttled when messages that are not stored are too much for their namespace."""
         meter = self.meters.get(namespace)
         if meter is not None:
-            with self._counted():
+            try:
                 meter.pass_on(messages, size, self._now_ms())
-
-    @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
-        try:
-            yield
-        except MillstreamError:
-            self._host.metrics.quota_refusals += 1
-            raise
+            except MillstreamError:
+                self._host.metrics.quota_refusals += 1
+                raise
 
     def admit_topic(self, namespace: str) -> None:
         """Raises QuotaExceeded."""
