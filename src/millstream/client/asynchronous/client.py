@@ -102,7 +102,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     async def close(self) -> None:
         """Stop workers, close queues, streams and producers (which flush), then the connection.
 
-        A close that was cancelled goes on where it was when it is asked for again.
+        A close that was cancelled can be asked for again, and closes what the first one had not come to; the producer
+        that it was flushing has given up what was not confirmed.
         """
         await self._stop_workers()
         self._closed = True
@@ -257,6 +258,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         while True:
             if self._closed:
                 raise ConnectionLost("the client is closed")
+            if (known := self._publishers.get(key)) is not None:
+                return known
             opening = self._opening.get(key)
             if opening is None:
                 ours = Ongoing(lambda: self._begin_publisher(topic, fsync, entries, partitions))
