@@ -421,8 +421,8 @@ def test_a_group_whose_state_went_back_fences_nobody_who_came_since(group: Group
     later = group.state.generation + 1
     with pytest.raises(StaleGeneration):
         decide_heartbeat(group.state, Heartbeat("a-2", later, orders(0), "seat-a"))
+    partition = TopicPartition("orders", 0)
     with pytest.raises(StaleGeneration):
-        partition = TopicPartition("orders", 0)
         validate_commit(group.state, member_id="a-2", generation=later, partition=partition, instance_id="seat-a")
 
 
