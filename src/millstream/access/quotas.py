@@ -42,23 +42,34 @@ class Meter:
 
     def publish(self, messages: int, size: int, now_ms: int) -> None:
         """Let a batch in, or raise Throttled (slow down) or QuotaExceeded (there is no room)."""
+        self.check(size, now_ms)
+        self._take(messages, size)
+        self.stored_bytes += size
+
+    def check(self, size: int, now_ms: int) -> None:
+        """Raise what `publish` would, and let nothing in."""
         limit = self.quota.storage_bytes
         if limit and self.stored_bytes + size > limit:
             self.refused += 1
             raise QuotaExceeded(
                 f"namespace {self.namespace!r} stores {self.stored_bytes} bytes of its quota of {limit} (storage_bytes)"
             )
-        self.pass_on(messages, size, now_ms)
-        self.stored_bytes += size
+        self._check_rate(now_ms)
 
     def pass_on(self, messages: int, size: int, now_ms: int) -> None:
-        """The same for what is not stored: only how fast it comes matters."""
+        """As `publish`, for what is not stored: only how fast it comes matters."""
+        self._check_rate(now_ms)
+        self._take(messages, size)
+
+    def _check_rate(self, now_ms: int) -> None:
         for bucket, unit in ((self._messages, "messages"), (self._bytes, "bytes")):
             if bucket is not None and (wait_ms := bucket.wait_ms(now_ms)):
                 self.refused += 1
                 raise Throttled(
                     f"namespace {self.namespace!r} publishes more {unit} a second than its quota; wait {wait_ms} ms"
                 )
+
+    def _take(self, messages: int, size: int) -> None:
         if self._messages is not None:
             self._messages.take(messages)
         if self._bytes is not None:

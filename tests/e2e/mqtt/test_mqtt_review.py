@@ -569,6 +569,55 @@ def test_a_retained_message_that_its_topic_refuses_is_not_kept(
     assert reader.message().payload == b"good"
 
 
+def test_a_retained_message_beyond_a_quota_is_not_kept_where_its_topic_is_stored(
+    mqtt: Wires, server: Millstream, topic: str
+) -> None:
+    writer, lasting = mqtt.connect(), mqtt.durable()
+    with server.broker.connect() as client:
+        client.create_topic(topic.replace("/", "."))
+        writer.publish(topic, b"good", 1, retain=True)
+        for quota in ({"publish_messages_per_s": 1}, {"storage_bytes": 1}):
+            client.set_quota("default", **quota)
+            try:
+                writer.publish(topic, b"x", 1)
+                refused = [at.publish(topic, b"late", qos, retain=True) for at in (writer, lasting) for qos in (1, 2)]
+            finally:
+                client.set_quota("default")
+            assert set(refused) == {Reason.QUOTA_EXCEEDED}
+    reader = mqtt.connect()
+    reader.subscribe(topic)
+    assert reader.message().payload == b"good"
+
+
+@pytest.mark.parametrize("name", ["{}", "{}/no topic"])
+def test_of_retained_messages_that_come_together_the_last_one_is_kept(
+    mqtt: Wires, server: Millstream, topic: str, name: str
+) -> None:
+    """Each kind has its own way to the disk, and one is longer than the other."""
+    name = name.format(topic)
+    mqtt.durable().subscribe(name, qos=1)
+    writer = mqtt.durable()
+    writer.send(Publish(name, b"old", 2, True, packet_id=1), Publish(name, b"new", 1, True, packet_id=2))
+    assert (writer.receive(Pubrec).reason, writer.receive(Puback).reason) == (0, 0)
+    assert [kept.message.payload for kept in server.broker.broker.mqtt.kept("default", name) if kept] == [b"new"]
+
+
+@pytest.mark.parametrize("name", ["kept/{}", "kept/no topic/{}"])
+def test_retained_messages_that_come_together_are_no_more_than_there_may_be(name: str) -> None:
+    server = Millstream(mqtt={"retained_max": 5, "receive_maximum": 100})
+    wires = Wires(server)
+    try:
+        wires.durable().subscribe("kept/#", qos=1)
+        writer = wires.connect()
+        writer.send(*(Publish(name.format(number), b"x", 1, True, packet_id=1 + number) for number in range(50)))
+        reasons = [writer.receive(Puback).reason for _ in range(50)]
+        assert reasons == [0] * 5 + [Reason.QUOTA_EXCEEDED] * 45
+        assert server.broker.broker.mqtt.retained.count == 5
+    finally:
+        wires.close()
+        server.stop()
+
+
 def test_while_the_broker_takes_no_messages_none_is_retained_or_passed_on(
     mqtt: Wires, server: Millstream, topic: str
 ) -> None:

@@ -66,6 +66,13 @@ class Quotas:
                 self._host.metrics.quota_refusals += 1
                 raise
 
+    def check(self, namespace: str, size: int) -> None:
+        """Raises what `publish` would for a message, and lets nothing in."""
+        meter = self.meters.get(namespace)
+        if meter is not None:
+            with self._counted():
+                meter.check(size, self._now_ms())
+
     def pass_on(self, namespace: str, messages: int, size: int) -> None:
         """Raises Throttled when messages that are not stored are too much for their namespace."""
         meter = self.meters.get(namespace)

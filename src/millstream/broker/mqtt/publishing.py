@@ -28,7 +28,7 @@ from millstream.entries import (
 )
 from millstream.errors import MillstreamError, PayloadTooLarge
 from millstream.ids import SCHEDULES
-from millstream.mqtt.messages import Message
+from millstream.mqtt.messages import Message, size_of
 from millstream.mqtt.reasons import Reason
 from millstream.mqtt.stored import entry_of
 from millstream.names import INBOX_PREFIX
@@ -80,8 +80,6 @@ class _Stored(NamedTuple):
     entry: AnyEntry
     values: list[bytes]
     owed: Owed
-    #: Kept for those who subscribe later, once the topic takes it.
-    retained: Message | None = None
 
 
 _Pile: TypeAlias = list[_Stored]
@@ -113,7 +111,7 @@ class Publishing:
     def take(self, stretch: Stretch, now_us: int) -> None:
         """Publish messages; `flush` is due when everything of one read was taken.
 
-        Raises QuotaExceeded when they were to be retained and there is no room, and what `World.admit_unstored` does.
+        Raises MillstreamError when they were to be retained or are not stored, and are refused.
         """
         world = self._world
         message, payloads, owed = stretch
@@ -124,7 +122,6 @@ class Publishing:
             world.admit_unstored(payloads)
             self._owed.append(owed)
             if message.retain:
-                owed.waits_for += 1
                 self._retain(message, owed)
             self._pass_on(stretch, now_us)
             return
@@ -132,7 +129,21 @@ class Publishing:
         entry = entry_of(message, key=key, now_us=now_us)
         # An inbox keeps nothing, so there is nothing to move there.
         once = owed.qos == 2 and self._lasts and not name.startswith(INBOX_PREFIX)
-        self._pile_up(name, _Stored(entry, payloads, owed, message if message.retain else None), once=once)
+        if message.retain:
+            self._check(name, message)
+        self._pile_up(name, _Stored(entry, payloads, owed), once=once)
+        if message.retain and owed.error is None:
+            self._retain(message, owed)
+
+    def _check(self, name: str, message: Message) -> None:
+        """Ask at once what is asked again when a message is stored: it is retained before.  Raises MillstreamError.
+
+        Not later, because those behind it are newer, and there may be room for one of them only.
+        """
+        broker = self._world.room.broker
+        broker.check_publish(self._publisher_to(name), name)
+        if broker.quotas.meters:
+            broker.quotas.check(self._world.namespace, size_of(message))
 
     def put(self, name: str, entry: Entry, owed: Owed) -> None:
         """Publish to a topic of the broker, as it is."""
@@ -141,7 +152,7 @@ class Publishing:
         self._pile_up(name, _Stored(entry, [entry.value or b""], owed), once=once)
 
     def _pile_up(self, name: str, stretch: _Stored, *, once: bool) -> None:
-        entry, values, owed, retained = stretch
+        entry, values, owed = stretch
         piles = self._once if once else self._piles
         limit = self._world.message_bytes_max(name)
         others = _bytes_beside(entry)
@@ -157,7 +168,7 @@ class Publishing:
                 self.refuse(its, PayloadTooLarge(f"a message has {size} bytes, the topic allows {limit}"))
             else:
                 self._owed.append(its)
-                piles.setdefault(name, []).append(_Stored(one, [value], its, retained))
+                piles.setdefault(name, []).append(_Stored(one, [value], its))
 
     def answer(self, owed: Owed, reason: Reason) -> None:
         """Answer without publishing anything."""
@@ -217,7 +228,7 @@ class Publishing:
             self._one_less(owed)
 
     def _retain(self, message: Message, owed: Owed) -> None:
-        """Keep a message, not before it is certain that it is not refused."""
+        owed.waits_for += 1
         self._own(self._retained(self._world.room.retained.put(self._world.namespace, message), owed))
 
     async def _retained(self, stored: Awaitable[None], owed: Owed) -> None:
@@ -292,19 +303,11 @@ class Publishing:
             self._answer()
 
         broker = self._world.room.broker
-        kept = [(stretch.retained, stretch.owed) for stretch in stretches if stretch.retained is not None]
-        for _, owed in kept:
-            owed.waits_for += 1  # the reply may come at once
         try:
             batch = memoryview(self._encode(stretches))
             broker.publish(self._publisher_to(name), PublishRequest(name, number, _LEADER, 0, batch), reply)
         except MillstreamError as error:
-            for _, owed in kept:
-                owed.waits_for -= 1
             reply(error, 0, 0, 0, False)
-        else:
-            for message, owed in kept:
-                self._retain(message, owed)
 
     def _publisher_to(self, name: str) -> BrokerSession:
         """In whose name: what is no topic of the client's is stored by the broker."""
@@ -332,10 +335,6 @@ class Publishing:
         try:
             batch = self._encode(stretches)
             self._check_move(target, batch)
-            for stretch in stretches:
-                if stretch.retained is not None:
-                    stretch.owed.waits_for += 1
-                    self._retain(stretch.retained, stretch.owed)
             facts = [(session.entity, session.received_fact(*stretch.owed.packet_ids)) for stretch in stretches]
             await room.store.transfer.move(target, batch, facts, on_recorded=recorded)
         except MillstreamError as error:
@@ -360,7 +359,7 @@ class Publishing:
     def _encode(self, stretches: _Pile) -> bytearray:
         now_us = self._world.room.clock.now_us()
         if len(stretches) == 1:
-            entry, values, *_ = stretches[0]
+            entry, values, _ = stretches[0]
             head, tail = encode_alike(entry, values, base_timestamp_us=now_us)
         else:
             entries = [entry for stretch in stretches for entry in alike(stretch.entry, stretch.values)]
