@@ -545,6 +545,54 @@ def test_a_session_gets_what_is_published_under_a_name_that_begins_with_a_dollar
     again.nothing()
 
 
+# --- what is looked for while subscriptions change -------------------------------------------------------------------
+
+
+def far_behind(mqtt: Wires, topic: str) -> tuple[Wire, Publish, list[str]]:
+    """A reader of `topic/#` that has got one message and must confirm it to get others, and the names of its topics."""
+    reader, writer = mqtt.durable(receive_maximum=1), mqtt.connect()
+    names = [f"{topic}/{number}" for number in range(5)]
+    reader.subscribe(f"{topic}/#", qos=1)
+    for name in names:
+        writer.publish(name, b"old", 1)
+        writer.publish(name, b"old", 1)
+    return reader, reader.receive(Publish), names
+
+
+def test_who_subscribes_again_while_it_is_behind_gets_what_comes_next(mqtt: Wires, topic: str) -> None:
+    reader, first, names = far_behind(mqtt, topic)
+    reader.subscribe(f"{topic}/#", qos=0)
+    reader.subscribe(f"{topic}/#", qos=1)
+    reader.send(Puback(first.packet_id))
+    for name in names:
+        mqtt.connect().publish(name, b"new", 1)
+    assert sorted(message.topic for message in reader.messages(5) if message.payload == b"new") == names
+
+
+def test_who_unsubscribes_while_its_topics_are_looked_through_is_not_deaf_to_them(
+    mqtt: Wires, server: Millstream, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.broker.mqtt.reading._LOOKED_AT_A_TIME", 1)
+    reader, first, names = far_behind(mqtt, topic)
+    session = session_of(server, reader.client_id)
+
+    async def change() -> None:
+        session.catch_up()
+        await asyncio.sleep(0)
+        session.world.unsubscribe(session, [f"{topic}/#"])
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert not session.positions
+        assert not session.behind
+        session.world.subscribe(session, [Subscription(f"{topic}/#", 1)])
+
+    server.broker.run(change())
+    reader.send(Puback(first.packet_id))
+    for name in names:
+        mqtt.connect().publish(name, b"new", 1)
+    assert sorted(message.topic for message in reader.messages(5) if message.payload == b"new") == names
+
+
 # --- what is refused -------------------------------------------------------------------------------------------------
 
 

@@ -62,6 +62,7 @@ class Session:
     __slots__ = (
         "_is_looking",
         "_keepsakes",
+        "_look_anew",
         "_must_look",
         "_queue",
         "_queued_bytes",
@@ -114,9 +115,10 @@ class Session:
         self.positions: dict[int, Position] = {}
         #: Positions that have not reached the end of their partition.
         self.behind: dict[int, Position] = {}
-        #: Whether it is looked which positions these are, and whether once more.
+        #: Whether it is looked which positions these are, whether once more, and whether not to the end before.
         self._is_looking = False
         self._must_look = False
+        self._look_anew = False
         self._queue: deque[tuple[Parcel, Grant, Flight]] | None = None
         self._queued_bytes = 0
         #: Messages that it has missed because of a limit.
@@ -536,16 +538,21 @@ class Session:
                 self.world.room.own(asyncio.ensure_future(self._look_behind()))
         self.go_on()
 
+    def subscriptions_changed(self) -> None:
+        """The topics that are looked through are perhaps not its own any more."""
+        if self._is_looking:
+            self._must_look = self._look_anew = True
+
     async def _look_behind(self) -> None:
         """Find out where it has not come to the end.  What passes by meanwhile finds its positions by itself."""
         try:
-            while self._must_look:
-                self._must_look = False
+            while self._must_look and self.client is not None:
+                self._must_look = self._look_anew = False
                 for position in self.world.reading.behind(self):
                     if position is None:
                         self.go_on()
                         await asyncio.sleep(0)
-                        if self.client is None:
+                        if self.client is None or self._look_anew:
                             break
                     else:
                         self.behind[position.uid] = position

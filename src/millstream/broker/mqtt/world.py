@@ -70,6 +70,7 @@ class World:
             self.room.broker.metrics.mqtt_subscriptions += subscription.filter not in session.subscriptions
             session.subscriptions[subscription.filter] = subscription
             self.insert(session, subscription)
+        session.subscriptions_changed()
         return begins
 
     def insert(self, session: Session, subscription: Subscription) -> None:
@@ -100,6 +101,7 @@ class World:
                     del session.positions[position.uid]
                     session.behind.pop(position.uid, None)
                     session.record(["gone", position.uid])
+        session.subscriptions_changed()
         return [subscription.filter for subscription in ended]
 
     def _remove(self, session: Session, topic_filter: str) -> None:
@@ -143,6 +145,7 @@ class World:
                 end = topics.partition_of(topic, number).high_watermark
                 if not reads:
                     position = session.positions[uid] = Position(topic.name, number, uid, end)
+                    session.behind.pop(uid, None)
                     facts.append(position.fact())
                     continue
                 position = session.position(Place(topic.name, number, uid, 0))
