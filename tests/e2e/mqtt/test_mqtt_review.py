@@ -16,6 +16,7 @@ from millstream.broker.mqtt.queue_topics import QueueTopics
 from millstream.broker.mqtt.reading import Position
 from millstream.broker.mqtt.retained import Kept
 from millstream.broker.mqtt.session import QueueSubscription, Session, Subscription
+from millstream.broker.mqtt.subscribing import Unsubscribing
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Topic
 from millstream.mqtt.messages import Message
@@ -33,6 +34,8 @@ from millstream.mqtt.packets import (
     Pubrel,
     Suback,
     Subscribe,
+    Unsuback,
+    Unsubscribe,
     Will,
 )
 from millstream.mqtt.reasons import Reason
@@ -383,6 +386,25 @@ def test_a_thousand_wildcards_and_ten_thousand_topics_are_a_matter_of_a_moment(m
         return time.perf_counter() - before
 
     assert server.broker.run(pretend()) < 2, "each with each takes twenty seconds"
+
+
+def test_an_unsubscribe_of_very_many_filters_is_a_matter_of_a_moment(mqtt: Wires, server: Millstream) -> None:
+    reader = mqtt.connect()
+    mine = [f"{number}" for number in range(1000)]
+    reader.subscribe(*mine, qos=0)
+    session = session_of(server, reader.client_id)
+    client = session.client
+    assert client is not None
+    packet = Unsubscribe(1, (*mine, *(f"x{number}" for number in range(200_000)), "0"))
+
+    async def unsubscribe() -> float:
+        before = time.perf_counter()
+        await Unsubscribing(client, session, packet).finish()
+        return time.perf_counter() - before
+
+    assert server.broker.run(unsubscribe()) < 1, "each with each takes seconds"
+    none = Reason.NO_SUBSCRIPTION_EXISTED
+    assert list(reader.receive(Unsuback).reasons) == [0] * 1000 + [none] * 200_000 + [0]
 
 
 def test_what_is_remembered_of_receivers_has_a_limit(server: Millstream, mqtt: Wires) -> None:

@@ -142,7 +142,7 @@ class Unsubscribing:
         self._reasons: list[int | None] = []
         self._facts: list[Any] = []
         ordinary = [topic_filter for topic_filter in packet.filters if not client.has_queue(topic_filter)]
-        ended = session.world.unsubscribe(session, ordinary)
+        ended = dict.fromkeys(session.world.unsubscribe(session, ordinary))
         self._facts += (["unsub", topic_filter] for topic_filter in ended)
         for topic_filter in packet.filters:
             if client.has_queue(topic_filter):
