@@ -845,6 +845,28 @@ def test_who_subscribes_faster_than_the_disk_is_not_read_from(
         reader.receive(Suback)
 
 
+def test_a_retained_message_that_a_client_has_no_room_for_waits_once(
+    mqtt: Wires, server: Millstream, topic: str
+) -> None:
+    reader, writer = mqtt.connect(receive_maximum=1), mqtt.connect()
+    for number in range(4):
+        writer.publish(f"{topic}/{number}", bytes((number,)), 1, retain=True)
+    reader.subscribe(f"{topic}/+", qos=1)
+    first = reader.receive(Publish)
+    session = session_of(server, reader.client_id)
+
+    async def go_on() -> int:
+        for _ in range(100):
+            session.go_on()
+        assert session._keepsakes is not None
+        return len(session._keepsakes)
+
+    assert server.broker.run(go_on()) == 1
+    reader.send(Puback(first.packet_id))
+    assert sorted((first.payload, *reader.payloads(3))) == [b"\0", b"\1", b"\2", b"\3"]
+    eventually(lambda: not session._keepsakes)
+
+
 def test_filters_that_find_nothing_among_many_retained_messages_do_not_stop_the_others(
     mqtt: Wires, server: Millstream, topic: str
 ) -> None:

@@ -29,11 +29,13 @@ _AT_A_TIME: Final = 500
 class Keepsakes:
     """What a session has asked for and its client has not been sent; made when there is some."""
 
-    __slots__ = ("_asked", "_session", "_waits_its_turn")
+    __slots__ = ("_asked", "_next", "_session", "_waits_its_turn")
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._asked: deque[Found] = deque()
+        #: Found for the first of them, when there was no room for it.
+        self._next: tuple[Kept, Grant] | None = None
         self._waits_its_turn = False
 
     def __len__(self) -> int:
@@ -48,13 +50,17 @@ class Keepsakes:
         if self._waits_its_turn:
             return False
         asked, left = self._asked, _AT_A_TIME
+        if self._next is not None:
+            if not self._send(client, *self._next):
+                return False
+            self._next = None
         while asked:
             for found in asked[0]:
                 if found is None:
                     left = 0
                     break
                 if not left or not self._send(client, *found):
-                    asked.appendleft(iter((found,)))
+                    self._next = found
                     break
                 left -= 1
             else:
