@@ -15,6 +15,7 @@ from millstream.names import NAME_BYTES_MAX
 
 __all__ = [
     "LEVELS_MAX",
+    "SYSTEM_PREFIX",
     "QueueAction",
     "QueueAddress",
     "Share",
@@ -44,7 +45,9 @@ _TO_PATTERN: Final = str.maketrans("/+", ".*")
 _SHARE: Final = "$share/"
 _QUEUE: Final = "$queue/"
 _ADMIN: Final = "$admin/queue/"
-_SPECIAL: Final = ("$SYS/", _SHARE, _QUEUE, "$admin/")
+#: The broker's own figures.
+SYSTEM_PREFIX: Final = "$SYS/"
+_SPECIAL: Final = (SYSTEM_PREFIX, _SHARE, _QUEUE, "$admin/")
 
 
 def check_topic_name(name: str) -> str:

@@ -104,3 +104,11 @@ def test_they_need_the_right_to_read_everything(tmp_path: Path) -> None:
     finally:
         wires.close()
         server.stop()
+
+
+@pytest.mark.parametrize("name", ["$SYSTEM/x", "$SYS"])
+def test_what_is_retained_under_a_name_that_only_begins_alike_is_found(mqtt: Wires, name: str) -> None:
+    assert mqtt.connect().publish(name, b"kept", 1, retain=True) < 0x80
+    late = mqtt.connect()
+    late.subscribe(name)
+    assert late.message().payload == b"kept"

@@ -27,6 +27,7 @@ from millstream.errors import QuotaExceeded
 from millstream.mqtt.messages import Message
 from millstream.mqtt.reasons import MqttViolation, Reason
 from millstream.mqtt.stored import entry_of
+from millstream.mqtt.topics import SYSTEM_PREFIX
 from millstream.records import stamp
 
 if TYPE_CHECKING:
@@ -268,7 +269,7 @@ class Mqtt:
 
         With a None now and then, when others are to have their turn.
         """
-        if topic_filter.startswith("$SYS"):
+        if topic_filter.startswith(SYSTEM_PREFIX):
             found = sorted(self.system.matching(topic_filter), key=lambda kept: kept.message.topic)
             return (kept for kept in found if kept.message.topic > after)
         return self.retained.matching(namespace, topic_filter, after)

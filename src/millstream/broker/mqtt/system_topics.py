@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Final
 from millstream.broker.mqtt.parcel import Parcel
 from millstream.broker.mqtt.retained import Kept
 from millstream.mqtt.messages import Message
-from millstream.mqtt.topics import filter_matches
+from millstream.mqtt.topics import SYSTEM_PREFIX, filter_matches
 
 if TYPE_CHECKING:
     from millstream.broker.mqtt.mqtt import Mqtt
 
 __all__ = ["SystemTopics"]
 
-_ROOT: Final = "$SYS/broker/"
+_ROOT: Final = f"{SYSTEM_PREFIX}broker/"
 #: What grows, by what it is called as a load; and the counter behind it.
 _LOADS: Final = {
     "messages/received": "mqtt_packets_received",
