@@ -917,6 +917,22 @@ def test_a_message_of_a_share_is_sent_again_with_its_identifier_and_retain_flag(
     server.stop()
 
 
+def test_a_message_that_came_by_two_shares_is_sent_again_with_the_identifier_of_each(mqtt: Wires, topic: str) -> None:
+    reader = mqtt.durable()
+    for number, shared in enumerate((f"$share/one/{topic}", f"$share/two/{topic}"), 1):
+        reader.subscribe(shared, qos=1, properties=Properties(subscription_ids=(number,)))
+
+    def received(wire: Wire) -> list[tuple[int, tuple[int, ...]]]:
+        found = [wire.receive(Publish), wire.receive(Publish)]
+        return sorted((message.packet_id, message.properties.subscription_ids) for message in found)
+
+    mqtt.connect().publish(topic, b"x", 1)
+    first = received(reader)
+    assert sorted(identifiers for _, identifiers in first) == [(1,), (2,)]
+    reader.drop()
+    assert received(mqtt.durable(client_id=reader.client_id)) == first
+
+
 # --- packet ids ------------------------------------------------------------------------------------------------------
 
 

@@ -495,7 +495,8 @@ class Session:
                 self._give_up(client, packet_id, qos)
                 continue
             granted = self.world.grant_of_share if flight.is_lent else self.world.grant_for
-            grant = granted(self, message.topic) or Grant(qos, False, False, ())
+            lent = flight.share.members.get(self) if flight.share is not None else None
+            grant = lent or granted(self, message.topic) or Grant(qos, False, False, ())
             grant = self._granted(grant, message) or grant
             if flight.place is not None and not flight.place.topic:
                 grant = grant._replace(retain_as_published=True)

@@ -208,7 +208,7 @@ class World:
         return _granted(found) if found else None
 
     def grant_of_share(self, session: Session, topic: str) -> Grant | None:
-        """The same by its shares, of which one message comes by one."""
+        """The same by a share of it, if nobody knows by which; there may be several."""
         for topic_filter, subscription in session.subscriptions.items():
             share = parse_share(topic_filter)
             if share is not None and filter_matches(share.filter, topic):
