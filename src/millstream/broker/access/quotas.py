@@ -60,28 +60,26 @@ class Quotas:
         """Raises Throttled or QuotaExceeded when a batch is too much for its namespace."""
         meter = self.meters.get(namespace)
         if meter is not None:
-            try:
-                meter.publish(BatchHeader(batch).count, len(batch), self._now_ms())
-            except MillstreamError:
-                self._host.metrics.quota_refusals += 1
-                raise
+            self._ask(meter.publish, BatchHeader(batch).count, len(batch))
 
     def check(self, namespace: str, size: int) -> None:
         """Raises what `publish` would for a message, and lets nothing in."""
         meter = self.meters.get(namespace)
         if meter is not None:
-            with self._counted():
-                meter.check(size, self._now_ms())
+            self._ask(meter.check, size)
 
     def pass_on(self, namespace: str, messages: int, size: int) -> None:
         """Raises Throttled when messages that are not stored are too much for their namespace."""
         meter = self.meters.get(namespace)
         if meter is not None:
-            try:
-                meter.pass_on(messages, size, self._now_ms())
-            except MillstreamError:
-                self._host.metrics.quota_refusals += 1
-                raise
+            self._ask(meter.pass_on, messages, size)
+
+    def _ask(self, question: Callable[..., None], *amounts: int) -> None:
+        try:
+            question(*amounts, self._now_ms())
+        except MillstreamError:
+            self._host.metrics.quota_refusals += 1
+            raise
 
     def admit_topic(self, namespace: str) -> None:
         """Raises QuotaExceeded."""
