@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import InvalidArgument
-from millstream.spark.offsets import TASK_BYTES, Offsets, Place, Range, admit, as_json, data_loss, from_json, split
+from millstream.spark.offsets import (
+    TASK_BYTES,
+    Offsets,
+    Place,
+    Position,
+    Range,
+    admit,
+    as_json,
+    data_loss,
+    from_json,
+    split,
+)
 
 PLACES = st.builds(Place, st.sampled_from(["a", "b.c"]), st.integers(0, 11))
 OFFSETS = st.dictionaries(PLACES, st.integers(0, 2**40))
@@ -24,6 +35,13 @@ def test_offsets_have_one_text_whatever_order_they_come_in(offsets: Offsets) -> 
 
 def test_partitions_are_in_the_order_of_their_numbers() -> None:
     assert list(as_json({Place("a", 10): 1, Place("a", 9): 1})["a"]) == ["9", "10"]
+
+
+def test_how_far_a_query_is_can_be_where_another_begins() -> None:
+    offsets = {Place("orders", 0): 7, Place("orders", 1): 9}
+    document = Position(offsets, {"orders": 23}).as_json()
+    assert Position.from_json(document) == (offsets, {"orders": 23})
+    assert from_json(document) == offsets
 
 
 @pytest.mark.parametrize("document", [5, "a", {"a": 1}, {"a": {"x": 1}}, {"a": {"0": 1.5}}, {"a": {"0": True}}])

@@ -78,7 +78,10 @@ def as_json(offsets: Mapping[Place, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(document: object, what: str = "offsets") -> Offsets:
-    """The way back, also for what people write into options.  Raises InvalidArgument."""
+    """The way back, also for what people write into options, or copy from how far a query is.
+
+    Raises InvalidArgument.
+    """
     if not isinstance(document, Mapping):
         raise InvalidArgument(f'{what} must look like {{"orders": {{"0": 23}}}}, not {document!r}')
     offsets: Offsets = {}
@@ -86,6 +89,8 @@ def from_json(document: object, what: str = "offsets") -> Offsets:
         if not isinstance(partitions, Mapping):
             raise InvalidArgument(f'{what} of topic {topic!r} must look like {{"0": 23}}, not {partitions!r}')
         for partition, offset in partitions.items():
+            if partition == _UID:
+                continue
             if not str(partition).isdecimal() or not _is_number(offset):
                 raise InvalidArgument(
                     f"{what} of topic {topic!r} have partition {partition!r} at {offset!r}: both must be numbers"
@@ -111,14 +116,10 @@ class Position(NamedTuple):
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Position:
         """Raises InvalidArgument for what is no checkpoint of ours."""
-        uids: dict[str, int] = {}
-        numbered: dict[str, Any] = {}
-        for topic, partitions in document.items():
-            numbered[topic] = partitions
-            if isinstance(partitions, Mapping) and _UID in partitions:
-                uids[topic] = partitions[_UID]
-                numbered[topic] = {number: offset for number, offset in partitions.items() if number != _UID}
-        return cls(from_json(numbered, "the offsets in the checkpoint"), uids)
+        if isinstance(document.get("claim"), int):
+            raise InvalidArgument("the checkpoint is one of a query with option claim; this one needs one of its own")
+        offsets = from_json(document, "the offsets in the checkpoint")
+        return cls(offsets, {topic: found[_UID] for topic, found in document.items() if _UID in found})
 
     def is_of(self, topic: str, uids: Mapping[str, int]) -> bool:
         """Whether a topic is still the one it was, as far as is known."""
