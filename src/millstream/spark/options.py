@@ -71,6 +71,10 @@ class Topics:
     def holds(self, place: Place) -> bool:
         return self.places is None or place in self.places
 
+    def matches(self, topic: str) -> bool:
+        """Whether it is left out by no pattern, as one may be that a checkpoint still has."""
+        return self.pattern is None or re.fullmatch(self.pattern, topic) is not None
+
 
 @dataclass(frozen=True)
 class Bound:

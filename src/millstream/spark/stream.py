@@ -130,6 +130,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._log.survey() if doubtful and self._pinned is not None else known
         for place in doubtful:
             extent = now.get(place)
+            if extent is None and not self._options.topics.matches(place.topic):
+                continue  # it may be there as ever
             if extent is None:
                 lost.append(Range(*place, begin[place], begin[place] + 1))
             elif extent.end < begin[place]:
@@ -176,6 +178,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place: Range(*place, begin[place], until)
             for place, until in sorted(reached.offsets.items())
             if place in begin and until > begin[place] and position.is_of(place.topic, reached.uids)
+            if self._options.topics.matches(place.topic)
         }
         lost = [gap for part in wanted.values() for gap in _gaps(part, extents.get(part.place))]
         if lost and self._options.fail_on_data_loss:
