@@ -50,7 +50,7 @@ def run_pipeline(
     as_json: bool,
 ) -> Standing:
     """Run a pipeline to its end, and say on the way what it does."""
-    own_checkpoint(checked)
+    own_checkpoint(checked, conf)
     standing = _standing(checked)
     reporter = Reporter(report_target(checked), _complain)
     started: list[SparkSession] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from textwrap import dedent
 
@@ -159,14 +160,6 @@ def test_a_good_file_has_no_mistakes_and_every_default() -> None:
             "sources.known: a source says what it reads by exactly one of",
         ),
         (
-            small(
-                sources="orders: {pattern: 'orders.*'}",
-                steps="[{route: {topics: {orders.eu: 'a', clean: 'b'}}}]",
-                sinks="[{topic_column: route}]",
-            ),
-            "it writes to 'orders.eu', which source 'orders' reads",
-        ),
-        (
             small(steps="[{split: {}, dead_letter: orders}]"),
             "step 1, dead_letter: it writes to 'orders', which source 'orders' reads",
         ),
@@ -195,7 +188,13 @@ def test_every_mistake_is_one_sentence_with_its_place(text: str, sentence: str) 
 
 @pytest.mark.parametrize(
     ("pattern", "read"),
-    [("orders.*|sales", "orders.eu"), ("orders.*|sales", "sales"), ("(?i)ORDERS.*", "orders.eu")],
+    [
+        ("orders.*|sales", "orders.eu"),
+        ("orders.*|sales", "sales"),
+        ("(?i)ORDERS.*", "orders.eu"),
+        ("(?i)(?s)ORDERS.*", "orders.eu"),
+        ("(?x) (?i) ORDERS.* # all", "orders.eu"),
+    ],
 )
 def test_dead_letters_of_a_pipeline_are_not_read_by_its_pattern(pattern: str, read: str) -> None:
     def chosen(steps: str) -> str:
@@ -210,9 +209,36 @@ def test_dead_letters_of_a_pipeline_are_not_read_by_its_pattern(pattern: str, re
     assert not re.fullmatch(with_letters, f"{read}.dlq")
 
 
+def test_dead_letters_are_read_by_who_asks_for_them_and_by_who_makes_none() -> None:
+    sources = "orders: {pattern: 'orders.*'}, letters: {pattern: '.*[.]dlq'}, all: {pattern: '.*'}"
+    steps = "[{name: parts, from: orders, split: {}, dead_letter: true}, {from: letters, split: {}, dead_letter: true}]"
+    sinks = "[{topic: clean, from: parts}, {parquet: letters, from: letters}, {parquet: all, from: all}]"
+    checked, mistakes = check_pipeline(small(sources, steps, sinks), Path("/"))
+    assert checked is not None, mistakes
+    read = {
+        name
+        for name, source in checked.definition.sources.items()
+        if re.fullmatch(checked.source_options(source)["subscribePattern"], "orders.dlq")
+    }
+    assert read == {"letters", "all"}
+
+
+@pytest.mark.parametrize(
+    ("steps", "sinks"),
+    [
+        ("[{route: {topics: {orders.retry: 'attempt < 3'}, otherwise: drop}}]", "[{topic_column: route}]"),
+        ("[{route: {topics: {done: 'attempt > 3'}, otherwise: orders.retry}}]", "[{topic_column: route}]"),
+        ("[{dead_letter: {topic: orders.retry, when: 'attempt < 3'}}]", "[{topic: done}]"),
+    ],
+)
+def test_what_is_sent_again_under_a_condition_comes_to_an_end(steps: str, sinks: str) -> None:
+    assert mistakes_in(small("orders: {topics: [orders, orders.retry]}", steps, sinks)) == []
+
+
 def test_a_checkpoint_is_that_of_one_pipeline(tmp_path: Path) -> None:
-    def checked(name: str, checkpoint: str) -> Checked:
-        text = small().replace("name: small", f"name: {name}").replace("checkpoint: here", f"checkpoint: {checkpoint}")
+    def checked(name: str, checkpoint: str, sinks: str = "[{topic: clean}]", more: str = "") -> Checked:
+        text = small(sinks=sinks, more=more).replace("name: small", f"name: {name}")
+        text = text.replace("checkpoint: here", f"checkpoint: {checkpoint}")
         found, mistakes = check_pipeline(text, tmp_path)
         assert found is not None, mistakes
         return found
@@ -220,21 +246,34 @@ def test_a_checkpoint_is_that_of_one_pipeline(tmp_path: Path) -> None:
     for _ in range(2):  # it goes on with its own
         own_checkpoint(checked("first", "checkpoints"))
         own_checkpoint(checked("second", "elsewhere/deep"))
-    with pytest.raises(ConfigInvalid, match="checkpoints is that of pipeline 'first', and what that has read"):
-        own_checkpoint(checked("second", "checkpoints"))
-    (tmp_path / "checkpoints" / ".pipeline").unlink()
+    taken = "checkpoints/topics is that of pipeline 'first', and what that has read"
+    for same in ("checkpoints", f"file:{tmp_path}/checkpoints", f"file://{tmp_path}/checkpoints"):
+        with pytest.raises(ConfigInvalid, match=taken):
+            own_checkpoint(checked("second", same))
+    own_checkpoint(checked("second", "checkpoints", sinks="[{parquet: files}]"))  # which is beside the other
+    own_checkpoint(checked("second", "checkpoints", more="spark: {spark.hadoop.fs.defaultFS: 'hdfs://there'}"))
+    own_checkpoint(checked("second", "checkpoints"), {"spark.hadoop.fs.defaultFS": "hdfs://there"})
+    (tmp_path / "checkpoints" / ".topics.pipeline").unlink()
     own_checkpoint(checked("second", "checkpoints"))
+    for name, sentence in (("third", None), ("fourth", "checkpoints/archive is that of pipeline 'third'")):
+        text = f"name: {name}\nready: archive\noptions: {{topics: a, to: {name}}}\ncheckpoint: checkpoints\n"
+        archive, mistakes = check_pipeline(text, tmp_path)
+        assert archive is not None, mistakes
+        with nullcontext() if sentence is None else pytest.raises(ConfigInvalid, match=sentence):
+            own_checkpoint(archive)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigInvalid, match="file cannot be written"):
-        own_checkpoint(checked("third", "file"))
-    own_checkpoint(checked("third", "s3a://bucket/checkpoints"))
+    for unknown in ("file", "s3a://bucket/checkpoints"):
+        own_checkpoint(checked("third", unknown))
 
 
 def test_a_definition_is_shown_without_secrets() -> None:
     settings = {"spark.hadoop.fs.s3a.secret.key": "x", "spark.ssl.keyPassword": "x", "spark.executor.memory": "2g"}
-    shown = described({"spark": settings, "sinks": [{"topic": "a", "options": {"Token": "x", "delivery": "y"}}]})
-    assert shown == {
+    settings["spark.hadoop.fs.azure.account.key.mill"] = "x"
+    fields = [{"redact": {"fields": {"password": "drop"}}}]
+    sinks = [{"topic": "a", "options": {"Token": "x", "delivery": "y"}}]
+    assert described({"spark": settings, "steps": fields, "sinks": sinks}) == {
         "spark": {**dict.fromkeys(settings, "..."), "spark.executor.memory": "2g"},
+        "steps": fields,
         "sinks": [{"topic": "a", "options": {"Token": "...", "delivery": "y"}}],
     }
 

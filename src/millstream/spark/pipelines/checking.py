@@ -322,7 +322,8 @@ class Checker:
         for number, sink in enumerate(definition.sinks):
             self._sink_in_graph(("sinks", number), sink, graph)
         for number, step in enumerate(definition.steps):
-            if step.dead_letter is not None and step.dead_letter.topic is not None:
+            # What meets a condition need not meet it the next time.
+            if step.dead_letter is not None and step.dead_letter.topic is not None and step.dead_letter.when is None:
                 path, feed = ("steps", number, "dead_letter"), definition.step_name(number)
                 self._reads_itself(path, step.dead_letter.topic, feed, graph)
         for name, source in definition.sources.items():
@@ -349,9 +350,6 @@ class Checker:
         feed = graph.feeds(sink)
         if sink.topic is not None:
             self._reads_itself((*path, "topic"), sink.topic, feed, graph)
-        for step in definition.steps if sink.topic_column is not None else ():
-            for topic in step.route.targets if step.route is not None else ():
-                self._reads_itself((*path, "topic_column"), topic, feed, graph)
         if sink.topic_column is not None and not graph.definition.steps:
             self._say((*path, "topic_column"), "no step says to which topics rows go: add one, such as `route`")
         aggregates = [

@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from millstream.errors import ConfigInvalid
+from millstream.spark.pipelines.graph import queries_of
 from millstream.spark.pipelines.loading import Checked
+from millstream.spark.pipelines.ready.kinds import ReadyDefinition
 
 __all__ = ["own_checkpoint"]
 
-#: No query is called so, and its checkpoint neither.
-_OWNER: Final = ".pipeline"
+#: Where Spark looks for paths that do not say it.
+_SOMEWHERE: Final = "spark.hadoop.fs.defaultFS"
+_NO_SETTINGS: Final[Mapping[str, str]] = {}
 
 
-def own_checkpoint(checked: Checked) -> None:
-    """Write down whose it is; one that is not on this machine is not looked at.
+def own_checkpoint(checked: Checked, settings: Mapping[str, str] = _NO_SETTINGS) -> None:
+    """Write down whose the checkpoint of each query is; what cannot be looked at from here is not.
 
-    Raises ConfigInvalid if it is another pipeline's.
+    Raises ConfigInvalid if one is another pipeline's.
     """
-    place = checked.definition.checkpoint
-    if place is None or "://" in place:
+    directory = _on_this_machine(checked, settings)
+    if directory is None:
         return
     name = checked.definition.name
-    file = Path(checked.place(place).removeprefix("file:"), _OWNER)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        owner = file.read_text().strip() if file.exists() else ""
-        if not owner:
-            file.write_text(f"{name}\n")
-    except OSError as problem:
-        raise ConfigInvalid(f"the checkpoint {file.parent} cannot be written: {problem.strerror}") from None
-    if owner not in ("", name):
-        raise ConfigInvalid(
-            f"the checkpoint {file.parent} is that of pipeline {owner!r}, and what that has read this one would leave "
-            f"out: give each a directory of its own, or remove {file} if it is the same one under another name"
-        )
+    for query in _queries(checked):
+        file = directory / f".{query}.pipeline"  # beside it: what is inside is Spark's
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            owner = file.read_text().strip() if file.exists() else ""
+            if not owner:
+                file.write_text(f"{name}\n")
+        except OSError:
+            return  # Spark will see
+        if owner not in ("", name):
+            raise ConfigInvalid(
+                f"the checkpoint {directory / query} is that of pipeline {owner!r}, and what that has read this "
+                f"one would leave out: give each a directory of its own, or remove {file} if it is the same one under "
+                "another name"
+            )
+
+
+def _queries(checked: Checked) -> list[str]:
+    """Those that have one."""
+    definition = checked.definition
+    if isinstance(definition, ReadyDefinition):
+        return [definition.ready] if definition.options.NEEDS_CHECKPOINT else []
+    return [query.name for query in queries_of(checked.graph) if query.is_stream]
+
+
+def _on_this_machine(checked: Checked, settings: Mapping[str, str]) -> Path | None:
+    given = checked.definition.checkpoint
+    if given is None:
+        return None
+    if given.startswith("file:"):
+        return Path("/", given.removeprefix("file:").lstrip("/"))
+    if "://" in given or _SOMEWHERE in {**checked.definition.spark, **settings}:
+        return None
+    return Path(checked.place(given))

@@ -38,7 +38,8 @@ MESSAGE_COLUMNS: Final = ("key", "value", "headers", "priority", "deliverAt", "t
 AVAILABLE_NOW: Final = "available-now"
 
 #: Names of what nobody else should see, of ours and of Spark's (as its own `spark.redaction.regex` has it).
-_SECRET: Final = re.compile(r"secret|password|token|credential|access[.]?key", re.IGNORECASE)
+_SECRET: Final = re.compile(r"secret|password|token|credential|(?:access|account)[.]?key", re.IGNORECASE)
+_SETTINGS: Final = ("spark", "options")
 
 
 class Part(BaseModel):
@@ -331,11 +332,6 @@ class Definition(Part):
         trigger: str | None = self.trigger
         return None if trigger is None or trigger == AVAILABLE_NOW else parse_ms(trigger)
 
-    @property
-    def has_letters_beside(self) -> bool:
-        """Whether what fails goes to a topic beside the one it was read from."""
-        return any(step.dead_letter is not None and step.dead_letter.topic is None for step in self.steps)
-
     def step_name(self, number: int) -> str:
         """What others, and Spark, call a step."""
         return self.steps[number].name or f"step_{number + 1}"
@@ -346,14 +342,15 @@ class Definition(Part):
             yield self.step_name(number)
 
 
-def described(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The document for people, without what only the broker may know."""
+def described(values: Mapping[str, Any], *, settings: bool = False) -> dict[str, Any]:
+    """The document for people, without what only the broker may know; elsewhere a name says nothing about a value."""
     shown: dict[str, Any] = {}
     for name, value in values.items():
+        inside = settings or name in _SETTINGS
         if isinstance(value, Mapping):
-            shown[name] = described(value)
+            shown[name] = described(value, settings=inside)
         elif isinstance(value, list):
-            shown[name] = [described(each) if isinstance(each, Mapping) else each for each in value]
+            shown[name] = [described(each, settings=inside) if isinstance(each, Mapping) else each for each in value]
         else:
-            shown[name] = "..." if _SECRET.search(name) else value
+            shown[name] = "..." if settings and _SECRET.search(name) else value
     return shown

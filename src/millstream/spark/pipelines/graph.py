@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from millstream.spark.pipelines.definition import Definition, Sink
+from millstream.spark.pipelines.definition import Definition, Sink, Source
 from millstream.spark.pipelines.sql import SqlBroken, tables_of
 
 __all__ = ["Graph", "Query", "find_cycle", "inputs_of", "queries_of"]
@@ -59,6 +59,13 @@ class Graph:
 
     def is_stream(self, name: str) -> bool:
         return any(self.sources(name).values())
+
+    def has_letters_beside(self, source: Source) -> bool:
+        """Whether what fails of a source goes to topics beside those it was read from."""
+        steps = enumerate(self.definition.steps)
+        letters = [number for number, step in steps if step.dead_letter is not None and step.dead_letter.topic is None]
+        above = {name for number in letters for name in self.upstream(self.definition.step_name(number))}
+        return any(each is source and name in above for name, each in self._sources.items())
 
     def feeds(self, sink: Sink) -> str:
         """What a sink writes: the last step unless it says so."""

@@ -38,7 +38,9 @@ class Checked:
         return path if "://" in path or path.startswith("file:") else str(self.directory / Path(path).expanduser())
 
     def source_options(self, source: Source) -> dict[str, str]:
-        options = source_options(self.definition, source)
+        beside = source.is_stream and self.graph.has_letters_beside(source)
+        asked_for = "dlq" in (source.pattern or "")
+        options = source_options(self.definition, source, letters=asked_for or not beside)
         return {**self.credentials, **options} if "bootstrap.servers" in options else options
 
     def sink_options(self, sink: Sink | None) -> dict[str, str]:
