@@ -6,6 +6,7 @@ import base64
 import json
 import string
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.cli.failure import UsageProblem
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["json_bytes", "json_content", "make_renderer", "message_document"]
 
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELDS: Final[Mapping[str, Callable[[Message], object]]] = {
     "value": lambda message: _text(message.value),
     "key": lambda message: _text(message.key),
@@ -92,10 +94,10 @@ def json_content(key: bytes | None, headers: Iterable[tuple[str, bytes]], value:
 
 
 def _time(message: Message) -> str:
-    try:
-        return message.timestamp.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError):  # beyond the year 9999, where a producer is that takes milliseconds for seconds
-        return f"{message.timestamp_us // 1000} ms"
+    moment = message.timestamp
+    if (moment - _EPOCH) // timedelta(microseconds=1) != message.timestamp_us:
+        return f"{message.timestamp_us // 1000} ms"  # no year of Python's, as when milliseconds are taken for seconds
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def _text(data: bytes | None) -> str:

@@ -15,6 +15,7 @@ from millstream.cli import publish
 from millstream.cli.failure import UsageProblem
 from millstream.cli.json_lines import read_json_lines
 from millstream.cli.rendering import make_renderer
+from millstream.client.messages import moment
 
 
 @dataclass
@@ -32,7 +33,7 @@ class Message:
 
     @property
     def timestamp(self) -> datetime.datetime:
-        return datetime.datetime.fromtimestamp(self.timestamp_us / 1e6, datetime.UTC)
+        return moment(self.timestamp_us)
 
 
 def render(message: Any, line_format: str = "{value}", *, as_json: bool = False, terminal: bool = False) -> bytes:
@@ -57,6 +58,8 @@ def test_a_terminal_is_not_at_the_mercy_of_messages() -> None:
 
 def test_a_time_that_no_calendar_has_is_a_number() -> None:
     assert render(Message(timestamp_us=1_790_000_000_000_000_000), "{timestamp}") == b"1790000000000000 ms\n"
+    assert render(Message(timestamp_us=-(2**62)), "{timestamp}") == b"%d ms\n" % (-(2**62) // 1000)
+    assert render(Message(timestamp_us=253_402_300_799_999_999), "{timestamp}") == b"9999-12-31T23:59:59.999Z\n"
 
 
 def test_every_field_can_be_named() -> None:
