@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from millstream.errors import InvalidArgument
@@ -238,3 +239,15 @@ def test_a_delta_table_gets_each_batch_once(spark: Any, tmp_path: Path) -> None:
     ]  # fmt: skip
     table.append(rows, None)
     assert deltalake.DeltaTable(table.path).to_pyarrow_table().num_rows == 9
+
+
+def test_files_of_a_delta_table_are_found_whatever_they_are_called(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake", reason="Delta needs deltalake")
+    from millstream.spark.pipelines.delta import DeltaTable
+
+    table = DeltaTable(str(tmp_path / "die Mühle"))
+    rows = pa.table({"id": [1, 2, 3], "day": ["x y:z", "ü", "50%"]})
+    deltalake.write_deltalake(table.path, rows, partition_by=["day"])
+    found = table.files()
+    assert len(found) == 3
+    assert all(Path(file).is_file() for file in found), found

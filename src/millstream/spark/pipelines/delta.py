@@ -68,8 +68,11 @@ class DeltaTable:
     def files(self) -> list[str]:
         """Those that are the table now; until `vacuum` others lie beside them, replaced or never finished."""
         deltalake = _deltalake()
-        there: bool = deltalake.DeltaTable.is_deltatable(self.path)
-        return list(deltalake.DeltaTable(self.path).file_uris()) if there else []
+        if not deltalake.DeltaTable.is_deltatable(self.path):
+            return []
+        table = deltalake.DeltaTable(self.path)
+        root = table.table_uri.removeprefix("file://")  # is quoted, and what follows it is as it is called
+        return [unquote(root) + uri.removeprefix(root) for uri in table.file_uris()]
 
     def _written(self, rows: DataFrame, folder: str, deltalake: Any) -> tuple[list[Any], Any]:
         """The files that Spark wrote, as Delta lists them."""
