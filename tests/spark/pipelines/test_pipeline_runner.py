@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import ConfigInvalid, ConnectionLost, MessageNotFound, MillstreamError
+from millstream.errors import ConfigInvalid, ConnectionLost, InternalError, MessageNotFound, MillstreamError
 from millstream.spark.options import Target
 from millstream.spark.pipelines import compiling
 from millstream.spark.pipelines.graph import queries_of
@@ -173,9 +173,10 @@ def test_what_a_restart_cannot_mend_fails_at_once(monkeypatch: pytest.MonkeyPatc
     stage = Stage(monkeypatch, [[FakeJob("audit", lost)]])
     standing = stage.runner().run()
     assert (standing.state, standing.restarts, standing.error) == ("failed", 0, str(lost))
-    job = FakeJob("audit", away)
-    standing = Stage(monkeypatch, [[job], [job]]).runner().run()
-    assert (standing.state, standing.restarts) == ("finished", 1)
+    for problem in (away, InternalError("the broker has stumbled")):
+        job = FakeJob("audit", problem)
+        standing = Stage(monkeypatch, [[job], [job]]).runner().run()
+        assert (standing.state, standing.restarts) == ("finished", 1)
 
 
 def test_a_run_to_the_end_takes_every_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from millstream.client import Outgoing
-from millstream.errors import MessageNotFound
+from millstream.errors import MessageNotFound, TopicNotFound
 from millstream.spark.connection import BrokerConnection
 from millstream.spark.options import Target
 from millstream.spark.pipelines.ready import audit
-from millstream.wire import calls
+from millstream.wire import calls, queue_calls
 from tests.spark.ready.running import Ready
 from tests.spark.world import World
 from tests.waiting import eventually
@@ -130,6 +130,27 @@ def test_what_retention_takes_while_an_audit_reads_is_not_missing(own_world: Wor
     assert audit._topic(info, left - 1, audit._removed_since(connection, info), 0).missing == 1
     client.delete_topic("orders")
     assert audit._topic(info, 0, audit._removed_since(connection, info), 0).missing == 0
+
+
+def test_what_is_deleted_while_an_audit_looks_is_left_out_unless_it_was_asked_for(own_world: World) -> None:
+    client = own_world.client
+    for topic in ("orders", "sales"):
+        client.create_topic(topic)
+        with client.queue(topic, group="billing", timeout_s=1):
+            pass
+    connection = BrokerConnection(Target((own_world.broker.address,)))
+    everything, asked = audit.Audit(report="r.html"), audit.Audit(report="r.html", topics=["orders", "sales"])
+    listed = connection.call(queue_calls.ListQueues(), list[queue_calls.QueueSummary])
+    known = everything.describe(connection, ["orders", "sales"])
+    client.queues.delete("sales", "billing", force=True)
+    assert [each.topic for each in asked.account(connection, known, listed)] == ["orders"]
+    client.delete_topic("sales")
+    assert [each.topic for each in everything.account(connection, known, listed)] == ["orders"]
+    assert list(everything.describe(connection, ["orders", "sales"])) == ["orders"]
+    with pytest.raises(TopicNotFound, match="'sales'"):
+        asked.describe(connection, ["orders", "sales"])
+    with pytest.raises(TopicNotFound, match="'sales'"):
+        asked.account(connection, known, listed)
 
 
 # --- latency ---------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-from millstream.errors import ConfigInvalid, MillstreamError
+from millstream.errors import ConfigInvalid, MillstreamError, RequestError
 from millstream.spark.pipelines.definition import AVAILABLE_NOW
 from millstream.spark.pipelines.failures import sentence_of
 from millstream.spark.pipelines.loading import Checked
@@ -142,7 +142,7 @@ class Runner:
         except (ConfigInvalid, _Failed):
             raise
         except MillstreamError as problem:
-            raise _Failed(str(problem), final=not problem.retriable) from problem
+            raise _Failed(str(problem), final=isinstance(problem, RequestError)) from problem
         except Exception as problem:  # of Spark, or of Py4J when the JVM is gone
             raise _Failed(sentence_of(problem)) from problem
         finally:

@@ -7,11 +7,13 @@ whether what became of the messages of a group adds up to how many there were fo
 from __future__ import annotations
 
 import json
+from collections.abc import Container, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from millstream.errors import MessageNotFound, OffsetOutOfRange, TopicNotFound
+from millstream.errors import GroupNotFound, MessageNotFound, MillstreamError, OffsetOutOfRange, TopicNotFound
 from millstream.ids import message_id
 from millstream.slicing import batches_of
 from millstream.spark.offsets import Place
@@ -99,14 +101,9 @@ class Audit(Reporting):
 
     def _look(self, work: Work) -> tuple[list[TopicAccount], list[GroupAccount]]:
         connection = work.connection
-        infos: dict[str, calls.TopicInfo] = {}
-        for name in self.topics or _topic_names(connection):
-            infos[name] = connection.call(calls.DescribeTopic(name=name), calls.TopicInfo)
+        infos = self.describe(connection, self.topics or _topic_names(connection))
         listed = connection.call(queue_calls.ListQueues(), list[queue_calls.QueueSummary])
-        groups = []
-        for each in listed:
-            if each.topic in infos:
-                groups.append(_group(connection, each.topic, each.group))
+        groups = self.account(connection, infos, listed)
         letters = self._letters(work)
         for group in groups:
             group.letters = letters.get((group.topic, group.group), 0)
@@ -120,6 +117,28 @@ class Audit(Reporting):
             removed = _removed_since(connection, info)
             topics.append(_topic(info, readable.get(name, 0), removed, scheduled.get(name, 0)))
         return sorted(topics, key=lambda each: each.topic), sorted(groups, key=lambda each: (each.topic, each.group))
+
+    @property
+    def _vanishing(self) -> tuple[type[MillstreamError], ...]:
+        """What may be deleted while we look: everything that nobody asked for by its name."""
+        return (GroupNotFound,) if self.topics else (GroupNotFound, TopicNotFound)
+
+    def describe(self, connection: BrokerConnection, names: Iterable[str]) -> dict[str, calls.TopicInfo]:
+        infos: dict[str, calls.TopicInfo] = {}
+        for name in names:
+            with suppress(*self._vanishing):
+                infos[name] = connection.call(calls.DescribeTopic(name=name), calls.TopicInfo)
+        return infos
+
+    def account(
+        self, connection: BrokerConnection, topics: Container[str], listed: Iterable[queue_calls.QueueSummary]
+    ) -> list[GroupAccount]:
+        groups: list[GroupAccount] = []
+        for each in listed:
+            if each.topic in topics:
+                with suppress(*self._vanishing):
+                    groups.append(_group(connection, each.topic, each.group))
+        return groups
 
     def _letters(self, work: Work) -> dict[tuple[str, str], int]:
         counted = work.read("letters").groupBy("topic", "group").count().collect()
