@@ -132,6 +132,17 @@ def test_topics_and_partitions_are_those_the_broker_knows(tmp_path: Path) -> Non
     assert SegmentDirectory(f"file:{data}", namespace="team-a").topics() == {}
 
 
+def test_what_is_asked_about_topics_is_answered_as_they_were_when_they_were_looked_at(tmp_path: Path) -> None:
+    directory = SegmentDirectory(with_topics(tmp_path, orders=[1, 2]))
+    assert directory.topics() == {"orders": 2}
+    with_topics(tmp_path, orders=[7, 8, 9], payments=[4])  # made again
+    assert directory.uid("orders", 1) == 2
+    assert directory.uid("payments", 0) == 4, "what is not known is looked for"
+    assert directory.uid("orders", 1) == 8
+    with_topics(tmp_path, orders=[7, 8, 9, 10])
+    assert directory.uid("orders", 3) == 10
+
+
 def test_what_is_no_data_directory_is_said(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match="is not a data directory: no broker has used it"):
         SegmentDirectory(tmp_path)

@@ -125,8 +125,10 @@ class SegmentDirectory:
         return len(self._uids(topic))
 
     def uid(self, topic: str, partition: int) -> int:
-        """What the ids of a partition's messages are made of."""
-        uids = self._uids(topic)
+        """What the ids of a partition's messages are made of: as of the last look at `topics`, if it was there then."""
+        uids = self._topics.get(topic, ())
+        if not 0 <= partition < len(uids):
+            uids = self._uids(topic)
         if not 0 <= partition < len(uids):
             raise PartitionNotFound(f"topic {topic!r} has no partition {partition}: it has {len(uids)}")
         return uids[partition]

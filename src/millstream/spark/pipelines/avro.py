@@ -97,31 +97,32 @@ def _stored(schema: Any) -> Any:
     return schema
 
 
-def _has_bytes(kind: Any) -> bool:
+def _make_bytes(kind: Any) -> Callable[[Any], Any] | None:
+    """What makes bytes of what JSON has as Base64, as Spark writes them there; None for a type without any."""
     if isinstance(kind, list):
-        return any(map(_has_bytes, kind))
+        return _make_bytes(next(each for each in kind if each != "null"))
     if not isinstance(kind, Mapping):
-        return bool(kind == "bytes")
-    inside = [field["type"] for field in kind.get("fields", ())]
-    return any(map(_has_bytes, [kind.get("type"), kind.get("items"), kind.get("values"), *inside]))
-
-
-def _with_bytes(value: Any, kind: Any) -> Any:
-    """JSON has bytes as Base64, as Spark writes them there."""
-    if value is None or not _has_bytes(kind):
-        return value
-    if isinstance(kind, list):
-        return _with_bytes(value, next(each for each in kind if each != "null"))
-    if kind == "bytes":
-        return b64decode(value, validate=True)
+        return _from_base64 if kind == "bytes" else None
     if kind["type"] == "record":
-        types = {field["name"]: field["type"] for field in kind["fields"]}
-        return {name: _with_bytes(each, types.get(name)) for name, each in value.items()}
+        made = {field["name"]: make for field in kind["fields"] if (make := _make_bytes(field["type"])) is not None}
+        if not made:
+            return None
+        return _unless_null(lambda value: value | {name: made[name](value[name]) for name in made if name in value})
+    if kind["type"] not in ("array", "map"):
+        return _make_bytes(kind["type"])
+    inside = _make_bytes(kind["items" if kind["type"] == "array" else "values"])
+    if inside is None:
+        return None
     if kind["type"] == "array":
-        return [_with_bytes(each, kind["items"]) for each in value]
-    if kind["type"] == "map":
-        return {name: _with_bytes(each, kind["values"]) for name, each in value.items()}
-    return _with_bytes(value, kind["type"])
+        return _unless_null(lambda value: [inside(each) for each in value])
+    return _unless_null(lambda value: {name: inside(each) for name, each in value.items()})
+
+
+def _unless_null(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: None if value is None else make(value)
+
+
+_from_base64: Final = _unless_null(lambda value: b64decode(value, validate=True))
 
 
 def make_decoder(schema: Mapping[str, Any]) -> Callable[[bytes], bytes]:
@@ -149,11 +150,14 @@ def make_encoder(schema: Mapping[str, Any]) -> Callable[[bytes], bytes]:
 
     plain = _stored(schema)
     parsed = fastavro.parse_schema(plain)
+    make_bytes = _make_bytes(plain)
 
     def encode(value: bytes) -> bytes:
         stream = io.BytesIO()
         try:
-            document = _with_bytes(_decode(value), plain)
+            document = _decode(value)
+            if make_bytes is not None:
+                document = make_bytes(document)
             fastavro.schemaless_writer(stream, parsed, document, strict_allow_default=True)
         except Exception as problem:
             raise ValueBroken(f"the value does not fit the Avro schema: {problem}") from None
