@@ -103,6 +103,16 @@ def test_messages_that_came_before_the_time_they_have_are_chosen_by_that_time(re
     assert [message.value for message in sent(world, again)] == [b"2", b"3", b"4"]
 
 
+def test_messages_beyond_the_year_9999_are_in_the_time_behind_every_other(ready: Ready, world: World) -> None:
+    topic, again = world.topic(), world.topic()
+    fill(world, topic, 2)
+    world.publish(topic, [Outgoing(value=b"late", timestamp=MOMENT.timestamp() * 1000)])
+    archived(ready, topic)
+    since = MOMENT + timedelta(minutes=1)
+    assert ready.run("replay", archive="archive", since=since.isoformat(), to=again) == 2
+    assert [message.value for message in sent(world, again)] == [b"1", b"late"]
+
+
 @pytest.mark.slow
 def test_no_more_goes_out_than_the_rate_allows(ready: Ready, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, again = world.topic(), world.topic()

@@ -136,7 +136,8 @@ class Replay(ReadyJob):
         if self.since is not None:
             rows = rows.filter(F.col("timestamp") >= F.lit(self.since))
             if "date" in rows.columns:
-                rows = rows.filter(F.col("date") >= _day(self.since))
+                late = F.col("date").startswith("+")  # beyond the year 9999
+                rows = rows.filter((F.col("date") >= _day(self.since)) | late)
         if self.until is not None:
             rows = rows.filter(F.col("timestamp") < F.lit(self.until))
             if "date" in rows.columns:
