@@ -249,7 +249,8 @@ def test_a_checkpoint_is_that_of_one_pipeline(tmp_path: Path) -> None:
     taken = "checkpoints/topics is that of pipeline 'first', and what that has read"
     for same in ("checkpoints", f"file:{tmp_path}/checkpoints", f"file://{tmp_path}/checkpoints"):
         with pytest.raises(ConfigInvalid, match=taken):
-            own_checkpoint(checked("second", same))
+            own_checkpoint(checked("second", same, sinks="[{parquet: files}, {topic: clean}]"))
+    assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == [".topics.pipeline"]
     own_checkpoint(checked("second", "checkpoints", sinks="[{parquet: files}]"))  # which is beside the other
     own_checkpoint(checked("second", "checkpoints", more="spark: {spark.hadoop.fs.defaultFS: 'hdfs://there'}"))
     own_checkpoint(checked("second", "checkpoints"), {"spark.hadoop.fs.defaultFS": "hdfs://there"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -27,21 +28,24 @@ def own_checkpoint(checked: Checked, settings: Mapping[str, str] = _NO_SETTINGS)
     if directory is None:
         return
     name = checked.definition.name
-    for query in _queries(checked):
-        file = directory / f".{query}.pipeline"  # beside it: what is inside is Spark's
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            owner = file.read_text().strip() if file.exists() else ""
-            if not owner:
-                file.write_text(f"{name}\n")
-        except OSError:
-            return  # Spark will see
-        if owner not in ("", name):
+    # Beside the checkpoints: what is inside is Spark's.
+    files = {query: directory / f".{query}.pipeline" for query in _queries(checked)}
+    try:
+        owners = {query: file.read_text().strip() if file.exists() else "" for query, file in files.items()}
+    except (OSError, UnicodeDecodeError):
+        return  # Spark will see
+    for query, file in files.items():
+        if (owner := owners[query]) not in ("", name):
             raise ConfigInvalid(
                 f"the checkpoint {directory / query} is that of pipeline {owner!r}, and what that has read this "
                 f"one would leave out: give each a directory of its own, or remove {file} if it is the same one under "
                 "another name"
             )
+    with suppress(OSError):
+        for query, file in files.items():
+            if not owners[query]:
+                directory.mkdir(parents=True, exist_ok=True)
+                file.write_text(f"{name}\n")
 
 
 def _queries(checked: Checked) -> list[str]:
