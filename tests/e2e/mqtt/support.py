@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pytest
 
+from millstream.broker.mqtt.session import Session
 from millstream.config import Settings
 from millstream.mqtt.packets import (
     V4,
@@ -454,3 +455,8 @@ class Wires:
 
 def payloads(messages: Iterable[Publish]) -> list[bytes]:
     return [message.payload for message in messages]
+
+
+def session_of(server: Millstream, client_id: str, namespace: str = "default") -> Session:
+    """What the broker knows of a client."""
+    return server.broker.broker.mqtt.worlds[namespace].sessions[client_id]
