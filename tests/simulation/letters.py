@@ -22,7 +22,9 @@ class Replays:
         self._topic = topic
 
     async def start(self) -> None:
-        async with aio.connect(self._world.machine.address, client_id="admin", timeout_s=60) as client:
+        async with aio.connect(
+            self._world.machine.address, client_id="admin", timeout_s=60, stay_awake=False
+        ) as client:
             await client.create_topic(TARGET, if_missing=True)
         self._world.act("operator", self._replay_now_and_then)
 

@@ -31,7 +31,7 @@ class Publishers:
 
     async def start(self) -> None:
         world = self._world
-        async with aio.connect(world.machine.address, client_id="admin", timeout_s=60) as client:
+        async with aio.connect(world.machine.address, client_id="admin", timeout_s=60, stay_awake=False) as client:
             await client.create_topic(self.topic, partitions=self._partitions, if_missing=True)
         self._actors = [world.act(f"publisher-{self.topic}-{n}", self._publish) for n in range(2)]
 

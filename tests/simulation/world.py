@@ -216,7 +216,7 @@ class World:
         await self._until(lambda: all(workload.published for workload in workloads), "published", DRAIN_S)
         await self.calm_down()
         await self._until(lambda: self.machine.is_running and not self.complains, "running", DRAIN_S)
-        self.admin = await aio.connect(self.machine.address, client_id="checker", timeout_s=60)
+        self.admin = await aio.connect(self.machine.address, client_id="checker", timeout_s=60, stay_awake=False)
         for workload in workloads:
             await self._until(workload.drained, f"{workload.name} drained", DRAIN_S)
         for workload in workloads:
@@ -291,7 +291,9 @@ class Actor:
             while not self.done:
                 try:
                     client_id = f"{self.name}.{self.lives}"
-                    async with aio.connect(world.machine.address, client_id=client_id, timeout_s=15) as client:
+                    async with aio.connect(
+                        world.machine.address, client_id=client_id, timeout_s=15, stay_awake=False
+                    ) as client:
                         await self._work(client)
                         self.done = True
                 except MillstreamError as error:

@@ -21,6 +21,7 @@ FOUNDATION |= {
     "single",
     "traceparent",
     "values",
+    "vigil",
     "wording",
     "addresses",
 }

@@ -39,6 +39,7 @@ class Target:
     key: str | None = field(repr=False)
     timeout_s: float
     tls: ssl.SSLContext | None = None
+    stay_awake: bool = True
 
     @classmethod
     def of(
@@ -51,6 +52,7 @@ class Target:
         timeout_s: float,
         tls: bool | ssl.SSLContext | None = None,
         ca: str | None = None,
+        stay_awake: bool = True,
     ) -> Target:
         host, port = parse_address(address)
         if timeout_s <= 0:
@@ -58,7 +60,8 @@ class Target:
         name = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         key = os.environ.get(KEY_VARIABLE) if key is None else key
         context = client_context(tls, ca, wanted=address.startswith(TLS_SCHEME))
-        return cls(address, host, port, check_namespace(namespace), name, key or None, timeout_s, context)
+        namespace = check_namespace(namespace)
+        return cls(address, host, port, namespace, name, key or None, timeout_s, context, stay_awake)
 
     def hello(self, correlation: int) -> bytes:
         hello = Hello(

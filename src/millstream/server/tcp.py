@@ -30,7 +30,7 @@ from millstream.errors import (
     ShuttingDown,
 )
 from millstream.server.connections import Connections, peer_of
-from millstream.server.vigil import Vigil
+from millstream.vigil import Vigil
 from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection, SettleRequest
 from millstream.wire.deliveries import DELIVERY_BYTES, Delivery, encode_delivery_head
 from millstream.wire.frames import PROTOCOL_VERSION, FrameType, encode_frame

@@ -66,7 +66,8 @@ class VirtualBroker:
 
     async def connect(self, **options: Any) -> aio.Client:
         """A client, as from `millstream.aio.connect`; closed with the broker."""
-        client = await aio.connect(self.address, **options)
+        # Real time has no say in a virtual one.
+        client = await aio.connect(self.address, **{"stay_awake": False, **options})
         self._clients.append(client)
         return client
 

@@ -67,6 +67,36 @@ def test_tasks_that_publish_together_share_batches_and_get_their_own_receipts(fa
     assert len(fake.publishes) < 30
 
 
+@pytest.mark.parametrize("stay_awake", [True, False])
+def test_who_waits_for_confirmations_lets_the_loop_know_when_one_is_due(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, stay_awake: bool
+) -> None:
+    """So that it can stay awake for it; who only sends does not wait."""
+    steps: list[bool] = []
+    stays_us: list[int] = []
+
+    class Watch:
+        def __init__(self, _loop: object, stay_us: int) -> None:
+            stays_us.append(stay_us)
+
+        def step(self, _link: object, *, awaits_disk: bool = False) -> None:
+            steps.append(awaits_disk)
+
+    monkeypatch.setattr(client_module, "Vigil", Watch)
+
+    async def main() -> None:
+        async with aio.connect(fake.address, stay_awake=stay_awake) as client:
+            for value in numbered(3):
+                await client.publish("t", value)
+            await asyncio.gather(*(client.publish("t", value) for value in numbered(5)))
+            async with client.producer("t", linger_ms=0) as producer:
+                await producer.send(b"sent")
+
+    asyncio.run(main())
+    assert steps == [True, False] * 4
+    assert [bool(stay_us) for stay_us in stays_us] == [stay_awake]
+
+
 def test_a_program_that_publishes_to_ever_new_topics_does_not_keep_something_of_each(
     fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,10 @@
-"""A client whose answers come at once waits for the next one awake, and sleeps again when one does not."""
+"""A client whose answers come at once waits for the next one awake, and sleeps again when they do not."""
 
 from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 
 from millstream.client.address import Target
 from millstream.client.blocking.transport import Transport
@@ -49,13 +50,20 @@ def test_while_answers_come_at_once_nobody_sleeps() -> None:
     assert slept < 50, "apart from the first ones, and what a busy machine delays"
 
 
-def test_a_late_answer_is_awaited_asleep_and_so_are_those_after_it() -> None:
+def test_late_answers_are_awaited_asleep_and_so_are_those_after_them() -> None:
     sock = _Socket()
     transport = Transport(sock, _TARGET, receive_bytes=100)  # type: ignore[arg-type]
     _ask(transport, 100)
     sock.is_quick, sock.sleeps = False, 0
-    _ask(transport, 1)
-    assert sock.sleeps == 1
+    _ask(transport, 4)
+    assert sock.sleeps == 4
     sock.is_quick = True
     _ask(transport, 10)
-    assert sock.sleeps == 11
+    assert sock.sleeps == 14
+
+
+def test_who_does_not_want_to_stay_awake_sleeps() -> None:
+    sock = _Socket()
+    transport = Transport(sock, replace(_TARGET, stay_awake=False), receive_bytes=100)  # type: ignore[arg-type]
+    _ask(transport, 100)
+    assert sock.sleeps == 100

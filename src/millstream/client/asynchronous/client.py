@@ -33,6 +33,7 @@ from millstream.durations import Duration
 from millstream.entries import AnyEntry, Priority
 from millstream.errors import ConnectionLost, MillstreamError, RequestError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
+from millstream.vigil import Vigil
 from millstream.wire import calls
 from millstream.wire.lookups import metadata_for
 
@@ -43,6 +44,8 @@ _PUBLISH_BUFFER_BYTES = 32 * 1024 * 1024
 #: Beyond so many topics, those that nobody has published to for some time are let go.
 _PUBLISHERS_MAX = 1000
 _UNUSED_S = 10.0
+#: How soon a program that publishes all the time comes with its next messages; a confirmation may take twice as long.
+_STAY_AWAKE_US = 300
 
 
 def connect(
@@ -54,14 +57,26 @@ def connect(
     tls: bool | ssl.SSLContext | None = None,
     ca: str | None = None,
     timeout_s: float = 30.0,
+    stay_awake: bool = True,
 ) -> Opening[AsyncClient]:
     """Connect to a broker: `async with connect(...) as client`, or `client = await connect(...)`.
 
     `key` is an API key, from the variable MILLSTREAM_KEY if it is not given.  `tls` encrypts the connection, as does
     an address that begins with `tls://`; `ca` names a file of authorities to trust in place of those of this machine.
     `timeout_s` is how long any request may take, reconnecting included, before RequestTimeout or ConnectionLost.
+    With `stay_awake` a program that publishes without a pause waits awake for confirmations that take less than 0.6 ms:
+    it gets half as many messages more through, or twice as many, and keeps a processor busy while it does.
     """
-    target = Target.of(address, namespace=namespace, client_id=client_id, key=key, timeout_s=timeout_s, tls=tls, ca=ca)
+    target = Target.of(
+        address,
+        namespace=namespace,
+        client_id=client_id,
+        key=key,
+        timeout_s=timeout_s,
+        tls=tls,
+        ca=ca,
+        stay_awake=stay_awake,
+    )
 
     async def open_client() -> AsyncClient:
         client = AsyncClient(target)
@@ -77,6 +92,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     def __init__(self, target: Target) -> None:
         self._target = target
         self._link = AsyncLink(target)
+        #: Keeps the loop awake for confirmations that are about to come.
+        self._vigil = Vigil(asyncio.get_running_loop(), _STAY_AWAKE_US if target.stay_awake else 0)
         self._prepare_pubsub()
         self._prepare_work()
         self._topics: dict[str, Topic] = {}
@@ -299,6 +316,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
                 look_up=self._look_up,
                 owns_link=False,
                 flow=self._flow,
+                vigil=self._vigil,
             )
             return publisher
         finally:

@@ -23,6 +23,7 @@ from millstream.client.settings import ProducerSettings
 from millstream.client.values import Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestError, RequestTimeout
+from millstream.vigil import Vigil
 from millstream.wire.frames import FrameType
 
 __all__ = ["AsyncProducer"]
@@ -56,10 +57,15 @@ class AsyncProducer:
         on_error: Callable[[BatchFailure], None] | None = None,
         owns_link: bool = True,
         flow: FlowNotices | None = None,
+        vigil: Vigil | None = None,
     ) -> None:
-        """`flow` is where the broker's notices are, for a link that carries more than this."""
+        """`flow` is where the broker's notices are, for a link that carries more than this.
+
+        `vigil` is told when messages leave that somebody waits for, and when they are confirmed.
+        """
         self._link = link
         self._owns_link = owns_link
+        self._vigil = vigil
         self._new_identity = new_identity
         self._look_up = look_up
         self._on_error = on_error
@@ -168,6 +174,8 @@ class AsyncProducer:
         self._used_at_s = self._loop.time()
         self._outbox.seal_all()
         self._pump()
+        if self._vigil is not None:
+            self._vigil.step(self._link, awaits_disk=True)
         self._wake_if_needed()
 
     async def flush(self, timeout_s: float | None = None) -> None:
@@ -268,6 +276,8 @@ class AsyncProducer:
         if isinstance(answer, ConnectionLost):
             return  # the loss of the connection is dealt with as a whole
         self._settle(self._outbox.answered(correlation, answer))
+        if self._vigil is not None:
+            self._vigil.step(self._link)
         self._pump()
         self._wake_if_needed()
 

@@ -55,14 +55,26 @@ def connect(
     tls: bool | ssl.SSLContext | None = None,
     ca: str | None = None,
     timeout_s: float = 30.0,
+    stay_awake: bool = True,
 ) -> Client:
     """Connect to a broker.  Raises ConnectionLost when nobody answers there.
 
     `key` is an API key, from the variable MILLSTREAM_KEY if it is not given.  `tls` encrypts the connection, as does
     an address that begins with `tls://`; `ca` names a file of authorities to trust in place of those of this machine.
     `timeout_s` is how long any request may take, reconnecting included, before RequestTimeout or ConnectionLost.
+    With `stay_awake` a program that publishes without a pause waits awake for confirmations that take less than 0.6 ms:
+    it gets half as many messages more through, or twice as many, and keeps a processor busy while it does.
     """
-    target = Target.of(address, namespace=namespace, client_id=client_id, key=key, timeout_s=timeout_s, tls=tls, ca=ca)
+    target = Target.of(
+        address,
+        namespace=namespace,
+        client_id=client_id,
+        key=key,
+        timeout_s=timeout_s,
+        tls=tls,
+        ca=ca,
+        stay_awake=stay_awake,
+    )
     return Client(target)
 
 

@@ -17,6 +17,7 @@ from millstream.client.forks import belongs_to_one_process
 from millstream.client.silence import Silence
 from millstream.client.tls import PlainSocket, TlsSocket
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation
+from millstream.vigil import Pace
 from millstream.wire.frames import Frame, FrameReader, FrameType, encode_frame
 from millstream.wire.messages import Welcome, decode_error, decode_json, response_body
 
@@ -26,9 +27,10 @@ __all__ = ["Transport"]
 #: timeout of Python's own would cost one more system call per operation.
 _SLICE_S: Final = 0.25
 _SEND_S: Final = 30
-#: The longest that an answer is awaited awake, once so many in a row took no longer.  Time for a sync by a good disk.
+#: The longest that an answer is awaited awake, while they seldom take longer.  Time for a sync by a good disk.
 _STAY_AWAKE_S: Final = 0.0006
-_PROMPT_MIN: Final = 16
+#: An answer has a request before it, which came at once as well.
+_STEPS: Final = 2
 _yield: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
 _RECEIVE_BYTES: Final = 64 * 1024
@@ -50,7 +52,7 @@ class Transport:
         #: The broker asked us to go: finish, then connect again.
         self.goaway = False
         self.last_sent_s = time.monotonic()
-        self._prompt = 0  # answers in a row that came at once
+        self._pace = Pace()
         self._silence = Silence(0, self.last_sent_s)
         #: Called with frames that answer nothing (REBALANCE, DELIVERY, FLOW), in the receiving thread.
         self.on_push: Callable[[Frame], None] | None = None
@@ -173,13 +175,10 @@ class Transport:
 
         Being put to sleep and woken takes longer than a broker that is not busy needs for its answer.
         """
-        size = self._look_out(room) if self._prompt >= _PROMPT_MIN else 0
+        size = self._look_out(room) if self._pace.brisk and self._target.stay_awake else 0
         if not size:
             size = self.receive_into(room, wait_s)
-        if time.monotonic() - self.last_sent_s < _STAY_AWAKE_S:
-            self._prompt += 1
-        else:
-            self._prompt = 0
+        self._pace.note(prompt=time.monotonic() - self.last_sent_s < _STAY_AWAKE_S, steps=_STEPS)
         return size
 
     def _look_out(self, room: memoryview) -> int:

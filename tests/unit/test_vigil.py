@@ -1,4 +1,4 @@
-"""When the broker stays awake: for one client that asks at once, again and again, and not a moment longer."""
+"""When a loop stays awake: while requests and answers come at once, again and again, and not a moment longer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from millstream.server.vigil import Vigil
+from millstream.vigil import Vigil
 
 
 class _Loop:
@@ -64,8 +64,30 @@ def test_it_falls_asleep_when_the_next_request_does_not_come() -> None:
     world.now_us += 1
     world.loop.turn()
     assert not world.loop.soon
-    world.go_on("one", times=20)
+    world.go_on("one", times=5)
     assert not world.loop.soon, "the client has to show its pace again"
+
+
+def test_who_is_late_now_and_then_is_waited_for_all_the_same() -> None:
+    world = _World()
+    world.go_on("one", times=100)
+    for _ in range(20):
+        world.go_on("one", every_us=500)
+        world.go_on("one", times=19)
+        assert world.loop.soon
+
+
+@pytest.mark.parametrize("prompt", [0, 1, 5, 10])
+def test_who_is_late_more_often_is_not_waited_for_however_prompt_it_was_before(prompt: int) -> None:
+    world = _World()
+    world.go_on("one", times=1000)
+    for _ in range(20):
+        world.go_on("one", every_us=500)
+        world.go_on("one", times=prompt)
+    world.now_us += 201
+    world.loop.turn()
+    world.go_on("one", times=prompt)
+    assert not world.loop.soon
 
 
 @pytest.mark.parametrize("every_us", [201, 1000])
