@@ -62,6 +62,12 @@ class Pile:
         self._granted = self.left
         return self._known_bytes
 
+    def recount(self) -> None:
+        """Look at each of them, and have a closer look at the next."""
+        self._known_bytes = sum(map(entry_bytes, self.entries))
+        self._known_count = len(self.entries)
+        self.grant(_CLOSED_LEFT)
+
     def grant(self, left: int) -> None:
         self.left = self._granted = left
 
@@ -247,23 +253,27 @@ class Accumulator:
         if not count:
             return
         entries = pile.entries[:count]
-        del pile.entries[:count]
-        pile.reset(self.batch_bytes)
-        tickets = None
-        if pile.tickets:
-            tickets, pile.tickets = pile.tickets, []
+        tickets = pile.tickets[:count]
         line = pile.line
         assert line is not None
-        for start, end in alone_runs(entries) if self.special else ((0, count),):
-            head, tail = encode_entries(
-                entries[start:end],
-                base_timestamp_us=now_us,
-                producer=line.producer,
-                first_sequence=line.next_sequence,
-                codec=self._codec,
-                plain=not self.special,
-            )
-            self._delivery.put(line, head, tail, end - start, now_ms, tickets and tickets[start:end])
+        try:
+            pile.reset(self.batch_bytes)
+            for start, end in alone_runs(entries) if self.special else ((0, count),):
+                head, tail = encode_entries(
+                    entries[start:end],
+                    base_timestamp_us=now_us,
+                    producer=line.producer,
+                    first_sequence=line.next_sequence,
+                    codec=self._codec,
+                    plain=not self.special,
+                )
+                size = end - start
+                self._delivery.put(line, head, tail, size, now_ms, tickets[start:end] or None)
+                # At once, and not by a call: an exception of a signal's handler finds a message here or there.
+                del pile.entries[:size], pile.tickets[:size]
+        except BaseException:
+            pile.recount()
+            raise
 
     def seal_all(self, *, now_us: int, now_ms: int) -> int:
         """Seal every pile; returns how many batches that made."""

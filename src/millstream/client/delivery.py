@@ -15,6 +15,9 @@ batch only if its number follows the one before, so a retry is never stored twic
 
 Until the first answer on a connection only one batch of a line is under way: a broker that does not know a producer
 accepts any number, so a second batch could be stored although the first was refused.
+
+The exception of a signal's handler may come after any call.  Where a batch passes from one place to another nothing is
+called, so that it is always in one of them; the owner then tells us that we are disconnected.
 """
 
 from __future__ import annotations
@@ -219,7 +222,7 @@ class Delivery:
         batch = SealedBatch(line, head, tail, count, line.next_sequence, now_ms + self._delivery_timeout_ms, ticket)
         if line.producer:
             line.next_sequence = (line.next_sequence + count) & _SEQUENCE
-        line.ready.append(batch)
+        line.ready += (batch,)
         self._active[line] = None
         self.buffered_bytes += batch.size
 
@@ -255,21 +258,21 @@ class Delivery:
         return None
 
     def _launch(self, line: Line, now_ms: int) -> tuple[int, SealedBatch]:
-        batch = line.ready.popleft()
-        del self._active[line]
-        if line.ready:
-            self._active[line] = None  # at the end: every partition gets its turn
+        batch = line.ready[0]
         correlation = next(self._correlations) & 0x7FFF_FFFF
         if not self._confirmed:
             self._settle(batch, None, None)
-            return correlation, batch
-        if batch.sent_ms is not None:
-            self.retries += 1
-        batch.sent_ms = now_ms
-        batch.error = None
-        line.flying.append(batch)
-        line.unanswered += 1
-        self._flying[correlation] = batch
+        else:
+            if batch.sent_ms is not None:
+                self.retries += 1
+            batch.sent_ms = now_ms
+            batch.error = None
+            line.flying += (batch,)
+            line.unanswered += 1
+            self._flying[correlation] = batch
+        del line.ready[0], self._active[line]
+        if line.ready:
+            self._active[line] = None  # at the end: every partition gets its turn
         return correlation, batch
 
     # --- answers -------------------------------------------------------------------------------------------------
@@ -283,10 +286,10 @@ class Delivery:
         line.unanswered -= 1
         settled: list[Settled] = []
         if isinstance(result, PublishResult):
+            settled.append(self._settle(batch, result, None))
             line.flying.remove(batch)
             line.proven = True
             line.attempts = 0
-            settled.append(self._settle(batch, result, None))
         elif isinstance(result, OutOfSequence) or result.retriable:
             if isinstance(result, OutOfSequence) and batch is line.flying[0] and line.gap_at is None:
                 line.lost = True
@@ -304,8 +307,8 @@ class Delivery:
     def _refused(self, line: Line, batch: SealedBatch, error: MillstreamError) -> list[Settled]:
         """Take a batch out for good."""
         batch.place = line.flying.index(batch)
-        del line.flying[batch.place]
         settled = [self._settle(batch, None, error)]
+        del line.flying[batch.place]
         if not line.producer:
             return settled
         if batch.doubtful:
@@ -325,8 +328,8 @@ class Delivery:
         self._bring_back(line)
 
     def _bring_back(self, line: Line) -> None:
-        line.ready.extendleft(reversed(line.flying))
-        line.flying.clear()
+        nothing: deque[SealedBatch] = deque()
+        line.ready, line.flying = line.flying + line.ready, nothing
         line.unanswered = 0
         line.stalled = False
         if line.ready:
@@ -340,10 +343,11 @@ class Delivery:
 
     def disconnected(self) -> None:
         """The connection is gone, and with it every answer."""
-        for batch in self._flying.values():
-            batch.doubtful = True
         self._flying.clear()
         for line in self._lines:
+            for batch in line.flying:
+                # Also one whose answer was about to be taken in.  What was refused, and waits for the others, is not.
+                batch.doubtful |= batch.error is None
             line.proven = False
             if line.flying or line.stalled:
                 self._bring_back(line)
@@ -436,6 +440,7 @@ class Delivery:
         return [self._settle(batch, None, error) for batch in batches]
 
     def _settle(self, batch: SealedBatch, result: PublishResult | None, error: MillstreamError | None) -> Settled:
-        self.buffered_bytes -= batch.size
-        batch.settled = True
+        if not batch.settled:  # one that is sent again after an interrupt may be
+            self.buffered_bytes -= batch.size
+            batch.settled = True
         return Settled(batch, result, error)

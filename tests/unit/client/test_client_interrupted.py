@@ -236,3 +236,82 @@ def test_interrupted_anywhere_a_queue_goes_on(first: int) -> None:
                     break
                 work(queue)
             assert step > 100, "the client was not traced"
+
+
+def _flush(producer: millstream.Producer, problems: list[Exception]) -> None:
+    try:
+        producer.flush()
+    except Interrupted:
+        raise
+    except Exception as problem:
+        problems += (problem,)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("first", seeds(1, 4))
+def test_interrupted_anywhere_a_flush_says_so_and_the_producer_goes_on(fake: FakeBroker, first: int) -> None:
+    """The lock that it lets go of while it waits was let go of twice, or not at all; and half of a frame was sent."""
+    problems: list[Exception] = []
+    sent = 0
+    with millstream.connect(fake.address, timeout_s=2) as client, client.producer("t", linger_ms=60_000) as producer:
+        for step in itertools.count(first, 4):
+            for _ in range(2):
+                producer.send(b"%d" % sent)
+                sent += 1
+            if not _interrupted_at(step, partial(_flush, producer, problems)):
+                break
+            assert not problems, f"it raised something else at step {step}"
+            assert producer._lock.acquire(timeout=5), f"taken for ever at step {step}"
+            producer._lock.release()
+            producer.flush(5)
+        assert step > 100, "the client was not traced"
+    assert fake.values("t") == [b"%d" % number for number in range(sent)]
+
+
+def test_a_flush_that_is_interrupted_while_another_thread_has_the_lock_leaves_it_to_that(fake: FakeBroker) -> None:
+    """It had let go of the lock to wait, was interrupted when it took it again, and let go of it once more."""
+    main = threading.get_ident()
+    came_out = threading.Event()
+    mine: list[bool] = []
+    with millstream.connect(fake.address, timeout_s=2) as client, client.producer("t") as producer:
+        fake.hold_answers.clear()
+        producer.send(b"x")
+
+        def interrupt() -> None:
+            fake.wait_for(lambda: bool(fake.publishes))
+            with producer._lock:
+                came_out.wait(0.2)  # it waits for the lock by then
+                signal.pthread_kill(main, signal.SIGUSR1)
+                came_out.wait(5)
+                mine.append(producer._lock.locked())
+
+        other = threading.Thread(target=interrupt)
+        other.start()
+        with pytest.raises(Interrupted):
+            producer.flush(10)
+        came_out.set()
+        other.join(5)
+        assert mine == [True]
+        fake.hold_answers.set()
+    assert fake.values("t") == [b"x"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("first", seeds(1, 4))
+def test_interrupted_anywhere_a_send_loses_and_repeats_nothing_of_others(fake: FakeBroker, first: int) -> None:
+    """A batch that was on its way from one place to the next was in neither, without a word."""
+    with millstream.connect(fake.address, timeout_s=2) as client, client.producer("t", linger_ms=0) as producer:
+        for step in itertools.count(first, 4):
+            producer.send(b"before %d" % step)
+            interrupted = _interrupted_at(step, partial(producer.send, b"interrupted %d" % step))
+            producer.send(b"behind %d" % step)
+            producer.flush(5)
+            if not interrupted:
+                break
+        assert step > 100, "the client was not traced"
+    stored = fake.values("t")
+    assert len(stored) == len(set(stored)), "stored twice"
+    others = [value for value in stored if value is not None and not value.startswith(b"interrupted")]
+    assert others == [
+        b"%b %d" % (when, number) for number in range(first, step + 1, 4) for when in (b"before", b"behind")
+    ]

@@ -20,7 +20,9 @@ import mmh3
 
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
+from millstream.client.blocking.knock import Knock
 from millstream.client.blocking.transport import Transport
+from millstream.client.delivery import SealedBatch
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import Topic
@@ -71,8 +73,9 @@ class Producer:
         self._outbox = Outbox(topic, settings, identity, request_timeout_s=target.timeout_s)
         self._accumulator = self._outbox.accumulator
         self._lock = threading.Lock()
-        self._progress = threading.Condition(self._lock)
-        self._wake = threading.Event()
+        #: Threads that wait until something is settled.
+        self._waiting: list[Knock] = []
+        self._wake = Knock()
         self._asleep = False
         self._busy = 0
         self._closing = False
@@ -121,31 +124,24 @@ class Producer:
         if not outbox.knows(partition):
             self._look_again()
         with self._lock:
-            self._check()
-            if outbox.full:
-                limit_s = outbox.settings.send_timeout_s
-                self._await(lambda: not outbox.full, limit_s, "no room in the producer's buffer")
-                self._check()
-            outbox.add(entry, partition)
-            if not outbox.settings.linger_ms:
-                outbox.seal_all()
-            self._busy += 1
-            self._pump()
-            if self._asleep:
-                self._wake.set()
+            taken = self._take(entry, partition)
+        if not taken:
+            limit_s = outbox.settings.send_timeout_s
+            self._await(lambda: self._take(entry, partition), limit_s, "no room in the producer's buffer")
         self._report()
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is confirmed.  Raises the first error, or RequestTimeout."""
         outbox = self._outbox
+        marks: list[SealedBatch] = []
         with self._lock:
             if not self._ended:
                 outbox.seal_all()
                 self._pump()
-                self._wake.set()
+                self._wake.knock()
                 marks = outbox.marks()
-                limit_s = outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
-                self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
+        limit_s = outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
+        self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
         self._report()
         self._raise_failure()
 
@@ -168,7 +164,7 @@ class Producer:
                 if first:
                     # A thread that was past the gate when it closed may have added a message behind the flush's back.
                     self._outbox.abandon(ConnectionLost("the producer was closed"))
-                self._wake.set()
+                self._wake.knock()
                 if self._transport is not None:
                     self._transport.close()  # also wakes the thread if it waits for answers
             self._report()
@@ -189,7 +185,6 @@ class Producer:
     def _forked(self) -> None:
         """What waits here is sent by the parent, whose thread and connection this is."""
         self._lock = threading.Lock()
-        self._progress = threading.Condition(self._lock)
         self._closing = self._ended = True
         _live.discard(self)
         self._accumulator.close_gate()
@@ -208,23 +203,20 @@ class Producer:
         if failure is not None:
             raise failure
 
-    def _await(self, reached: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Drive the connection from this thread until something is the case.  The lock is free while it waits."""
-        deadline_s = time.monotonic() + limit_s
-        while not reached() and not self._ended:
-            remaining_s = deadline_s - time.monotonic()
-            if remaining_s <= 0:
-                raise RequestTimeout(f"{what} after {limit_s:g} s")
-            transport = self._transport
-            if transport is None or not self._outbox.delivery.flying:
-                self._progress.wait(min(remaining_s, 0.05))
-            else:
-                self._lock.release()
-                try:
-                    transport.wait(min(remaining_s, 0.05))
-                finally:
-                    self._lock.acquire()
-            self._pump()
+    def _take(self, entry: AnyEntry, partition: int | None) -> bool:
+        """Take a message, unless there is no room."""
+        outbox = self._outbox
+        self._check()
+        if outbox.full:
+            return False
+        outbox.add(entry, partition)
+        if not outbox.settings.linger_ms:
+            outbox.seal_all()
+        self._busy += 1
+        self._pump()
+        if self._asleep:
+            self._wake.knock()
+        return True
 
     def _pump(self) -> None:
         """Take in answers, send what may be sent.  Never waits for the broker, only for the socket's buffer."""
@@ -243,21 +235,53 @@ class Producer:
                 transport.send(*frame[1:])
         except ConnectionLost:
             self._disconnect()
+        except BaseException:  # an interrupt of the user's: half of a frame may be sent, or an answer forgotten
+            self._disconnect()
+            raise
 
     def _take_answers(self, transport: Transport) -> None:
         for frame in transport.frames():
             assert frame.correlation is not None
             self._outbox.answered(frame.correlation, frame.payload)
-        self._progress.notify_all()
+        self._knock_at_all()
+
+    def _knock_at_all(self) -> None:
+        while self._waiting:
+            self._waiting.pop().knock()
 
     def _disconnect(self) -> None:
         if self._transport is not None:
             self._transport.close()
             self._transport = None
         self._outbox.delivery.disconnected()
-        self._wake.set()
+        self._wake.knock()
 
     # --- without the lock ----------------------------------------------------------------------------------------
+
+    def _await(self, reached: Callable[[], bool], limit_s: float, what: str) -> None:
+        """Drive the connection from this thread until something is the case, which is asked under the lock.
+
+        It is waited without the lock, not with the lock let go of and taken again: whatever interrupts us, it is clear
+        who has it.
+        """
+        deadline_s = time.monotonic() + limit_s
+        knock = Knock()
+        while True:
+            with self._lock:
+                if reached() or self._ended:
+                    return
+                transport = self._transport if self._outbox.delivery.flying else None
+                if transport is None and knock not in self._waiting:
+                    self._waiting.append(knock)
+            wait_s = min(deadline_s - time.monotonic(), 0.05)
+            if wait_s <= 0:
+                raise RequestTimeout(f"{what} after {limit_s:g} s")
+            if transport is None:
+                knock.wait(wait_s)
+            else:
+                transport.wait(wait_s)
+            with self._lock:
+                self._pump()
 
     def _report(self) -> None:
         """Tell `on_error`, which may call us back."""
@@ -302,7 +326,6 @@ class Producer:
             else:
                 # While callers keep sending they take in the answers themselves; waking for each would slow them down.
                 self._wake.wait(min(wait_s, _BUSY_S))
-                self._wake.clear()
 
     def _tick(self) -> bool:
         """Seal what has waited, give up what waited too long, move what can move; True when there is nothing to do."""
@@ -311,14 +334,13 @@ class Producer:
         if outbox.overdue():
             self._disconnect()
         if outbox.expire():
-            self._progress.notify_all()
+            self._knock_at_all()
         self._pump()
         self._asleep = outbox.come_to_rest()
         return self._asleep
 
     def _rest(self, transport: Transport | None) -> None:
         self._wake.wait(_IDLE_S)
-        self._wake.clear()
         self._asleep = False
         if transport is None:
             return
@@ -348,7 +370,7 @@ class Producer:
             transport = self._connect(min(self._target.timeout_s, 10))
         except MillstreamError as error:
             self._outbox.trouble = str(error)
-            self._wake.clear()
+            self._wake.forget()
             self._wake.wait(backoff.next_s())
             return
         backoff.reset()
