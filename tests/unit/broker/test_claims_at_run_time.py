@@ -12,6 +12,7 @@ from millstream.records import encode_batch
 from millstream.testing.broker import BrokerForTests
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls
+from millstream.wire.leases import Settle
 from millstream.wire.queue_calls import (
     Claim,
     ClaimExtended,
@@ -19,6 +20,7 @@ from millstream.wire.queue_calls import (
     ClaimSettled,
     CloseQueue,
     ConfigureQueue,
+    DeleteQueue,
     DescribeQueue,
     Explain,
     Explanation,
@@ -304,5 +306,31 @@ def test_who_claims_and_who_leases_share_a_queue() -> None:
         await asyncio.sleep(0.01)
         await settle(client, mine.claim, "release")
         assert [message.offset for message in await waiting] == [0, 1, 2, 3]
+
+    run(scenario)
+
+
+def test_a_claim_of_a_deleted_group_says_nothing_about_the_next_one_of_its_name() -> None:
+    """What the old group had decided and not yet written down was written down with it, as the new one's."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"%d" % n for n in range(10)])
+        mine = await claim(client, 4)
+        other = Client(client.broker)
+        await other.settle(Settle.ACK, *await other.lease(await other.open_queue()))
+        await client.call(DeleteQueue(topic="orders", force=True))
+        await other.open_queue()
+        with pytest.raises(ReceiptInvalid):
+            await client.call(ExtendClaim(claim=mine.claim))
+        late = await settle(client, mine.claim, ranges=mine.ranges)
+        assert (late.settled, late.left, late.invalid) == (0, 0, mine.ranges)
+        assert (await describe(client)).ready == 10
+        await client.broker.stop()
+        client = await started(storage)
+        assert (await describe(client)).ready == 10
+        await client.broker.stop()
 
     run(scenario)

@@ -48,8 +48,8 @@ class _Held(NamedTuple):
 
     @property
     def lease(self) -> Lease | None:
-        """The lease itself, unless it has ended."""
-        return self.part.ledger.lease_of(self.nonce)
+        """The lease itself, unless it has ended, or its group has."""
+        return self.part.ledger.lease_of(self.nonce) if self.part.group.gone is None else None
 
 
 class Claimed:

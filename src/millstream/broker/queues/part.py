@@ -395,15 +395,22 @@ class QueuePart:
 
     def record(self) -> None:
         """Hand what was decided to the journal; nobody waits for it."""
-        for fact in self.ledger.drain():
-            self.keeper.journal.record(self.entity, fact)
+        for entity, fact in self._decided():
+            self.keeper.journal.record(entity, fact)
 
     def record_durably(self) -> Awaitable[None]:
         """What was decided until now is on disk when the answer was awaited."""
         # Taken now: until somebody awaits, the next flush could have written them without waiting for the disk.
-        return self._write([(self.entity, fact) for fact in self.ledger.drain()])
+        return self._write(self._decided())
+
+    def _decided(self) -> list[EntityFact]:
+        """What is to be written; nothing of a group that is gone: the next one of its name has its place."""
+        facts = self.ledger.drain()
+        return [] if self.group.gone is not None else [(self.entity, fact) for fact in facts]
 
     async def _write(self, facts: list[EntityFact]) -> None:
+        if self.group.gone is not None:
+            return
         if facts:
             # The ledger goes by them already, so they are written as soon as possible if they cannot be now.
             await self.keeper.journal.record_durably(*facts, holds=True)
