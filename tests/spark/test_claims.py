@@ -272,6 +272,43 @@ def test_messages_of_a_topic_that_was_made_again_are_not_acked_for_those_of_the_
     assert again.drain() == numbers(12, 100)
 
 
+def remade_group(world: World, topic: str) -> None:
+    """As somebody does who wants everything once more."""
+    world.client.queues.delete(topic, group="workers", force=True)
+    world.client.queue(topic, group="workers", prefetch=1, start="earliest").close()
+
+
+def test_messages_of_a_group_that_was_made_again_are_not_acked_for_those_of_the_old_one(
+    world: World, queries: list[Query]
+) -> None:
+    topic = world.topic()
+    world.publish(topic, numbers(10))
+    query = Query(world.options(topic))
+    queries.append(query)
+    assert query.drain() == numbers(10)
+    query.reader.stop()
+    remade_group(world, topic)
+    again = query.restarted(world.options(topic))
+    queries.append(again)
+    assert again.drain() == numbers(10)
+
+
+def test_a_batch_that_is_done_when_its_group_was_made_again_is_still_to_do_for_the_new_one(
+    world: World, queries: list[Query]
+) -> None:
+    topic = world.topic()
+    world.publish(topic, numbers(10))
+    query = Query(world.options(topic))
+    queries.append(query)
+    assert query.batch() == numbers(10)
+    remade_group(world, topic)
+    assert query.reader._claims is not None
+    query.reader._claims.extend()  # which finds that they are gone
+    assert query.batch() == numbers(10)
+    assert query.batch() is None
+    assert state(world.client, topic) == (0, 0, 10)
+
+
 def test_a_batch_that_is_done_again_is_without_what_went_with_its_topic(world: World, queries: list[Query]) -> None:
     topic = world.topic()
     world.publish(topic, numbers(10))

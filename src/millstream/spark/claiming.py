@@ -49,6 +49,8 @@ class Batch(NamedTuple):
     ranges: Mapping[str, list[queue_calls.Range]] = {}
     #: Of these topics, as in offsets.Position: one that is made again has other messages at these offsets.
     uids: Mapping[str, int] = {}
+    #: When their queue groups were made: one that is made again has other messages to do, at these offsets, too.
+    made_us: Mapping[str, int] = {}
 
     def as_json(self) -> dict[str, Any]:
         """Always in the same order: Spark compares the text."""
@@ -56,18 +58,19 @@ class Batch(NamedTuple):
             "claim": self.number,
             "ranges": {topic: [list(each) for each in self.ranges[topic]] for topic in sorted(self.ranges)},
             "uids": {topic: self.uids[topic] for topic in sorted(self.uids)},
+            "made_us": {topic: self.made_us[topic] for topic in sorted(self.made_us)},
         }
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Batch:
-        if document.keys() - {"uids"} != {"claim", "ranges"}:
+        if document.keys() - {"uids", "made_us"} != {"claim", "ranges"}:
             raise InvalidArgument(
                 "the checkpoint is one of a query without option claim; what is claimed needs a checkpoint of its own"
             )
         ranges = {
             topic: [(part, first, until) for part, first, until in some] for topic, some in document["ranges"].items()
         }
-        return cls(document["claim"], ranges, document.get("uids", {}))
+        return cls(document["claim"], ranges, document.get("uids", {}), document.get("made_us", {}))
 
 
 class ClaimedPart(NamedTuple):
@@ -121,20 +124,21 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _next(self, before: Batch, most: int) -> Batch | None:
         claims = self._opened()
         ranges: dict[str, list[queue_calls.Range]] = {}
+        made_us: dict[str, int] = {}
         topics = self._topics()
         turn = before.number % len(topics) if topics else 0
         for topic in topics[turn:] + topics[:turn]:  # every topic is the first one sometimes
             wanted = most if self._pinned is None else min(most, self._pinned.get(topic, 0))
             if wanted <= 0:
                 continue
-            taken = claims.take(topic, wanted)
+            taken, made_then_us = claims.take(topic, wanted)
             if taken:
-                ranges[topic] = taken
+                ranges[topic], made_us[topic] = taken, made_then_us
             messages = sum(until - first for _, first, until in taken)
             most -= messages
             if self._pinned is not None:  # without any, what is left of it is in other hands
                 self._pinned[topic] = self._pinned[topic] - messages if taken else 0
-        return Batch(before.number + 1, ranges, self._uids(ranges)) if ranges else None
+        return Batch(before.number + 1, ranges, self._uids(ranges), made_us) if ranges else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._open()
@@ -145,8 +149,8 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:  # noqa: ARG002
         batch = Batch.from_json(end)
         if self._batch is None or self._batch.number != batch.number:  # it was begun before this query was restarted
-            held = self._opened().retake(self._kept(batch), patience_s=_PATIENCE_S)
-            self._batch = batch = Batch(batch.number, held, batch.uids)
+            held = self._opened().retake(self._kept(batch), batch.made_us, patience_s=_PATIENCE_S)
+            self._batch = batch = Batch(batch.number, held, batch.uids, batch.made_us)
         log = self._reader()
         extents = log.survey()
         by_place: dict[Place, list[tuple[int, int]]] = {}
@@ -195,7 +199,7 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         claims = self._opened()
         if self._batch is None:
             # Done before this query was restarted, and perhaps not acked; otherwise there is nothing to take.
-            claims.retake(self._kept(batch), patience_s=_PATIENCE_S)
+            claims.retake(self._kept(batch), batch.made_us, patience_s=_PATIENCE_S)
         claims.acknowledge()
         self._batch = Batch(batch.number)
 

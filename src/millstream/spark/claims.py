@@ -52,6 +52,8 @@ _encode: Final = msgspec.json.Encoder().encode
 
 class _Held(NamedTuple):
     topic: str
+    #: Of which group of its name they are, as in Claim.
+    made_us: int
     ranges: list[Range]
     lease_ms: int
     claim: int
@@ -91,15 +93,22 @@ class Claims:
 
     # --- claims ------------------------------------------------------------------------------------------------------
 
-    def take(self, topic: str, most: int) -> list[Range]:
-        """Claim what is next in the queue of a topic; nothing if there is no such topic."""
+    def take(self, topic: str, most: int) -> tuple[list[Range], int]:
+        """Claim what is next in the queue of a topic; nothing if there is no such topic.
+
+        Also tells which of the groups of its name it is, as in Claim.
+        """
         call = ClaimMessages(topic=topic, group=self._group, max=min(most, CLAIM_MAX))
         with self._lock, contextlib.suppress(TopicNotFound):
-            return self._hold(topic, self._connection.call(call, Claim))
-        return []
+            claim: Claim = self._connection.call(call, Claim)
+            self._hold(topic, claim)
+            return claim.ranges, claim.made_us
+        return [], 0
 
-    def retake(self, wanted: Mapping[str, Sequence[Range]], *, patience_s: float) -> dict[str, list[Range]]:
-        """Claim what was claimed before, and say what of it is ours again.
+    def retake(
+        self, wanted: Mapping[str, Sequence[Range]], made_us: Mapping[str, int], *, patience_s: float
+    ) -> dict[str, list[Range]]:
+        """Claim what was claimed before, and say what of it is ours again; of the groups that were made then, if known.
 
         What somebody else has may be what we had ourselves before we were restarted, which the broker has not noticed
         yet.  So there is patience, up to the length of a lease.
@@ -109,7 +118,7 @@ class Claims:
         deadline_s = time.monotonic() + patience_s
         while missing:
             for topic, ranges in list(missing.items()):
-                claim = self._retake(topic, ranges)
+                claim = self._retake(topic, ranges, made_us.get(topic, 0))
                 got[topic] += claim.ranges
                 if claim.refused:
                     missing[topic] = claim.refused
@@ -120,21 +129,22 @@ class Claims:
             time.sleep(_RETAKE_S)
         return got
 
-    def _retake(self, topic: str, ranges: list[Range]) -> Claim:
+    def _retake(self, topic: str, ranges: list[Range], made_us: int) -> Claim:
         nothing = Claim(claim=0, consumer=0, messages=0, ranges=[], lease_ms=0, settled=ranges)
+        call = ClaimMessages(topic=topic, group=self._group, wanted=ranges, made_us=made_us)
         with self._lock, contextlib.suppress(TopicNotFound):
-            claim: Claim = self._connection.call(ClaimMessages(topic=topic, group=self._group, wanted=ranges), Claim)
+            claim: Claim = self._connection.call(call, Claim)
             self._hold(topic, claim)
             return claim
         return nothing
 
-    def _hold(self, topic: str, claim: Claim) -> list[Range]:
+    def _hold(self, topic: str, claim: Claim) -> None:
         if claim.claim:
-            self._held.append(_Held(topic, claim.ranges, claim.lease_ms, claim.claim, self._connection.link()))
+            link = self._connection.link()
+            self._held.append(_Held(topic, claim.made_us, claim.ranges, claim.lease_ms, claim.claim, link))
             if self._extender is None:
                 self._extender = threading.Thread(target=self._keep, name="millstream-claims", daemon=True)
                 self._extender.start()
-        return claim.ranges
 
     def acknowledge(self) -> None:
         """Everything that is held is done."""
@@ -156,7 +166,7 @@ class Claims:
         if self._settled(held) == _count(held.ranges):
             return 0
         # The connection is another one, or the lease has ended: what nobody else has got since is ours again.
-        again = self._retake(held.topic, held.ranges)
+        again = self._retake(held.topic, held.ranges, held.made_us)
         taken, self._held = self._held, []
         return _count(again.refused) + sum(_count(each.ranges) - self._settled(each) for each in taken)
 
@@ -201,10 +211,10 @@ class Claims:
 
     def _extend(self, held: _Held) -> None:
         if self._ask(held, ExtendClaim(claim=held.claim), ClaimExtended) is None:
-            claim = self._retake(held.topic, held.ranges)
+            claim = self._retake(held.topic, held.ranges, held.made_us)
             self._held.remove(held)
             if claim.refused:
-                self._held.append(_Held(held.topic, claim.refused, held.lease_ms, 0, None))
+                self._held.append(_Held(held.topic, held.made_us, claim.refused, held.lease_ms, 0, None))
 
     def close(self) -> None:
         """Give back what is held."""

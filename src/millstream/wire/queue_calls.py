@@ -286,6 +286,8 @@ class ClaimMessages(CallForm, tag="queue.claim"):
     #: 0 = what the group or the topic says.
     lease_ms: int = 0
     wanted: list[Range] | None = None
+    #: With `wanted`: when the group was made that they were claimed of.  Nothing is taken of another; 0 = of any.
+    made_us: int = 0
 
 
 class Claim(AnswerForm):
@@ -298,10 +300,12 @@ class Claim(AnswerForm):
     ranges: list[Range]
     #: How long the claim lasts from now on; 0 when there is nothing in it.
     lease_ms: int
-    #: Of what was wanted: settled already, or no longer stored.
+    #: Of what was wanted: settled already, no longer stored, or claimed of a group that is gone.
     settled: list[Range] = []
     #: Of what was wanted: in the hands of somebody else, or not there yet.
     refused: list[Range] = []
+    #: When the group was made: one that was deleted and made again is another.  0 = not known.
+    made_us: int = 0
 
 
 class SettleClaim(CallForm, tag="queue.settle_claim"):

@@ -334,3 +334,31 @@ def test_a_claim_of_a_deleted_group_says_nothing_about_the_next_one_of_its_name(
         await client.broker.stop()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("place", ["orders", "*"])
+def test_a_claim_says_of_which_group_of_its_name_it_is_and_nothing_is_taken_again_of_another(place: str) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        if place != "orders":
+            await client.open_queue(place)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"%d" % n for n in range(10)])
+        mine = await claim(client, 4)
+        assert mine.made_us
+        await client.call(ConfigureQueue(topic=place, policy={"max_deliveries": 7}))
+        await client.broker.stop()
+
+        client = await started(storage)
+        again = await claim(client, wanted=mine.ranges, made_us=mine.made_us)
+        assert (again.ranges, again.made_us) == (mine.ranges, mine.made_us)
+        await client.call(DeleteQueue(topic=place, force=True))
+        await client.call(CloseQueue(consumer=await client.open_queue(place)))
+        nothing = await claim(client, wanted=mine.ranges, made_us=mine.made_us)
+        assert (nothing.claim, nothing.ranges, nothing.settled) == (0, [], mine.ranges)
+        assert nothing.made_us > mine.made_us
+        assert (await claim(client, wanted=mine.ranges)).ranges == mine.ranges, "who does not know gets them"
+        await client.broker.stop()
+
+    run(scenario)

@@ -106,6 +106,11 @@ class Claims:
             if number >= len(group.topic.partitions):
                 last = len(group.topic.partitions) - 1
                 raise PartitionNotFound(f"topic {call.topic!r} has partitions 0 to {last}, not {number}")
+        if call.wanted and call.made_us and group.made_us and call.made_us != group.made_us:
+            # What was done for the old group is still to do for this one.
+            return queue_calls.Claim(
+                claim=0, consumer=0, messages=0, ranges=[], lease_ms=0, settled=call.wanted, made_us=group.made_us
+            )
         consumer = self._claimant(session, group, call)
         leases: list[tuple[QueuePart, Lease]] = []
         if not group.policy.paused and call.wanted is None:
@@ -202,6 +207,7 @@ class Claims:
             lease_ms=claim.lasts_ms(self._queues.now_us()),
             settled=settled,
             refused=refused,
+            made_us=group.made_us,
         )
 
     # --- settling ------------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ class QueueGroup:
         self.opened = opened
         self.name = name
         self.policy = policy
+        #: Which of the groups that have had this name it is; 0 where that was not written down.
+        self.made_us = 0
         #: While it is being made: what retention has removed before is not its loss.
         self.is_new = False
         #: Why nobody can have anything of it any more; said to who was waiting to open it.

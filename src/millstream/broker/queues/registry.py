@@ -54,6 +54,8 @@ class _Pattern:
     pattern: str
     group: str
     policy: QueuePolicy
+    #: As of a group; that of the groups which follow from it.
+    made_us: int
     consumers: list[Consumer] = field(default_factory=list)
 
     @property
@@ -86,13 +88,13 @@ class QueueRegistry:
     def replay(self, documents: Mapping[str, Any]) -> None:
         for key, document in documents.items():
             kind, namespace, place, name = key.split("/")
-            policy = QueuePolicy.stored(document["policy"])
+            policy, made_us = QueuePolicy.stored(document["policy"]), document.get("made_us", 0)
             if kind == "pattern":
-                self._patterns[namespace, place, name] = _Pattern(namespace, place, name, policy)
+                self._patterns[namespace, place, name] = _Pattern(namespace, place, name, policy, made_us)
             else:
                 topic = self._host.topics.registry.find(namespace, place)
                 if topic is not None:
-                    self._add(topic, name, policy)
+                    self._add(topic, name, policy).made_us = made_us
                 else:
                     self._stale[key] = None
         for topic in self._host.topics.registry.all_topics():
@@ -175,7 +177,7 @@ class QueueRegistry:
         """Have the groups that patterns want on this topic."""
         for pattern in self._patterns.values():
             if pattern.covers(topic) and pattern.group not in self._groups.get((topic.namespace, topic.name), {}):
-                self._add(topic, pattern.group, pattern.policy)
+                self._add(topic, pattern.group, pattern.policy).made_us = pattern.made_us
 
     async def forget_topic(self, namespace: str, name: str) -> None:
         """A topic is gone, and its partitions are closed already."""
@@ -265,8 +267,9 @@ class QueueRegistry:
                     part = group.part(number)
                     part.ledger.start_at(part.end)
                     await part.record_durably()
-        await self._record({group.key: _document(policy)})
-        group.opened = True
+        made_us = self._clock.now_us()
+        await self._record({group.key: _document(policy, made_us)})
+        group.opened, group.made_us = True, made_us
         group.configure(policy)
         _log.info("queue group created", namespace=topic.namespace, topic=topic.name, group=name)
         return group
@@ -300,12 +303,12 @@ class QueueRegistry:
                 _check_same(pattern.policy, values, f"queue group {name!r} of pattern {text!r}")
                 return pattern
             policy = QueuePolicy.from_mapping(values)
-            pattern = _Pattern(namespace, text, name, policy)
+            pattern = _Pattern(namespace, text, name, policy, self._clock.now_us())
             for topic in self._covered(pattern):
                 group = self._groups.get((namespace, topic.name), {}).get(name)
                 if group is None or not group.opened:
                     await self._create(topic, name, policy)
-            await self._record({pattern.key: _document(policy)})
+            await self._record({pattern.key: _document(policy, pattern.made_us)})
             self._patterns[namespace, text, name] = pattern
             return pattern
 
@@ -325,9 +328,9 @@ class QueueRegistry:
                 pattern = None
                 groups = [self.get(namespace, call.topic, call.group)]
             policies = {group: QueuePolicy.from_mapping(call.policy, group.policy) for group in groups}
-            facts: dict[str, Any] = {group.key: _document(policy) for group, policy in policies.items()}
+            facts: dict[str, Any] = {group.key: _document(policy, group.made_us) for group, policy in policies.items()}
             if pattern is not None:
-                facts[pattern.key] = _document(pattern_policy)
+                facts[pattern.key] = _document(pattern_policy, pattern.made_us)
             await self._record(facts)
             if pattern is not None:
                 pattern.policy = pattern_policy
@@ -392,8 +395,8 @@ def _orphan(consumer: Consumer, gone: MillstreamError) -> None:
         handle.answer(gone)
 
 
-def _document(policy: QueuePolicy) -> dict[str, Any]:
-    return {"policy": msgspec.to_builtins(policy)}
+def _document(policy: QueuePolicy, made_us: int) -> dict[str, Any]:
+    return {"policy": msgspec.to_builtins(policy), "made_us": made_us}
 
 
 def _check_same(policy: QueuePolicy, values: Mapping[str, Any], what: str) -> None:
