@@ -232,8 +232,9 @@ class _Recovery:
         file = self._storage.open(segment.path)
         try:
             found = self._survey(segment, file, size, confirmed if size <= durable_bytes else None)
-            if found.size < durable_bytes < size:
-                # Not room, since there were batches.
+            if found.size <= durable_bytes < size and found.next_offset < confirmed:
+                # Zeros below are no room, since there were batches; and how far the last of them reached, if it is
+                # damaged, only the note knows.
                 found = self._survey(segment, file, durable_bytes, confirmed)
             end = found.size
             torn = next((damage for damage in found.damaged if damage.end > durable_bytes), None)

@@ -159,3 +159,22 @@ def test_offline_tools_step_over_room() -> None:
     assert [finding.damaged for finding in findings] == [(), ()]
     assert findings[0].bytes == log.segments[0].size
     assert sum(batch.header.count for batch in dump(storage, DIRECTORY)) == len(messages)
+
+
+@pytest.mark.parametrize("back", [8, 160])
+def test_rot_in_the_last_confirmed_batch_before_room_does_not_free_its_offsets(back: int) -> None:
+    """They were given to the next messages, which whoever had read that far never saw."""
+    storage = SimulatedStorage()
+    log, messages = with_room(storage)
+    log.note_durable()
+    end = log.size_bytes
+    assert storage.size(FIRST_LOG) > end
+    storage.kill()
+    storage.flip(FIRST_LOG, end - back)  # in its value, and in its header
+    log = open_log(storage, tail_bytes=0)
+    lost = messages.pop().offset
+    assert log.next_offset == lost + 1
+    assert log.recovery.damaged == [(lost, lost + 1)]
+    messages += append(log, plain(b"after"))
+    log.sync()
+    assert read_back(log) == (messages, [(lost, lost + 1)])
