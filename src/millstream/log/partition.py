@@ -229,11 +229,14 @@ class PartitionLog:
             return
         fresh = self._make_segment(self.next_offset)
         try:
+            # Before there is a name: more may be appended to this segment if that fails.
+            sealed_file = self._files.pin(self._storage, active.path)
             file = self._storage.open(fresh.path, create=True)
             file.truncate(0)
             file.close()
-            sealed_file = self._files.pin(self._storage, active.path)
         except OSError as problem:
+            if self._file is None:
+                self._files.unpin(self._storage, active.path)
             raise StorageFailed(f"cannot start {fresh.path}: {problem.strerror or problem}") from problem
         snapshot = self.producers.encode(self.next_offset) if len(self.producers) else None
         self._seals.append(Seal(self._storage, self.directory, active, sealed_file, snapshot))

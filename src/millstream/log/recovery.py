@@ -156,17 +156,24 @@ class _Recovery:
         return Segment(self._storage, self._files, self._directory, base_offset, interval_bytes=self._interval_bytes)
 
     def _drop_superseded(self, candidates: list[_Candidate]) -> list[_Candidate]:
-        """Remove the inputs of a compaction that was interrupted behind the point where it counts."""
+        """Remove the inputs of a compaction that was interrupted behind the point where it counts.
+
+        And the empty file of a roll that was given up, after which the segment before it went on: it would hide what
+        that one has got since.
+        """
         kept: list[_Candidate] = []
-        superseded_until = 0
+        sealed_until = superseded_until = 0
         for candidate in candidates:
-            if candidate.segment.base_offset < superseded_until:
-                remove_segment(self._storage, self._directory, candidate.segment.base_offset)
+            base = candidate.segment.base_offset
+            if base < superseded_until or (base < sealed_until and not candidate.size):
+                remove_segment(self._storage, self._directory, base)
                 self._names_changed = True
                 continue
             kept.append(candidate)
-            if candidate.is_sealed and candidate.header and candidate.header.flags & IndexFlags.COMPACTED:
-                superseded_until = candidate.header.next_offset
+            if candidate.is_sealed and candidate.header:
+                sealed_until = candidate.header.next_offset
+                if candidate.header.flags & IndexFlags.COMPACTED:
+                    superseded_until = sealed_until
         return kept
 
     def _rebuild(self, candidate: _Candidate, following: int | None) -> None:

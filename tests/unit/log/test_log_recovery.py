@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+from typing import NoReturn
+
 import pytest
 
 from millstream.errors import StorageFailed
+from millstream.log.cache import FileCache
 from millstream.log.index import IndexFlags
 from millstream.log.memory import MemoryStorage
 from millstream.log.partition import PartitionLog
+from millstream.log.storage import File, Storage
 from millstream.log.swap import read_index_header
 from millstream.log.verify import verify
+from millstream.testing.storage import SimulatedFile, SimulatedStorage
 from tests.log_workload import DIRECTORY, FIRST_INDEX, FIRST_LOG, Message, append, open_log, plain, read_back
 
 
@@ -227,3 +233,38 @@ def test_a_file_that_vanishes_under_us_is_an_error_and_not_a_crash() -> None:
     storage.remove(FIRST_LOG)
     with pytest.raises(StorageFailed, match="cannot read"):
         log.read(0, 100, before=18)
+
+
+@pytest.mark.parametrize("fails", ["the old file", "the new file"])
+def test_a_roll_that_was_given_up_hides_nothing_that_was_appended_since(fails: str) -> None:
+    """Its file was taken for a segment: who read on from there was sent past everything that came after."""
+    storage = SimulatedStorage()
+    log = open_log(storage)
+    messages = append(log, plain(b"before"))
+    log.sync()
+    with pytest.MonkeyPatch.context() as patch:
+        if fails == "the old file":
+            patch.setattr(log, "_files", _NoMoreFiles())
+        else:
+            patch.setattr(SimulatedFile, "truncate", _refuse)
+        with pytest.raises(StorageFailed):
+            log.roll()
+    messages += append(log, plain(b"one")) + append(log, plain(b"two"))
+    log.roll()
+    messages += append(log, plain(b"three"))
+    log.sync()
+    log.note_durable()
+    storage.kill()
+    log = open_log(storage, tail_bytes=0)
+    for start in range(4):
+        assert read_back(log, start=start) == (messages[start:], [])
+    assert [segment.base_offset for segment in log.segments] == [0, 3]
+
+
+class _NoMoreFiles(FileCache):
+    def pin(self, storage: Storage, path: str) -> File:  # noqa: ARG002
+        _refuse()
+
+
+def _refuse(*_: object) -> NoReturn:
+    raise OSError(errno.EMFILE, "Too many open files")
