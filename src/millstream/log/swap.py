@@ -40,7 +40,8 @@ def finish_swaps(storage: Storage, directory: str) -> None:
     """Complete or undo what a crash has interrupted."""
     names = set(storage.names(directory))
     changed = False
-    for name in sorted(names):
+    # The log file goes before its index here as well, or a second crash would leave it as that of a swap that counts.
+    for name in sorted(names, reverse=True):
         if name.endswith(".log.new"):
             log = name.removesuffix(".new")
             index = log.removesuffix("log") + "index"

@@ -415,3 +415,24 @@ def test_compaction_leaves_segments_that_retention_can_remove_in_time() -> None:
         assert compaction.swap()
         assert len(log.segments) - 1 == sealed, name
         assert log.messages == 6
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_power_cut_while_a_compaction_is_undone_does_not_finish_it(seed: int) -> None:
+    """Where values have one size, the new file had the size that the index in place speaks of, and replaced its file."""
+    storage = SimulatedStorage(seed)
+    log = sealed_log(storage, [keyed(a=b"1", b=b"1")])
+    assert compact(log)
+    append(log, keyed(b=b"2"), now_us=log.last_append_us)
+    log.roll()
+    log.sync()
+    expected = contents(log)
+    compaction = Compaction.plan(log, now_us=0, dirty_share_min=0)
+    assert compaction is not None
+    compaction.rewrite()
+    storage.kill()
+    storage.inject(Fault.POWER_CUT, when=lambda operation: operation.kind == "sync_directory")
+    with pytest.raises(PowerCut):
+        open_log(storage)
+    storage.restart()
+    assert contents(open_log(storage, tail_bytes=0)) == expected

@@ -262,7 +262,7 @@ def test_a_roll_that_was_given_up_hides_nothing_that_was_appended_since(fails: s
 
 
 class _NoMoreFiles(FileCache):
-    def pin(self, storage: Storage, path: str) -> File:  # noqa: ARG002
+    def pin(self, storage: Storage, path: str) -> File:
         _refuse()
 
 
