@@ -16,6 +16,7 @@ in the page cache only.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
@@ -128,8 +129,7 @@ class _Recovery:
         if not segments or segments[-1].stored:
             segments.append(self._create(segments[-1].next_offset if segments else 0))
         self._report_missing(segments)
-        producers = self._recover_producers(segments)
-        producers.forget_idle(now_us)
+        producers = self._recover_producers(segments, now_us)
         # A new partition has nothing to lose yet: its first sync takes the name of its file along.
         new = not candidates
         if not new and (self._names_changed or not self._report.clean or not segments[-1].size):
@@ -338,13 +338,15 @@ class _Recovery:
                 gap = (before.next_offset, segment.base_offset)
                 self._report.damaged.append(gap)
 
-    def _recover_producers(self, segments: list[Segment]) -> ProducerTable:
+    def _recover_producers(self, segments: list[Segment], now_us: int) -> ProducerTable:
         """The newest snapshot that is good, plus what the segments behind it say; without one, all segments."""
         next_offset = segments[-1].next_offset
         table, known_until = self._newest_snapshot(next_offset)
+        sealed_without = False
         for segment in segments:
             if segment.next_offset <= known_until or not segment.size:
                 continue
+            sealed_without = sealed_without or segment.stored
             seen = self._tables.get(segment.base_offset)
             if seen is None:
                 file = self._storage.open(segment.path)
@@ -354,6 +356,13 @@ class _Recovery:
                     file.close()
                 seen = self._tables[segment.base_offset]
             table.merge(seen, from_offset=known_until)
+        table.forget_idle(now_us)
+        if sealed_without and len(table):
+            # Compaction drops who the producers were; from then on only a snapshot knows.
+            with suppress(OSError):
+                self._storage.replace(
+                    segment_name(self._directory, next_offset, "producers"), table.encode(next_offset)
+                )
         return table
 
     def _newest_snapshot(self, next_offset: int) -> tuple[ProducerTable, int]:

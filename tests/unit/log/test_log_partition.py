@@ -486,6 +486,25 @@ def test_producers_outlive_the_segments_they_wrote(storage: MemoryStorage) -> No
     assert log.producers.check(BatchHeader(plain(b"old", producer=9 << 16))) == Duplicate(0, 0)
 
 
+@pytest.mark.parametrize("goes", ["compacted", "removed"])
+def test_producers_outlive_a_segment_that_a_crash_left_unsealed(storage: MemoryStorage, goes: str) -> None:
+    """Recovery sealed it without a snapshot.  After the next crash a batch that was sent again was stored again."""
+    log = open_log(storage)
+    repeated = plain(b"old", keys=[b"k"], producer=9 << 16)
+    record(log, repeated)
+    log.roll()
+    append(log, plain(b"new"))
+    for _ in range(2):  # a crash before the seal; and one just after the recovery
+        log = open_log(storage)
+    if goes == "removed":
+        log.delete_before(1)
+    elif (compaction := Compaction.plan(log, now_us=0)) is not None:
+        compaction.rewrite()
+        assert compaction.swap()
+    log = open_log(storage)
+    assert log.producers.check(BatchHeader(repeated)) == Duplicate(0, 0)
+
+
 # Removing
 
 
