@@ -29,6 +29,7 @@ from millstream.log.sealing import store_index
 from millstream.log.segment import DamagedRange, Segment, Survey, offsets_named, segment_name, survey
 from millstream.log.storage import File, Storage
 from millstream.log.swap import finish_swaps, read_index_header, remove_segment
+from millstream.records import Columns
 
 __all__ = ["Recovered", "RecoveryReport", "recover"]
 
@@ -70,7 +71,7 @@ class _Candidate:
     segment: Segment
     header: IndexHeader | None
     size: int
-    complete: bool  # the index file has all its entries
+    index_bytes: int
 
     @property
     def is_sealed(self) -> bool:
@@ -88,7 +89,12 @@ class _Candidate:
         return self.header is not None and bool(self.header.durable_bytes or self.header.flags & IndexFlags.SEALED)
 
     def _describes_all(self) -> bool:
-        return self.header is not None and self.header.log_bytes == self.size and self.complete
+        header = self.header
+        return header is not None and (header.log_bytes, _index_bytes(header)) == (self.size, self.index_bytes)
+
+
+def _index_bytes(header: IndexHeader) -> int:
+    return INDEX_HEADER_BYTES + ENTRY_BYTES * header.entries
 
 
 def recover(storage: Storage, directory: str, *, interval_bytes: int, files: FileCache, now_us: int) -> Recovered:
@@ -114,10 +120,14 @@ class _Recovery:
         segments: list[Segment] = []
         for number, candidate in enumerate(candidates):
             header = candidate.header
+            following = candidates[number + 1].segment.base_offset if number + 1 < len(candidates) else None
             if candidate.is_sealed:
                 self._take_header(candidate)
-            elif number < proven or (header is not None and header.flags & IndexFlags.SEALED):
-                following = candidates[number + 1].segment.base_offset if number + 1 < len(candidates) else None
+            elif (
+                number < proven
+                or (header is not None and header.flags & IndexFlags.SEALED)
+                or (following is not None and self._was_sealed(candidate))
+            ):
                 self._rebuild(candidate, following)
             else:
                 segments += self._recover_tail(candidates[number:])
@@ -146,11 +156,10 @@ class _Recovery:
 
     def _candidate(self, base_offset: int) -> _Candidate:
         segment = self._segment(base_offset)
-        header, index_size = read_index_header(self._storage, segment.index_path)
+        header, index_bytes = read_index_header(self._storage, segment.index_path)
         if header is not None and header.base_offset != base_offset:
             header = None
-        complete = header is not None and index_size == INDEX_HEADER_BYTES + ENTRY_BYTES * header.entries
-        return _Candidate(segment, header, self._storage.size(segment.path), complete)
+        return _Candidate(segment, header, self._storage.size(segment.path), index_bytes)
 
     def _segment(self, base_offset: int) -> Segment:
         return Segment(self._storage, self._files, self._directory, base_offset, interval_bytes=self._interval_bytes)
@@ -175,6 +184,28 @@ class _Recovery:
                 if candidate.header.flags & IndexFlags.COMPACTED:
                     superseded_until = sealed_until
         return kept
+
+    def _was_sealed(self, candidate: _Candidate) -> bool:
+        """Whether a segment whose index says nothing any more can only have been sealed.
+
+        If compaction took its last messages out, its batches end before its offsets do, and what follows it would look
+        as if it did not belong there: its offsets would be used again.
+        """
+        if candidate.header is not None:
+            return False
+        end = 0
+        file = self._storage.open(candidate.segment.path)
+        try:
+            for item in scan(file, 0, candidate.size, next_offset=candidate.segment.base_offset):
+                if not isinstance(item, Found):
+                    return False  # or a torn write, and nobody was promised anything
+                if item.header.flags & Columns.OFFSETS:
+                    return True
+                end = item.position + item.header.length
+        finally:
+            file.close()
+        # An index gets entries in the end, and room is cut off before.  Of a file that is empty there are no notes.
+        return end == candidate.size and candidate.index_bytes > (INDEX_HEADER_BYTES if end else 0)
 
     def _rebuild(self, candidate: _Candidate, following: int | None) -> None:
         """Make a new index for a segment that is known to be complete; what is damaged in it is rot."""

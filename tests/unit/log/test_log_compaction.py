@@ -17,7 +17,7 @@ from millstream.log.storage import DiskStorage, Storage
 from millstream.log.verify import dump, verify
 from millstream.records import Batch, Columns, encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
-from tests.log_workload import DIRECTORY, FIRST_LOG, Message, append, open_log, plain, read_back
+from tests.log_workload import DIRECTORY, FIRST_INDEX, FIRST_LOG, Message, append, open_log, plain, read_back
 
 SECOND = 1_000_000
 DAY_MS = 24 * 3600 * 1000
@@ -419,7 +419,7 @@ def test_compaction_leaves_segments_that_retention_can_remove_in_time() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_power_cut_while_a_compaction_is_undone_does_not_finish_it(seed: int) -> None:
-    """Where values have one size, the new file had the size that the index in place speaks of, and replaced its file."""
+    """Where values have one size, the new file had the size that the index in place speaks of, and took its place."""
     storage = SimulatedStorage(seed)
     log = sealed_log(storage, [keyed(a=b"1", b=b"1")])
     assert compact(log)
@@ -436,3 +436,25 @@ def test_a_power_cut_while_a_compaction_is_undone_does_not_finish_it(seed: int) 
         open_log(storage)
     storage.restart()
     assert contents(open_log(storage, tail_bytes=0)) == expected
+
+
+@pytest.mark.parametrize(("left", "damage"), [("a", "rot"), ("a", "loss"), ("a large batch", "rot"), ("none", "rot")])
+def test_a_lost_index_of_a_compacted_end_does_not_free_its_offsets(left: str, damage: str) -> None:
+    """The empty segment behind it was taken for one that does not belong there: batches end before offsets do."""
+    storage = SimulatedStorage()
+    kept = {"a": [keyed(a=b"1")], "a large batch": [keyed(a=b"1" * 65_536)], "none": []}[left]
+    log = sealed_log(storage, [*kept, keyed(b=None), keyed(c=None)])
+    assert compact(log, now_us=10 * SECOND, tombstone_retention_ms=0)
+    expected, next_offset = contents(log), log.next_offset
+    assert len(expected) == len(kept)
+    log.close()
+    if damage == "rot":
+        storage.flip(FIRST_INDEX, 20)
+    else:
+        storage.remove(FIRST_INDEX)
+    log = open_log(storage, tail_bytes=0)
+    assert (log.next_offset, contents(log)) == (next_offset, expected)
+    log.close()
+    log = open_log(storage, tail_bytes=0)
+    assert log.recovery.clean
+    assert (log.next_offset, contents(log)) == (next_offset, expected)
