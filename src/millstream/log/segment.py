@@ -261,10 +261,9 @@ class Segment:
         except OSError as problem:
             if problem.errno != errno.ENOSPC:
                 raise
-            # There may be just enough space for the messages.
+            # There may be just enough space for the messages.  Some zeros may be there, to be cut off later.
             file.write(data, self.size)
-        else:
-            self.room_end = self.size + len(data) + room
+        self.room_end = self.size + len(data) + room
 
     def give_back_room(self, file: File) -> None:
         """Let the file end where its batches do."""

@@ -178,3 +178,20 @@ def test_rot_in_the_last_confirmed_batch_before_room_does_not_free_its_offsets(b
     messages += append(log, plain(b"after"))
     log.sync()
     assert read_back(log) == (messages, [(lost, lost + 1)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_room_that_did_not_fit_on_the_disk_is_cut_off_in_the_end(seed: int) -> None:
+    """Zeros stayed behind a sealed segment, and every start after that read all of it to make its index anew."""
+    storage = SimulatedStorage(seed)
+    log, messages = with_room(storage)
+    messages += append(log, plain(b"x" * 100))
+    log.sync()
+    storage.inject(Fault.NO_SPACE, when=lambda operation: operation.kind == "write")
+    messages += append(log, plain(b"x" * 100))
+    log.roll()
+    log.close()
+    assert storage.size(FIRST_LOG) == log.size_bytes
+    log = open_log(storage, tail_bytes=0)
+    assert log.recovery.clean
+    assert read_back(log) == (messages, [])
