@@ -32,7 +32,7 @@ from millstream.log.retention import Retention
 from millstream.log.sealing import DirectorySync, Seal, Seals, SyncRound, remove_snapshots_before, store_index
 from millstream.log.segment import Segment, Verified, segment_name
 from millstream.log.storage import File, Storage, Syncable
-from millstream.log.swap import remove_segment, swap_files
+from millstream.log.swap import put_in_place, remove_segment, remove_superseded
 from millstream.records import stamp
 
 __all__ = ["Chunk", "LogConfig", "PartitionLog"]
@@ -477,11 +477,16 @@ class PartitionLog:
             self._forget_files(segment)
         self._reader.forget()
         try:
-            superseded = [segment.base_offset for segment in inputs[1:]]
-            swap_files(self._storage, self.directory, output.base_offset, superseded)
+            put_in_place(self._storage, self.directory, output.base_offset)
+            # From here on its file is the one that readers find, whatever becomes of the rest.
+            self._replace(first, inputs, output)
+            remove_superseded(self._storage, self.directory, [segment.base_offset for segment in inputs[1:]])
         except OSError as problem:
             self.fail(f"cannot put a compacted segment in place in {self.directory}: {problem.strerror or problem}")
             raise StorageFailed(self._failure) from problem
+        return True
+
+    def _replace(self, first: int, inputs: Sequence[Segment], output: Segment) -> None:
         output.stored = True
         output.use_stored_index()
         # Readers of the tail would still be served what compaction has removed.
@@ -489,7 +494,6 @@ class PartitionLog:
         self._segments[first : first + len(inputs)] = [output]
         self._bases[first : first + len(inputs)] = [output.base_offset]
         self.size_bytes += output.size - sum(segment.size for segment in inputs)
-        return True
 
     def _forget_files(self, segment: Segment) -> None:
         self._files.drop(self._storage, segment.path)

@@ -21,15 +21,19 @@ from millstream.log.index import INDEX_HEADER_BYTES, IndexFlags, IndexHeader
 from millstream.log.segment import segment_name
 from millstream.log.storage import Storage
 
-__all__ = ["finish_swaps", "read_index_header", "remove_segment", "swap_files"]
+__all__ = ["finish_swaps", "put_in_place", "read_index_header", "remove_segment", "remove_superseded"]
 
 
-def swap_files(storage: Storage, directory: str, base_offset: int, superseded: Sequence[int]) -> None:
-    """Do the swap; the new files are complete and synced.  `superseded` are base offsets of inputs but the first."""
+def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
+    """Do the swap up to where the new segment is the one that is read; its files are complete and synced."""
     index, log = segment_name(directory, base_offset, "index"), segment_name(directory, base_offset, "log")
     storage.rename(f"{index}.new", index)
     storage.sync_directory(directory)
     storage.rename(f"{log}.new", log)
+
+
+def remove_superseded(storage: Storage, directory: str, superseded: Sequence[int]) -> None:
+    """Do the rest; `superseded` are base offsets of inputs but the first."""
     storage.sync_directory(directory)
     for base in superseded:
         remove_segment(storage, directory, base)

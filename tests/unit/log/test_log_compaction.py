@@ -8,6 +8,7 @@ import pytest
 from crc32c import crc32c
 
 from millstream.compression import Codec
+from millstream.errors import StorageFailed
 from millstream.log.compaction import Compaction
 from millstream.log.holding import files_below
 from millstream.log.memory import MemoryStorage
@@ -458,3 +459,30 @@ def test_a_lost_index_of_a_compacted_end_does_not_free_its_offsets(left: str, da
     log = open_log(storage, tail_bytes=0)
     assert log.recovery.clean
     assert (log.next_offset, contents(log)) == (next_offset, expected)
+
+
+@pytest.mark.parametrize("sync", [1, 2, 3])
+def test_a_log_whose_swap_failed_is_read_as_its_files_are(sync: int) -> None:
+    """Messages that were good were reported as damaged and stepped over, or nothing could be read until a restart."""
+    storage = SimulatedStorage()
+    log = open_log(storage, tail_bytes=0)
+    for batches in ([keyed(a=b"old" * 100), keyed(b=b"1")], [keyed(a=b"new"), keyed(c=b"1"), keyed(d=b"1")]):
+        append(log, *batches)  # all in one second: what is left becomes one batch
+        log.roll()
+    append(log, keyed(e=b"1"))
+    log.sync()
+    compaction = Compaction.plan(log, now_us=0, dirty_share_min=0)
+    assert compaction is not None
+    compaction.rewrite()
+    syncs = iter(range(1, 10))
+    storage.inject(Fault.SYNC_ERROR, when=lambda operation: operation.kind == "sync_directory" and next(syncs) == sync)
+    with pytest.raises(StorageFailed, match="cannot put a compacted segment in place"):
+        compaction.swap()
+    expected = {1: (b"b", b"1"), 2: (b"a", b"new"), 3: (b"c", b"1"), 4: (b"d", b"1"), 5: (b"e", b"1")}
+    for start in (5, 4, 3, 2, 1, 0, 1, 2, 3, 4, 5):
+        messages, damaged = read_back(log, start=start)
+        found = {message.offset: (message.key, message.value) for message in messages if message.offset}
+        assert (found, damaged) == ({offset: it for offset, it in expected.items() if offset >= start}, [])
+    storage.power_cut()
+    again = contents(open_log(storage, tail_bytes=0))
+    assert again.keys() - {0} == expected.keys()
