@@ -11,6 +11,7 @@ would be older or newer than the messages in another, and a message could be tak
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import threading
@@ -33,6 +34,8 @@ _PASSING: Final = frozenset({"lock", HELD, RESTORING})
 #: Files that are being written; they count once they have another name.
 _UNFINISHED: Final = (".tmp", ".new")
 _COMPACTED: Final = ".log.new"
+#: Files whose bytes are changed in place, the indexes, are smaller than this.
+_CHANGED_BYTES_MAX: Final = 16 * 1024 * 1024
 
 
 class HeldList(msgspec.Struct):
@@ -155,9 +158,13 @@ def open_held(root: str, path: str) -> BinaryIO:
     with suppress(FileNotFoundError):
         return open(kept, "rb")
     try:
-        file = open(f"{root}/{path}", "rb")  # noqa: SIM115
+        file: BinaryIO = open(f"{root}/{path}", "rb")  # noqa: SIM115
     except FileNotFoundError:
         return open(kept, "rb")
+    if os.fstat(file.fileno()).st_size <= _CHANGED_BYTES_MAX:
+        # It may be changed in place after it was opened, so it is read before we look again.
+        with file:
+            file = io.BytesIO(file.read())
     # It is put aside before it is replaced: what is not there now was not yet replaced when we opened it.
     with suppress(FileNotFoundError):
         aside = open(kept, "rb")  # noqa: SIM115

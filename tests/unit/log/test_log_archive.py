@@ -15,7 +15,9 @@ import zstandard
 from millstream.errors import DataDamaged, InvalidArgument, MillstreamError
 from millstream.log.archive import read_archive, restore_archive, write_archive
 from millstream.log.holding import RESTORING, files_below, open_held
+from millstream.log.index import IndexHeader
 from millstream.log.storage import DiskStorage
+from tests.log_workload import FIRST_INDEX, FIRST_LOG, append, open_log, plain
 
 FILES = {"node_id": b"17\n", "topics/default/orders/0/0.log": b"some messages" * 50, "topics/default/a/0/0.log": b""}
 
@@ -196,3 +198,21 @@ def test_a_file_that_a_thread_cuts_while_files_begin_to_be_held_is_held_as_it_wa
     with open_held(str(tmp_path), "segment") as copy:
         assert copy.read() == b"batches and room"
     assert held.sizes["segment"] == 16
+
+
+def test_a_file_that_is_changed_after_the_copier_has_opened_it_is_copied_as_it_was(tmp_path: Path) -> None:
+    """A note about newer messages, in a backup without them, made them damage, and the log went on behind them."""
+    storage = DiskStorage(tmp_path)
+    log = open_log(storage)
+    append(log, plain(b"before"))
+    log.sync()
+    log.note_durable()
+    held = storage.holding.begin("1")
+    copied = open_held(str(tmp_path), FIRST_INDEX)
+    append(log, plain(b"after"))
+    log.sync()
+    log.note_durable()
+    with copied:
+        header = IndexHeader.decode(copied.read(held.sizes[FIRST_INDEX]))
+    assert header is not None
+    assert (header.durable_bytes, header.next_offset) == (held.sizes[FIRST_LOG], 1)
