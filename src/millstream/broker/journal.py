@@ -134,13 +134,20 @@ class Journal:
         return self._unclaimed
 
     def amend(self, facts: Iterable[EntityFact]) -> None:
-        """Add facts to what nobody has claimed yet, on disk when this returns.  Blocks, so it is for rare events."""
+        """Add facts to what nobody has claimed yet, on disk when this returns.  Blocks, so it is for rare events.
+
+        Raises StorageFailed, and then nobody knows of them yet; to be tried again.
+        """
+        facts = list(facts)
         for entity, fact in facts:
-            self._unclaimed.setdefault(entity, Facts()).append(_pack(fact))
             self.record(entity, fact)
         self.flush()
+        if self._facts or self.partition.failed is not None:
+            raise StorageFailed(f"the journal {self.partition.log.directory} cannot be written")
         if self.partition.is_durable:
             self.partition.log.sync()
+        for entity, fact in facts:
+            self._unclaimed.setdefault(entity, Facts()).append(_pack(fact))
 
     def forget(self, entity: str) -> None:
         """The entity is no more."""

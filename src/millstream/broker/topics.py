@@ -349,9 +349,14 @@ class Topics:
             segment_bytes=topic.config.segment_bytes,
             ephemeral=self._ephemeral if topic.config.mode == "ephemeral" else None,
         )
-        topic.partitions[number] = partition
         if partition.is_durable and self._opener.storage.names(f"{_directory(topic)}/{number}.state"):
-            forget_lost(self.journal(topic, number), partition.log.next_offset)
+            try:
+                forget_lost(self.journal(topic, number), partition.log.next_offset)
+            except BaseException:
+                # What it takes in now could be taken for what was lost; the next one who asks tries again.
+                partition.log.close()
+                raise
+        topic.partitions[number] = partition
         self.on_opened(topic, number, partition)
         return partition
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from millstream.errors import StorageFailed
 from millstream.ids import SCHEDULES
 from millstream.log.partition import Chunk, PartitionLog
 from millstream.log.segment import Segment
+from millstream.log.storage import File
 from millstream.queues.ledger import Ledger
 from millstream.records import encode_batch
 from millstream.testing.storage import Fault, SimulatedStorage
@@ -271,6 +273,51 @@ def test_what_a_power_cut_took_from_the_log_does_not_settle_what_comes_in_its_pl
     async def third(client: Client) -> None:
         await client.send([b"newer"] * 2)
         assert await take_all(client, await client.open_queue()) == [b"new"] * 2 + [b"newer"] * 2
+
+    cut_lives(first, second, third, storage=storage)
+
+
+@pytest.mark.parametrize("refuses", ["to write", "to open"])
+def test_nothing_comes_in_the_place_of_lost_messages_before_their_settles_are_taken_back(
+    monkeypatch: pytest.MonkeyPatch, refuses: str
+) -> None:
+    """A disk that refused just then was passed over, and after the next power cut the new messages were settled."""
+    storage = SimulatedStorage(seed=1)
+    open_file, is_broken = storage.open, False
+
+    def broken_open(path: str, *, create: bool = False) -> File:
+        if is_broken and ".state/" in path:
+            raise OSError(errno.EIO, "the disk does not answer")
+        return open_file(path, create=create)
+
+    monkeypatch.setattr(storage, "open", broken_open)
+
+    async def first(client: Client) -> None:
+        nonlocal is_broken
+        await client.call(calls.CreateTopic(name="orders", config={"fsync": "never"}))
+        await _send_unsynced(client, [b"lost"] * 3)
+        leased = await client.lease(await client.open_queue(policy={"ack_durability": "sync"}))
+        assert await client.settle(Settle.ACK, *leased) == [DONE] * 3
+        is_broken = refuses == "to open"
+
+    async def second(client: Client) -> None:
+        nonlocal is_broken
+        await client.call(calls.AlterTopic(name="orders", config={"fsync": "group"}))
+        storage.inject(
+            Fault.NO_SPACE,
+            when=lambda operation: operation.kind == "write" and ".state/" in operation.path,
+            times=1000 if refuses == "to write" else 0,
+        )
+        for _ in range(2):
+            with pytest.raises(StorageFailed):
+                await client.send([b"refused"])
+        storage.heal()
+        is_broken = False
+        await client.send([b"new"] * 2)
+
+    async def third(client: Client) -> None:
+        await client.send([b"newer"])
+        assert await take_all(client, await client.open_queue()) == [b"new"] * 2 + [b"newer"]
 
     cut_lives(first, second, third, storage=storage)
 
