@@ -86,11 +86,15 @@ class _Candidate:
     @property
     def proves_predecessors(self) -> bool:
         """Confirmed bytes here mean that everything before was confirmed as well."""
-        return self.header is not None and bool(self.header.durable_bytes or self.header.flags & IndexFlags.SEALED)
+        return self.header is not None and _proves(self.header)
 
     def _describes_all(self) -> bool:
         header = self.header
         return header is not None and (header.log_bytes, _index_bytes(header)) == (self.size, self.index_bytes)
+
+
+def _proves(header: IndexHeader) -> bool:
+    return bool(header.durable_bytes or header.flags & IndexFlags.SEALED)
 
 
 def _index_bytes(header: IndexHeader) -> int:
@@ -112,6 +116,8 @@ class _Recovery:
         self._tables: dict[int, ProducerTable] = {}  # by base offset: the producers of segments scanned on the way
         self._no_producers_at: set[int] = set()  # offsets at which a header says that the producer table was empty
         self._names_changed = False
+        self._orphans: list[str] = []  # indexes without a log file: mostly leftovers
+        self._used = 0, 0  # the offsets that the last of them speaks of
 
     def run(self, now_us: int) -> Recovered:
         finish_swaps(self._storage, self._directory)
@@ -133,15 +139,24 @@ class _Recovery:
                 segments += self._recover_tail(candidates[number:])
                 break
             segments.append(candidate.segment)
-        if segments and not segments[-1].stored and self._ends_damaged(segments[-1]):
+        # If the last file is gone only its index knows which offsets must not be used again.
+        lost_from, end = self._used
+        is_lost = end > (segments[-1].next_offset if segments else 0)
+        if segments and not segments[-1].stored and (is_lost or self._ends_damaged(segments[-1])):
             # Appending behind damage would make it look like the start of what follows.
             self._seal(segments[-1])
         if not segments or segments[-1].stored:
-            segments.append(self._create(segments[-1].next_offset if segments else 0))
+            segments.append(self._create(end if is_lost else segments[-1].next_offset if segments else 0))
+        for path in self._orphans:
+            self._remove(path)
+        if is_lost:
+            self._report.clean = False
+            if len(segments) == 1:
+                self._report.damaged.append((lost_from, end))
         self._report_missing(segments)
         producers = self._recover_producers(segments, now_us)
         # A new partition has nothing to lose yet: its first sync takes the name of its file along.
-        new = not candidates
+        new = not candidates and not is_lost
         if not new and (self._names_changed or not self._report.clean or not segments[-1].size):
             # Without a clean close even names that we only found may be in the cache only.
             self._storage.sync_directory(self._directory)
@@ -150,8 +165,12 @@ class _Recovery:
     def _candidates(self) -> list[_Candidate]:
         names = self._storage.names(self._directory)
         bases = offsets_named(names, "log")
-        for base in set(offsets_named(names, "index")).difference(bases):
-            self._remove(segment_name(self._directory, base, "index"))
+        for base in sorted(set(offsets_named(names, "index")).difference(bases)):
+            path = segment_name(self._directory, base, "index")
+            self._orphans.append(path)
+            header, _ = read_index_header(self._storage, path)
+            if header is not None and header.base_offset == base and _proves(header):
+                self._used = base, header.next_offset
         return [self._candidate(base) for base in bases]
 
     def _candidate(self, base_offset: int) -> _Candidate:

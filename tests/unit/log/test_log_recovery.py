@@ -268,3 +268,30 @@ class _NoMoreFiles(FileCache):
 
 def _refuse(*_: object) -> NoReturn:
     raise OSError(errno.EMFILE, "Too many open files")
+
+
+@pytest.mark.parametrize("sealed", [0, 1, 2])
+@pytest.mark.parametrize("clean", [True, False])
+def test_the_file_of_the_last_segment_that_is_gone_does_not_free_its_offsets(sealed: int, clean: bool) -> None:
+    storage = SimulatedStorage()
+    log = open_log(storage)
+    messages: list[Message] = []
+    for number in range(sealed):
+        messages += append(log, plain(b"%d" % number, b"x"))
+        log.roll()
+    append(log, plain(b"lost", b"too"))
+    log.sync()
+    log.note_durable()
+    if clean:
+        log.close()
+    storage.kill()
+    storage.remove(log.segments[-1].path)
+    lost = 2 * sealed, 2 * sealed + 2
+    log = open_log(storage, tail_bytes=0)
+    assert log.next_offset == 2 * sealed + 2
+    assert log.recovery.damaged == [lost]
+    messages += append(log, plain(b"after"))
+    log.sync()
+    storage.power_cut(lose_everything=True)
+    log = open_log(storage, tail_bytes=0)
+    assert read_back(log) == (messages, [lost] if sealed else [])
