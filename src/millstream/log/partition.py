@@ -401,15 +401,17 @@ class PartitionLog:
         segment = verified.segment
         if self._closed or segment not in self._segments:
             return  # removed or replaced meanwhile: storing its index would damage the one that took its place
-        if not segment.verified and segment.accept(verified.found) and self._failure is None:
+        differs = not segment.verified and segment.accept(verified.found)
+        # Before the disk is asked for room: what is damaged is known from now on, and nobody reads on inside of it.
+        self.recovery.add_damaged(segment.damaged)
+        self._reader.forget()
+        if differs and self._failure is None:
             try:
                 store_index(self._storage, segment)
             except OSError as problem:
                 raise StorageFailed(f"cannot replace {segment.index_path}: {problem.strerror or problem}") from problem
             segment.use_stored_index()
             self.recovery.rebuilt_indexes += 1
-        self.recovery.add_damaged(segment.damaged)
-        self._reader.forget()
 
     # Removing
 

@@ -15,7 +15,7 @@ from millstream.log.partition import PartitionLog
 from millstream.log.storage import File, Storage
 from millstream.log.swap import read_index_header
 from millstream.log.verify import verify
-from millstream.testing.storage import SimulatedFile, SimulatedStorage
+from millstream.testing.storage import Fault, SimulatedFile, SimulatedStorage
 from tests.log_workload import DIRECTORY, FIRST_INDEX, FIRST_LOG, Message, append, open_log, plain, read_back
 
 
@@ -225,6 +225,24 @@ def test_damage_found_by_a_later_read_is_added_to_the_report() -> None:
     assert log.recovery.damaged == []
     assert read_back(log) == (messages[2:], [(0, 2)])
     assert log.recovery.damaged == [(0, 2)]
+
+
+def test_damage_that_is_found_on_a_full_disk_is_known_all_the_same() -> None:
+    """It was not reported, and who read on from a place inside of it got bytes that are no good."""
+    storage = SimulatedStorage()
+    log = open_log(storage, index_interval_bytes=64, tail_bytes=0)
+    messages = [message for n in range(5) for message in append(log, plain(b"%d" % n))]
+    log.roll()
+    log.sync()
+    length = log.segments[0].size // 5
+    assert log.read(0, 2 * length, before=5).next_offset == 2  # a reader that will go on at 2
+    storage.flip(FIRST_LOG, length + 8)  # the header of 1
+    storage.flip(FIRST_LOG, 3 * length - 8)  # the value of 2
+    storage.inject(Fault.NO_SPACE, when=lambda operation: ".index" in operation.path)
+    with pytest.raises(StorageFailed, match="cannot replace"):
+        log.read(1, length, before=5)
+    assert log.recovery.damaged == [(1, 3)]
+    assert read_back(log, start=2) == (messages[3:], [(2, 3)])
 
 
 def test_a_file_that_vanishes_under_us_is_an_error_and_not_a_crash() -> None:
