@@ -132,14 +132,15 @@ class ProducerTable:
             # The same producer again: nothing moves in the order of last appends.
             known = newest[1]
             known.batches.append(stored)
-            known.last_append_us = append_time_us
+            if append_time_us > known.last_append_us:  # what repeats a message has the time of that
+                known.last_append_us = append_time_us
             return
         producers = self._producers
         found = producers.pop(identity >> 16, None)
         if found is None or found.epoch != identity & 0xFFFF:
             found = _Producer(identity & 0xFFFF, deque(maxlen=_BATCHES_MAX), append_time_us)
         found.batches.append(stored)
-        found.last_append_us = append_time_us
+        found.last_append_us = max(found.last_append_us, append_time_us)
         producers[identity >> 16] = found
         self._newest = (identity, found)
         self.forget_idle(append_time_us)

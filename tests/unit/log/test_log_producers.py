@@ -131,3 +131,16 @@ def test_merging_adds_only_what_is_new() -> None:
     newer = table_with(*((header(7, n), n, n) for n in range(2, 5)), (header(8, 0), 5, 5))
     older.merge(newer, from_offset=3)
     assert older.encode(6) == table_with(*((header(7, n), n, n) for n in range(5)), (header(8, 0), 5, 5)).encode(6)
+
+
+def test_a_producer_that_repeats_an_old_message_has_not_been_silent() -> None:
+    """A dedup id may be known for longer than a day; its batch is recorded with the time of the first one."""
+    table = table_with((header(7, 0), 50, 30 * HOUR_US))
+    table.record(header(7, 1), 3, 1 * HOUR_US)
+    table.record(header(8, 0), 51, 31 * HOUR_US)
+    assert table.check(header(7, 0)) == Duplicate(50, 30 * HOUR_US)
+    table.record(header(7, 2), 4, 1 * HOUR_US)
+    table.record(header(7, 3), 5, 1 * HOUR_US)
+    table.record(header(8, 1), 52, 32 * HOUR_US)
+    table.record(header(9, 0), 53, 33 * HOUR_US)
+    assert table.check(header(7, 0)) == Duplicate(50, 30 * HOUR_US)
