@@ -5,8 +5,8 @@ What counts as proof:
 - A sealed index says that its segment is complete and on disk.  Such segments are opened by reading 64 bytes each.
 - `durable bytes` in the index of the active segment says how much of it was confirmed.
 - Behind that, the first place that is not a good batch is a torn write and ends the log.  What was cut off is thrown
-  away if it contains no whole batch, and otherwise moved aside to `{base}-{position}.damaged`: it was never confirmed,
-  but somebody may want to look.
+  away if it contains no whole batch, and otherwise moved aside to `{base}-{position}.damaged`, or `-2.damaged` if
+  there is one: it was never confirmed, but somebody may want to look.
 - Damage anywhere else is rot: messages that were confirmed cannot be read any more.  The range is reported, readers
   step over it, the bytes stay where they are, and their offsets are not used again.
 
@@ -363,7 +363,7 @@ class _Recovery:
             finally:
                 file.close()
             if has_batches:
-                aside = f"{self._directory}/{segment.base_offset:020d}-0.damaged"
+                aside = self._unused_name(segment, 0)
                 self._storage.rename(segment.path, aside)
                 self._report.moved_aside.append(aside)
             remove_segment(self._storage, self._directory, segment.base_offset)
@@ -371,9 +371,18 @@ class _Recovery:
             self._names_changed = True
 
     def _save(self, segment: Segment, position: int, data: bytes) -> None:
-        aside = f"{self._directory}/{segment.base_offset:020d}-{position}.damaged"
+        aside = self._unused_name(segment, position)
         self._storage.replace(aside, data)
         self._report.moved_aside.append(aside)
+
+    def _unused_name(self, segment: Segment, position: int) -> str:
+        """Where to move something aside: the offsets are used again, and what was moved there before stays."""
+        name = f"{self._directory}/{segment.base_offset:020d}-{position}"
+        number, aside = 1, f"{name}.damaged"
+        while self._storage.exists(aside):
+            number += 1
+            aside = f"{name}-{number}.damaged"
+        return aside
 
     def _create(self, base_offset: int) -> Segment:
         segment = self._segment(base_offset)

@@ -313,3 +313,19 @@ def test_the_file_of_the_last_segment_that_is_gone_does_not_free_its_offsets(sea
     storage.power_cut(lose_everything=True)
     log = open_log(storage, tail_bytes=0)
     assert read_back(log) == (messages, [lost] if sealed else [])
+
+
+def test_what_was_moved_aside_before_stays_when_the_same_place_is_torn_again() -> None:
+    storage = SimulatedStorage()
+    asides = []
+    for value in (b"first", b"second", b"third"):
+        log = open_log(storage)
+        append(log, plain(b"torn"), plain(value))
+        storage.kill()
+        storage.flip(FIRST_LOG, 70)
+        log = open_log(storage)
+        assert log.next_offset == 0
+        asides += log.recovery.moved_aside
+    for path, value in zip(asides, (b"first", b"second", b"third"), strict=True):
+        assert value in storage.read_all(path)
+    assert len(set(asides)) == 3
