@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from millstream.cli.main import main
+from millstream.config import LogSettings
+from millstream.server.logs import set_up_logs
 from millstream.testing.broker import BrokerForTests
-from tests.e2e.access_world import guarded
+from tests.e2e.access_world import guarded, key_for
 
 Run = Callable[..., str]
 
@@ -75,3 +78,14 @@ def test_the_audit_log_is_nobodys_to_write_and_no_key_is_asked_for(run: Run) -> 
     assert "topic '_audit' is the audit log, written by the broker alone" in refused
     assert "no key allows it; use another topic" in refused
     assert "unless the message says that none does" in refused
+
+
+def test_a_benchmark_shows_the_key_that_it_was_given(run: Run) -> None:
+    with guarded() as broker:
+        set_up_logs(LogSettings(), io.StringIO())  # the broker shares this process, and the output under test
+        key = key_for(broker, "admin")
+        at = ("--broker", broker.address)
+        measured = json.loads(run("bench", "publish", "--messages", "20", "--json", *at, key=key))
+        assert measured["publish"]["messages"] == 20
+        measured = json.loads(run("--api-key", key, "bench", "consume", "--messages", "20", "--json", *at))
+        assert measured["consume"]["messages"] == 20

@@ -11,7 +11,14 @@ import typer
 if TYPE_CHECKING:
     from millstream.client import Client
 
-__all__ = ["BrokerOption", "NamespaceOption", "given_credentials", "open_client", "use_credentials"]
+__all__ = [
+    "BrokerOption",
+    "NamespaceOption",
+    "client_credentials",
+    "given_credentials",
+    "open_client",
+    "use_credentials",
+]
 
 _PANEL = "Connection"
 
@@ -71,6 +78,11 @@ def use_credentials(
     _given.update(key=key, ca=ca)
 
 
+def client_credentials() -> tuple[str | None, str | None]:
+    """Key and authorities, for clients that are made elsewhere: in processes of their own."""
+    return _given["key"], _given["ca"]
+
+
 def given_credentials() -> dict[str, str | None]:
     """Key and authorities as the data source of Spark calls them, which has a connection of its own."""
     return {"token": _given["key"], "tls.ca": _given["ca"]}
@@ -81,7 +93,7 @@ def open_client(broker: str, namespace: str, *, timeout_s: float = 30.0) -> Iter
     """A connected client, closed at the end of the block."""
     from millstream import connect  # here, so that `--help` and completion do not wait for the SDK to load
 
-    key, ca = _given["key"], _given["ca"]
+    key, ca = client_credentials()
     with connect(
         broker, namespace=namespace, client_id="millstream-cli", key=key, ca=ca, timeout_s=timeout_s
     ) as client:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from millstream.cli.connection import client_credentials
 from millstream.errors import MillstreamError, RequestTimeout
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ def run_workers(works: Sequence[Work], on_progress: Callable[[int], None]) -> li
     barrier = context.Barrier(len(works))
     processes = [
         context.Process(
-            target=_work, args=(number, work, barrier, _Counts(number, counters, works), results), daemon=True
+            target=_work,
+            args=(number, work, client_credentials(), barrier, _Counts(number, counters, works), results),
+            daemon=True,
         )
         for number, work in enumerate(works)
     ]
@@ -119,12 +122,21 @@ def _collect(
     return [measured[number] for number in range(len(processes))]
 
 
-def _work(number: int, work: Work, barrier: Any, counts: _Counts, results: Any) -> None:
+def _work(
+    number: int,
+    work: Work,
+    credentials: tuple[str | None, str | None],
+    barrier: Any,
+    counts: _Counts,
+    results: Any,
+) -> None:
     from millstream import connect
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends us
     try:
-        with connect(work.broker, namespace=work.namespace, client_id=f"bench-{os.getpid()}") as client:
+        key, ca = credentials
+        name = f"bench-{os.getpid()}"
+        with connect(work.broker, namespace=work.namespace, client_id=name, key=key, ca=ca) as client:
             results.put((number, _ROLES[work.role](client, work, barrier, counts)))
     except MillstreamError as problem:
         barrier.abort()
