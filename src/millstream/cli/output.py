@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -43,6 +44,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 
 # Wide enough for any table: what is piped into grep must not be cut to the 80 columns of an imagined terminal.
 _PIPE_WIDTH: Final = 100_000
+#: What is between two columns, and how many letters of a folded text a line shows at least.
+_BETWEEN: Final = 3
+_FOLDED_LEAST: Final = 8
 
 
 stdout: Final = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
@@ -64,19 +68,48 @@ def print_table(
 ) -> None:
     """Rows under a header; `numbers` names the columns to align on the right, separated by `|`.
 
-    An empty table says so on standard error: a program that reads the output then sees no rows, not a sentence.
+    An empty table says so on standard error: a program that reads the output then sees no rows, not a sentence.  On a
+    terminal too narrow for it, each row is a paragraph of its own: half a number is a wrong number.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     aligned = set(numbers.split("|"))
     for column in columns:
         right = column in aligned
         table.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    for row in rows:
-        table.add_row(*map(_cell, row))
-    if table.row_count:
-        stdout.print(table)
-    else:
+    cells = [[_cell(value) for value in row] for row in rows]
+    if not cells:
         stderr.print(f"[dim]{escape(empty)}[/]")
+    elif stdout.width < _PIPE_WIDTH and _least_width(columns, cells, aligned) > stdout.width:
+        _print_paragraphs(columns, cells)
+    else:
+        for row in cells:
+            table.add_row(*row)
+        stdout.print(table)
+
+
+def _least_width(columns: Sequence[str], cells: Sequence[Sequence[str | Text]], aligned: set[str]) -> int:
+    """How wide a terminal must be: numbers are never cut, and of a text that is folded a line shows a few letters."""
+    total = _BETWEEN * (len(columns) - 1)
+    for number, column in enumerate(columns):
+        width = max(cell_len(column), *(_cell_width(row[number]) for row in cells))
+        total += width if column in aligned else min(width, _FOLDED_LEAST)
+    return total
+
+
+def _cell_width(cell: str | Text) -> int:
+    return (cell if isinstance(cell, Text) else Text.from_markup(cell)).cell_len
+
+
+def _print_paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str | Text]]) -> None:
+    for number, row in enumerate(cells):
+        if number:
+            stdout.print()
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for column, cell in zip(columns, row, strict=True):
+            grid.add_row(Text(column), cell)
+        stdout.print(grid)
 
 
 def _cell(value: object) -> str | Text:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
+from millstream.cli import output
 from millstream.cli.output import (
     bytes_text,
     duration_text,
@@ -77,3 +80,33 @@ def test_json_keeps_letters_readable(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_prose_flows() -> None:
     assert prose("First\n    line.\n\n    Second\n    [one].\n    ") == "First line.\n\nSecond \\[one]."
+
+
+def _narrow(columns: int, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Standard output as a terminal of so many columns."""
+    shown = io.StringIO()
+    terminal = Console(file=shown, width=columns, highlight=False, emoji=False, color_system=None)
+    monkeypatch.setattr(output, "stdout", terminal)
+    return shown
+
+
+_LAG = ("topic", "partition", "committed", "end", "lag", "oldest unread", "member")
+
+
+@pytest.mark.parametrize("columns", [30, 50, 60, 80, 120])
+def test_a_narrow_terminal_does_not_cut_numbers(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lag 19,9` for 19,999 is not a short answer but a wrong one."""
+    shown = _narrow(columns, monkeypatch)
+    row = ("orders.created", 0, 1, 20_000, 19_999, "36.8 s", "worker-3")
+    print_table(_LAG, [row, row], numbers="partition|committed|end|lag|oldest unread")
+    for said in ("20,000", "19,999", "36.8 s"):
+        assert shown.getvalue().count(said) == 2, shown.getvalue()
+    letters = "".join(shown.getvalue().split())
+    assert all(name.replace(" ", "") in letters for name in ("lag", "member")), "every column is there"
+
+
+def test_what_fits_when_it_is_folded_stays_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _narrow(40, monkeypatch)
+    print_table(("id", "tries"), [("x" * 60, 1)], numbers="tries")
+    assert shown.getvalue().startswith("id ")
+    assert shown.getvalue().count("x") == 60
