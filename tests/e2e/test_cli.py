@@ -423,6 +423,40 @@ def test_a_good_directory_verifies_and_can_be_dumped(alone: Run, stopped_data: P
     assert [json.loads(line)["first_offset"] for line in batches.lines] == [0, 1, 2]
 
 
+def test_a_dump_whose_reader_leaves_is_no_failure(stopped_data: Path) -> None:
+    """`millstream log dump ... | head -1`: it said that the directory cannot be read."""
+    with BrokerForTests(stopped_data) as broker, broker.connect().producer("orders") as producer:
+        for number in range(3000):
+            producer.send(f"{number:050}")
+    dumping = subprocess.Popen(
+        [*MILLSTREAM, "log", "dump", str(stopped_data), "--topic", "orders"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert dumping.stdout is not None
+    assert dumping.stderr is not None
+    assert dumping.stdout.readline().endswith(b"first\n")
+    dumping.stdout.close()
+    assert (dumping.stderr.read(), dumping.wait(30)) == (b"", 0)
+    dumping.stderr.close()
+
+
+def test_a_dump_onto_a_full_disk_does_not_blame_the_data(stopped_data: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*MILLSTREAM, "log", "dump", str(stopped_data), "--topic", "orders"], stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 1
+    assert b"the output cannot be written" in done.stderr
+
+
+def test_a_dump_shows_keys_that_are_not_text_as_tables_do(alone: Run, tmp_path: Path) -> None:
+    with BrokerForTests(tmp_path) as broker:
+        broker.connect().publish("orders", b"\xfe!", key=b"\xff")
+    dumped = alone("log", "dump", str(tmp_path), "--topic", "orders")
+    assert dumped.lines[0].split("\t")[2:] == ["\\xff", "\\xfe!"]
+
+
 def test_a_flipped_bit_is_found(alone: Run, stopped_data: Path) -> None:
     (segment,) = (stopped_data / "topics" / "default" / "orders" / "0").glob("*.log")
     content = bytearray(segment.read_bytes())

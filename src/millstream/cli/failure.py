@@ -13,7 +13,7 @@ from rich.markup import escape
 from millstream import errors
 from millstream.cli.output import stderr
 
-__all__ = ["ExitCode", "UsageProblem", "exit_code_of", "report"]
+__all__ = ["ExitCode", "UsageProblem", "exit_code_of", "is_of_the_output", "report"]
 
 
 class ExitCode(IntEnum):
@@ -50,6 +50,11 @@ def exit_code_of(error: errors.MillstreamError) -> ExitCode:
     return ExitCode.REQUEST
 
 
+def is_of_the_output(error: OSError) -> bool:
+    """Whether it is what we write to that failed, not what we read: a pipe that nobody reads, a disk that is full."""
+    return isinstance(error, BrokenPipeError) or (error.errno in _NO_ROOM and error.filename is None)
+
+
 def report(error: BaseException) -> ExitCode:
     """Tell the user on standard error what went wrong, and answer with the exit code for it."""
     if os.environ.get("MILLSTREAM_DEBUG"):
@@ -57,7 +62,7 @@ def report(error: BaseException) -> ExitCode:
     if isinstance(error, errors.MillstreamError):
         _say(str(error) or type(error).__doc__ or error.code, error.code, error.remedy)
         return exit_code_of(error)
-    if isinstance(error, OSError) and error.errno in _NO_ROOM and error.filename is None:  # `> FILE`, on a full disk
+    if isinstance(error, OSError) and is_of_the_output(error):  # `> FILE`, on a full disk
         _say(f"the output cannot be written: {error.strerror}", "OUTPUT", "Make room, or send it somewhere else.")
         return ExitCode.REQUEST
     _say(

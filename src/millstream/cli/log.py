@@ -6,6 +6,7 @@ find.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from millstream.cli.failure import ExitCode, UsageProblem
+from millstream.cli.failure import ExitCode, UsageProblem, is_of_the_output
 from millstream.cli.output import (
     JsonOption,
     bytes_text,
@@ -153,6 +154,8 @@ def _stopped(data: Path) -> Iterator[None]:
     try:
         yield
     except OSError as problem:
+        if is_of_the_output(problem):
+            raise
         raise StorageFailed(f"cannot read {problem.filename or data}: {problem.strerror or problem}") from None
     finally:
         lock.release()
@@ -313,5 +316,7 @@ def _messages(stored: Iterator[StoredBatch], start: int) -> Iterator[dict[str, A
 
 
 def _shown(document: dict[str, Any], name: str) -> str:
-    text = document.get(name, document.get(f"{name}_base64"))
+    text = document.get(name)
+    if (packed := document.get(f"{name}_base64")) is not None:
+        text = base64.b64decode(packed).decode("utf-8", "surrogateescape")
     return "-" if text is None else terminal_safe(text)
