@@ -9,10 +9,9 @@ import ssl
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from millstream.addresses import TLS_SCHEME, parse_address
 from millstream.client.tls import client_context
+from millstream.client.values import encode_call, key_bytes
 from millstream.errors import ConnectionLost, InvalidArgument
 from millstream.names import DEFAULT_NAMESPACE, check_namespace
 from millstream.version import VERSION
@@ -59,6 +58,7 @@ class Target:
             raise InvalidArgument(f"timeout_s must be more than 0, not {timeout_s}")
         name = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         key = os.environ.get(KEY_VARIABLE) if key is None else key
+        key_bytes(key)  # a text, and said here, where nobody repeats it
         context = client_context(tls, ca, wanted=address.startswith(TLS_SCHEME))
         namespace = check_namespace(namespace)
         return cls(address, host, port, namespace, name, key or None, timeout_s, context, stay_awake)
@@ -72,7 +72,7 @@ class Target:
             software=SOFTWARE,
             extensions=True,
         )
-        return encode_frame(FrameType.HELLO, msgspec.json.encode(hello), correlation)
+        return encode_frame(FrameType.HELLO, encode_call(hello), correlation)
 
     def unreachable(self, problem: OSError) -> ConnectionLost:
         """A sentence that says what to do."""

@@ -19,6 +19,7 @@ __all__ = [
     "Key",
     "SendOptions",
     "Value",
+    "encode_call",
     "key_bytes",
     "make_entry",
     "microseconds",
@@ -29,6 +30,7 @@ Value: TypeAlias = bytes | bytearray | memoryview | str | None
 Key: TypeAlias = bytes | str | None
 Headers: TypeAlias = Mapping[str, str | bytes]
 _TIME_US_MAX: Final = (1 << 63) - 1
+_encode_json: Final = msgspec.json.Encoder().encode
 
 
 class SendOptions(TypedDict, total=False):
@@ -93,6 +95,15 @@ def key_bytes(key: Key) -> bytes | None:
     if isinstance(key, bytes | bytearray | memoryview):
         return bytes(key)
     raise InvalidArgument(f"a key is bytes or str, not {type(key).__name__}")
+
+
+def encode_call(call: msgspec.Struct) -> bytes:
+    """A request as it travels.  Raises InvalidArgument for a text in it that is none: names come from anywhere."""
+    try:
+        return _encode_json(call)
+    except UnicodeEncodeError as problem:
+        said = str(problem.object)
+        raise InvalidArgument(f"{said[:80]!r} cannot be written as UTF-8: it has half of a surrogate pair") from None
 
 
 def _encode(text: str, what: str) -> bytes:

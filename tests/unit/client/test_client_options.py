@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -101,3 +102,31 @@ def test_a_lease_of_no_length_is_not_taken_for_the_usual_one(client: millstream.
         client.queues.lease("t", lease=lease)
     with pytest.raises(InvalidArgument, match="a lease lasts between 100 ms and 12 hours"):
         client.queue("t", lease=lease)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.topic("a\udcff"),
+        lambda client: client.keys.create("read", name="\udcff"),
+        lambda client: client.queues.settle("reject", ["t:0:0:1:0000010175cc0b28"], reason="\ud800"),
+    ],
+)
+def test_a_text_that_is_none_is_refused_before_it_is_sent(ask: Any, client: millstream.Client) -> None:
+    """As the shell hands over bytes that are not UTF-8."""
+    with pytest.raises(InvalidArgument, match="cannot be written as UTF-8"):
+        ask(client)
+
+
+def test_the_asynchronous_client_refuses_such_a_text_as_well(fake: FakeBroker) -> None:
+    async def ask() -> None:
+        async with millstream.aio.connect(fake.address) as client:
+            with pytest.raises(InvalidArgument, match="cannot be written as UTF-8"):
+                await client.topic("a\udcff")
+
+    asyncio.run(ask())
+
+
+def test_a_key_that_is_no_text_is_refused(fake: FakeBroker) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be written as UTF-8"):
+        millstream.connect(fake.address, key="\udcff")

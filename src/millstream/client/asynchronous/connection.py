@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-import msgspec
-
 from millstream.client.address import Target
 from millstream.client.asynchronous.ongoing import Ongoing
 from millstream.client.backoff import Backoff
 from millstream.client.silence import Silence
+from millstream.client.values import encode_call
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout, ShuttingDown
 from millstream.wire.calls import Call
 from millstream.wire.frames import FrameReader, FrameType, encode_frame
@@ -25,7 +24,6 @@ __all__ = ["AsyncConnection", "AsyncLink"]
 
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
 _RECEIVE_BYTES: Final = 256 * 1024
-_encode: Final = msgspec.json.Encoder().encode
 
 #: Gets the payload of an answer, valid only during the call, or the error that ended the connection.
 OnAnswer = Callable[[int, memoryview | ConnectionLost], None]
@@ -108,7 +106,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Make a call and decode its answer.  Raises the broker's error, ConnectionLost or RequestTimeout."""
         try:
             async with asyncio.timeout(timeout_s):
-                answer = await self.exchange(correlation, encode_frame(FrameType.CALL, _encode(call), correlation))
+                answer = await self.exchange(correlation, encode_frame(FrameType.CALL, encode_call(call), correlation))
         except TimeoutError:
             raise RequestTimeout(f"the broker did not answer within {timeout_s:g} s") from None
         return decode_json(response_body(memoryview(answer)), kind)

@@ -18,9 +18,8 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-import msgspec
-
 from millstream.client.blocking.transport import Transport
+from millstream.client.values import encode_call
 from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout
 from millstream.wire.calls import Call
 from millstream.wire.frames import FrameType, encode_frame
@@ -35,7 +34,6 @@ from millstream.wire.messages import (
 
 __all__ = ["Connection"]
 
-_encode: Final = msgspec.json.Encoder().encode
 _RESPONSE: Final = int(FrameType.RESPONSE)
 #: Up to here copying a batch into one piece costs less than sending it in several, and sending it does not block.
 _ONE_PIECE_BYTES: Final = 16 * 1024
@@ -79,7 +77,7 @@ class Connection:
     def call(self, call: Call, kind: Any, *, deadline_s: float) -> Any:
         """Make a call and decode its answer.  Raises the broker's error, ConnectionLost or RequestTimeout."""
         correlation = self.next_correlation()
-        frame = encode_frame(FrameType.CALL, _encode(call), correlation)
+        frame = encode_frame(FrameType.CALL, encode_call(call), correlation)
         return decode_json(response_body(memoryview(self.request(correlation, frame, deadline_s=deadline_s))), kind)
 
     def request(self, correlation: int, *parts: bytes, deadline_s: float) -> bytes:
