@@ -63,7 +63,7 @@ def test_the_secret_is_shown_once_with_a_warning(run: CommandLine) -> None:
     ("arguments", "code", "complaint"),
     [
         (("create", "orders", "ftp://x"), 1, "http:// or https://"),
-        (("create", "orders", "http://x", "--retry", "soon"), 1, "not a length of time"),
+        (("create", "orders", "http://x", "--retry", "soon"), 2, "not a length of time"),
         (("create", "order", NOBODY), 1, "did you mean 'orders'?"),
         (("show", "wh-0"), 1, "there is no webhook 'wh-0'"),
         (("update", "wh-0"), 2, "say what to change"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from millstream.cli.failure import UsageProblem
-from millstream.durations import parse_ms
+from millstream.durations import DURATION_MS_MAX, parse_ms
 from millstream.errors import InvalidArgument
 
 __all__ = [
@@ -21,9 +21,11 @@ __all__ = [
     "parse_past",
     "parse_reset",
     "parse_size",
+    "parse_span",
     "parse_start",
     "parse_timeout_s",
     "parse_topic_config",
+    "refuse_empty",
 ]
 
 _OFFSET: Final = re.compile(r"\d+")
@@ -54,9 +56,23 @@ def parse_duration(text: str) -> int | None:
 def parse_length(text: str, option: str) -> int:
     """A length of time, in milliseconds."""
     try:
-        return parse_ms(text)
+        length_ms = parse_ms(text)
     except InvalidArgument:
         raise UsageProblem(f"{option} {text!r} is not a length of time: use 500ms, 30s, 5m or 1h30m") from None
+    if length_ms > DURATION_MS_MAX:
+        raise UsageProblem(f"{option} {text!r} is more than a hundred years: use 500ms, 30s, 5m or 1h30m")
+    return length_ms
+
+
+def parse_span(text: str, option: str) -> datetime.timedelta:
+    """A length of time, as the client takes it."""
+    return datetime.timedelta(milliseconds=parse_length(text, option))
+
+
+def refuse_empty(text: str | None, option: str) -> None:
+    """`--topic "$TOPIC"` where the variable is not set: never as if the option had been left out."""
+    if text == "":
+        raise UsageProblem(f"{option} is empty: name one, or leave it out")
 
 
 def parse_timeout_s(text: str | None) -> float | None:
@@ -80,8 +96,8 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
     return found
 
 
-def parse_headers(pairs: Iterable[str]) -> dict[str, str]:
-    return parse_pairs(pairs, "--header")
+def parse_headers(pairs: Iterable[str], option: str = "--header") -> dict[str, str]:
+    return parse_pairs(pairs, option)
 
 
 def parse_topic_config(pairs: Iterable[str]) -> dict[str, Any]:
@@ -100,12 +116,20 @@ def parse_moment(text: str, now: datetime.datetime) -> datetime.datetime | None:
     """A point in time: ISO 8601 (UTC unless it says otherwise), or how long ago.  None when it is neither."""
     if _AGO.fullmatch(text):
         age_ms = parse_duration(text)
-        return None if age_ms is None else now - datetime.timedelta(milliseconds=age_ms)
+        return None if age_ms is None else _shifted(now, -age_ms)
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
         return None
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
+
+
+def _shifted(now: datetime.datetime, by_ms: int) -> datetime.datetime | None:
+    """None when no calendar has that day."""
+    try:
+        return now + datetime.timedelta(milliseconds=by_ms)
+    except OverflowError:
+        return None
 
 
 def parse_past(text: str, now: datetime.datetime, option: str) -> datetime.datetime:
@@ -120,7 +144,7 @@ def parse_ahead(text: str, now: datetime.datetime, option: str) -> datetime.date
     """A point in time: ISO 8601 (UTC unless it says otherwise), or how far ahead."""
     if _AGO.fullmatch(text):
         ahead_ms = parse_duration(text)
-        moment = None if ahead_ms is None else now + datetime.timedelta(milliseconds=ahead_ms)
+        moment = None if ahead_ms is None else _shifted(now, ahead_ms)
     else:
         moment = parse_moment(text, now)
     if moment is None:

@@ -27,7 +27,7 @@ def audit(
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help="From this time on: 2h ago, or a moment.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")] = 50,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
+from millstream.cli.arguments import refuse_empty
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
@@ -73,6 +74,7 @@ def backup(
     Run it where the data directory is. The backup shows one moment, everything that was confirmed before it is there,
     and clients notice nothing. It holds what the broker knows, webhook secrets too: keep it as safe as the data.
     """
+    refuse_empty(file, "FILE")
     if verify:
         _verify(file, as_json=as_json)
         return
@@ -186,6 +188,8 @@ def restore(
     """
     from millstream.log.archive import restore_archive
 
+    refuse_empty(file, "FILE")
+    refuse_empty(data, "--data")
     began = time.monotonic()
     directory = Path(os.path.expanduser(data))
     with _source(file) as source, _Reading("restoring") as reading:
@@ -288,8 +292,9 @@ def _target(file: str) -> Iterator[BinaryIO]:
             yield target
             target.flush()
             os.fsync(fd)
-        os.rename(part, file)
-        DiskStorage(Path(file).parent).sync_directory("")
+        with _readable():
+            os.rename(part, file)
+            DiskStorage(Path(file).parent).sync_directory("")
     finally:
         with suppress(OSError):
             os.unlink(part)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import parse_headers, parse_past
+from millstream.cli.arguments import parse_headers, parse_past, refuse_empty
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
@@ -48,18 +48,18 @@ _WHICH = "Which letters"
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The dead letter's id.")]
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.")]
 TopicOption = Annotated[
-    str,
+    str | None,
     typer.Option("--topic", metavar="TOPIC", help="From this topic, or a pattern: orders.#", rich_help_panel=_WHICH),
 ]
 GroupOption = Annotated[
-    str, typer.Option("--group", metavar="GROUP", help="Given up by this queue group.", rich_help_panel=_WHICH)
+    str | None, typer.Option("--group", metavar="GROUP", help="Given up by this queue group.", rich_help_panel=_WHICH)
 ]
 ReasonOption = Annotated[
-    str,
+    str | None,
     typer.Option("--reason", metavar="REASON", help="REJECTED, MAX_RETRIES_EXCEEDED, ...", rich_help_panel=_WHICH),
 ]
 ErrorOption = Annotated[
-    str, typer.Option("--error", metavar="TEXT", help="The last error contains this.", rich_help_panel=_WHICH)
+    str | None, typer.Option("--error", metavar="TEXT", help="The last error contains this.", rich_help_panel=_WHICH)
 ]
 HeaderOption = Annotated[
     list[str] | None,
@@ -78,19 +78,28 @@ EverythingOption = Annotated[bool, typer.Option("--all", help="All dead letters.
 
 
 def _which(
-    topic: str,
-    group: str,
-    reason: str,
-    error: str,
+    topic: str | None,
+    group: str | None,
+    reason: str | None,
+    error: str | None,
     header: list[str] | None,
     key: str | None,
     since: str | None,
     until: str | None,
 ) -> LetterOptions:
-    options: LetterOptions = {"topic": topic, "group": group, "reason": reason, "error": error}
+    for option, text in (("--topic", topic), ("--group", group), ("--reason", reason), ("--error", error)):
+        refuse_empty(text, option)
+    options: LetterOptions = {
+        "topic": topic or "",
+        "group": group or "",
+        "reason": reason or "",
+        "error": error or "",
+    }
     options["headers"] = {}
     for pair in header or []:
         name, equals, value = pair.partition("=")
+        if not name:
+            raise UsageProblem(f"--header {pair!r} names no header: use NAME or NAME=VALUE")
         options["headers"] = {**options["headers"], name: value if equals else None}
     if key is not None:
         options["key"] = key
@@ -102,7 +111,8 @@ def _which(
 
 def _require_choice(ids: list[str] | None, which: LetterOptions, everything: bool, verb: str) -> None:
     """A forgotten option must not mean everything."""
-    chosen = sum((bool(ids), any(which.values()), everything))
+    filtered = any(which.values()) or "key" in which
+    chosen = sum((bool(ids), filtered, everything))
     if chosen != 1:
         problem = "which letters" if not chosen else "only one of ids, filters and --all"
         raise UsageProblem(f"say {problem} to {verb}: ids, filters such as --reason, or --all")
@@ -117,15 +127,15 @@ def _require_choice(ids: list[str] | None, which: LetterOptions, everything: boo
     ),
 )
 def list_letters(
-    topic: TopicOption = "",
-    group: GroupOption = "",
-    reason: ReasonOption = "",
-    error: ErrorOption = "",
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    reason: ReasonOption = None,
+    error: ErrorOption = None,
     header: HeaderOption = None,
     key: KeyOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
-    limit: Annotated[int, typer.Option("--max", metavar="N", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--max", metavar="N", min=1, max=1_000_000, help="At most so many.")] = 100,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
@@ -161,10 +171,10 @@ def show(
 
 @app.command(epilog=examples("millstream dlq stats", "millstream dlq stats --topic orders --since 1d"))
 def stats(
-    topic: TopicOption = "",
-    group: GroupOption = "",
-    reason: ReasonOption = "",
-    error: ErrorOption = "",
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    reason: ReasonOption = None,
+    error: ErrorOption = None,
     header: HeaderOption = None,
     key: KeyOption = None,
     since: SinceOption = None,
@@ -194,10 +204,10 @@ def stats(
 )
 def replay(
     ids: IdsArgument = None,
-    topic: TopicOption = "",
-    group: GroupOption = "",
-    reason: ReasonOption = "",
-    error: ErrorOption = "",
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    reason: ReasonOption = None,
+    error: ErrorOption = None,
     header: HeaderOption = None,
     key: KeyOption = None,
     since: SinceOption = None,
@@ -217,7 +227,8 @@ def replay(
         list[str] | None, typer.Option("--remove-header", metavar="NAME", help="Leave a header out; may be repeated.")
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--rate", metavar="N", min=0.001, help="At most so many messages per second.")
+        float | None,
+        typer.Option("--rate", metavar="N", min=0.001, max=1e9, help="At most so many messages per second."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, send nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is over.")] = True,
@@ -231,13 +242,14 @@ def replay(
     """
     which = _which(topic, group, reason, error, header, key, since, until)
     _require_choice(ids, which, everything, "replay")
+    refuse_empty(target, "--to")
     if value is not None and value_file is not None:
         raise UsageProblem("--value and --value-file exclude each other")
     options: ReplayOptions = {
         **which,
         "target": target,
-        "value": value_file.read_bytes() if value_file is not None else value,
-        "set_headers": dict(parse_headers(set_header or [])),
+        "value": _contents(value_file) if value_file is not None else value,
+        "set_headers": dict(parse_headers(set_header or [], "--set-header")),
         "remove_headers": remove_header or [],
         "rate": rate,
     }
@@ -262,6 +274,13 @@ def replay(
         print_replay(info)
     if info.status == "failed":
         raise typer.Exit(1)
+
+
+def _contents(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as problem:
+        raise UsageProblem(f"cannot read {file}: {problem.strerror}") from None
 
 
 def _follow(replay: Replay, *, shown: bool) -> ReplayInfo:
@@ -329,10 +348,10 @@ def abort(
 )
 def purge(
     ids: IdsArgument = None,
-    topic: TopicOption = "",
-    group: GroupOption = "",
-    reason: ReasonOption = "",
-    error: ErrorOption = "",
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    reason: ReasonOption = None,
+    error: ErrorOption = None,
     header: HeaderOption = None,
     key: KeyOption = None,
     since: SinceOption = None,

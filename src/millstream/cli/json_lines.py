@@ -51,7 +51,7 @@ def read_json_lines(lines: Iterable[bytes], key: bytes | None, headers: dict[str
             continue
         try:
             document = json.loads(line)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise UsageProblem(f"line {number} is not JSON: {problem}") from None
         if not isinstance(document, dict) or not {"value", "value_base64"} & document.keys():
             raise UsageProblem(f"line {number} is not an object with a value")
@@ -91,7 +91,10 @@ def _options(document: dict[str, Any], number: int) -> SendOptions:
         options.setdefault("timestamp", timestamp_ms / 1000)
     if expiry_ms:
         left_ms = max(1, expiry_ms - time.time_ns() // 1_000_000)  # what is over stays over
-        options.setdefault("ttl", datetime.timedelta(milliseconds=left_ms))
+        try:
+            options.setdefault("ttl", datetime.timedelta(milliseconds=left_ms))
+        except OverflowError:
+            raise UsageProblem(f"line {number} has an expiry_ms that is too far away to be a time") from None
     return cast("SendOptions", options)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
+from millstream.cli.arguments import parse_span, refuse_empty
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
 from millstream.cli.output import (
@@ -61,11 +64,13 @@ def create(
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Make a key, and show it this once."""
+    refuse_empty(data, "--data")
+    lasts = None if expires is None else parse_span(expires, "--expires")
     if data is not None:
-        made = _create_offline(data, roles, scopes or [], name, expires)
+        made = _create_offline(os.path.expanduser(data), roles, scopes or [], name, lasts)
     else:
         with open_client(broker, DEFAULT_NAMESPACE) as client:
-            made = client.keys.create(*roles, scopes=scopes or [], name=name, expires_in=expires)
+            made = client.keys.create(*roles, scopes=scopes or [], name=name, expires_in=lasts)
     _print_new(made, as_json)
 
 
@@ -105,8 +110,9 @@ def rotate(
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Give a key another secret, and show it this once."""
+    still_good = parse_span(grace, "--grace")
     with open_client(broker, DEFAULT_NAMESPACE) as client:
-        _print_new(client.keys.rotate(key_id, grace), as_json)
+        _print_new(client.keys.rotate(key_id, still_good), as_json)
 
 
 @app.command(epilog=examples("millstream key revoke 1f2e3d4c5b6a", "millstream key revoke 1f2e3d4c5b6a --yes"))
@@ -118,7 +124,7 @@ def revoke(key_id: IdArgument, yes: YesOption = False, broker: BrokerOption = DE
     stdout.print(f"revoked key [bold]{escape(key_id)}[/]")
 
 
-def _create_offline(data: str, roles: Sequence[str], scopes: list[str], name: str, expires: str | None) -> NewKey:
+def _create_offline(data: str, roles: Sequence[str], scopes: list[str], name: str, expires: timedelta | None) -> NewKey:
     from millstream.client.access import create_call
     from millstream.config import LogSettings, Settings
     from millstream.server import lifecycle  # here, so that no other command waits for the broker to load

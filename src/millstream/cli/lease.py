@@ -10,7 +10,7 @@ import msgspec
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import parse_length
+from millstream.cli.arguments import parse_span
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import ExitCode, UsageProblem
 from millstream.cli.output import JsonOption, examples, print_json, print_json_line, print_table, stderr, time_text
@@ -75,13 +75,13 @@ def lease(
     They are yours until the lease ends, also after this command has ended: settle them with ack, nack or reject, or
     let the lease run out and somebody else gets them.  With --auto-ack there is nothing to settle.
     """
-    wait_ms = parse_length(wait, "--wait")
+    wait_for = parse_span(wait, "--wait")
     with open_client(broker, namespace) as client:
         messages = client.queues.lease(
             topic,
             group,
             max=maximum,
-            wait=timedelta(milliseconds=wait_ms),
+            wait=wait_for,
             lease=_length(length, "--lease"),
             auto_ack=auto_ack,
         )
@@ -213,7 +213,7 @@ def _document(message: LeasedMessage) -> dict[str, Any]:
 
 
 def _length(text: str, option: str) -> timedelta | None:
-    return timedelta(milliseconds=parse_length(text, option)) if text else None
+    return parse_span(text, option) if text else None
 
 
 def _text(data: bytes | None) -> str | None:

@@ -81,6 +81,8 @@ def peek(
     """
     now = datetime.datetime.now(datetime.UTC)
     since = before = None
+    if start is not None and offset is not None:
+        raise UsageProblem("--from and --offset exclude each other")
     if start is not None:
         place = parse_start(start, now)
         if place == "latest":

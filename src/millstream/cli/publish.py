@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal, NamedTupl
 
 import typer
 
-from millstream.cli.arguments import parse_ahead, parse_headers, parse_length
+from millstream.cli.arguments import parse_ahead, parse_headers, parse_span
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.json_lines import LineMessage, read_json_lines
@@ -138,7 +138,7 @@ def publish(
     if priority is not None:
         options["priority"] = _lane(priority)
     if ttl is not None:
-        options["ttl"] = datetime.timedelta(milliseconds=parse_length(ttl, "--ttl"))
+        options["ttl"] = parse_span(ttl, "--ttl")
     if dedup_id is not None:
         options["dedup_id"] = dedup_id
     if max_retries is not None:
@@ -161,7 +161,7 @@ def publish(
         if json_lines:
             messages = read_json_lines(stream, fixed_key, headers)
         elif key_separator is not None:
-            messages = _from_keyed_lines(stream, key_separator.encode(), headers)
+            messages = _from_keyed_lines(stream, _argument_bytes(key_separator), headers)
         else:
             messages = (LineMessage(line.removesuffix(b"\n"), fixed_key, headers) for line in stream)
         size = _size(stream)
@@ -182,7 +182,7 @@ def _due(delay: str | None, deliver_at: str | None) -> SendOptions:
         raise UsageProblem("--delay and --deliver-at exclude each other")
     if deliver_at is not None:
         return {"deliver_at": parse_ahead(deliver_at, datetime.datetime.now(datetime.UTC), "--deliver-at")}
-    return {} if delay is None else {"delay": delay}
+    return {} if delay is None else {"delay": parse_span(delay, "--delay")}
 
 
 def _lane(priority: str) -> int:
@@ -279,7 +279,7 @@ def _from_keyed_lines(
     for number, line in enumerate(lines, 1):
         key, found, value = line.removesuffix(b"\n").partition(separator)
         if not found:
-            raise UsageProblem(f"line {number} has no separator {separator.decode()!r}")
+            raise UsageProblem(f"line {number} has no separator {os.fsdecode(separator)!r}")
         yield LineMessage(value, key, headers)
 
 

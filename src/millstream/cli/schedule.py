@@ -64,12 +64,14 @@ def list_schedules(
 ) -> None:
     """List what is pending for a topic, soonest first."""
     now = datetime.datetime.now(datetime.UTC)
+    earliest = None if after is None else parse_ahead(after, now, "--after")
+    latest = None if before is None else parse_ahead(before, now, "--before")
     with open_client(broker, namespace) as client:
         found = client.schedules.list(
             topic,
             key=None if key is None else os.fsencode(key),
-            after=None if after is None else parse_ahead(after, now, "--after"),
-            before=None if before is None else parse_ahead(before, now, "--before"),
+            after=earliest,
+            before=latest,
             limit=limit,
         )
     if as_json:

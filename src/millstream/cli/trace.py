@@ -82,14 +82,16 @@ def trace(
             _print_passport(client.passport(about), as_json=as_json)
         return
     now = datetime.datetime.now(datetime.UTC)
+    since = None if start is None else parse_past(start, now, "--from")
+    before = None if until is None else parse_past(until, now, "--until")
     with open_client(broker, namespace) as client:
         events = client.traces(
             limit=max_events,
             trace_id=about or "",
             topic=topic,
             key=key,
-            since=None if start is None else parse_past(start, now, "--from"),
-            until=None if until is None else parse_past(until, now, "--until"),
+            since=since,
+            until=before,
             failures_only=failures,
         )
     if as_json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import parse_headers
+from millstream.cli.arguments import parse_headers, parse_span
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
@@ -47,11 +47,15 @@ HeaderOption = Annotated[
 ]
 ConcurrencyOption = Annotated[
     int | None,
-    typer.Option("--concurrency", metavar="N", help="Requests at a time, 1 to 100 (1).", rich_help_panel=_HOW),
+    typer.Option(
+        "--concurrency", metavar="N", min=1, max=100, help="Requests at a time, 1 to 100 (1).", rich_help_panel=_HOW
+    ),
 ]
 RateOption = Annotated[
     float | None,
-    typer.Option("--rate", metavar="N", help="Requests per second; 0 sets no limit (0).", rich_help_panel=_HOW),
+    typer.Option(
+        "--rate", metavar="N", min=0, max=10_000, help="Requests per second; 0 sets no limit (0).", rich_help_panel=_HOW
+    ),
 ]
 TimeoutOption = Annotated[
     str | None,
@@ -112,9 +116,10 @@ def _settings(
     if rate is not None:
         settings["rate"] = rate
     if timeout is not None:
-        settings["timeout"] = timeout
+        settings["timeout"] = parse_span(timeout, "--timeout")
     if retry is not None:
-        settings["retry_delays"] = [] if retry == "none" else [part.strip() for part in retry.split(",")]
+        waits = [] if retry == "none" else retry.split(",")
+        settings["retry_delays"] = [parse_span(wait.strip(), "--retry") for wait in waits]
     if client_errors is not None:
         settings["reject_client_errors"] = client_errors == "reject"
     if payload is not None:
@@ -274,8 +279,9 @@ def rotate(
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Give a webhook a new secret.  It is shown once."""
+    kept = parse_span(keep, "--keep")
     with open_client(broker, namespace) as client:
-        _print_created(client.webhooks.rotate(webhook_id, secret=secret, keep=keep), as_json)
+        _print_created(client.webhooks.rotate(webhook_id, secret=secret, keep=kept), as_json)
 
 
 @app.command(epilog=examples("millstream webhook delete wh-5f0c6d1e2a3b --yes"))

@@ -151,6 +151,12 @@ def test_json_lines_may_hold_any_value_and_take_defaults_from_options() -> None:
         (b'{"value": "x", "topic": "elsewhere"}', "line 1 has a 'topic'"),
         (b'{"value": "x", "timestamp": "soon"}', "line 1 has a timestamp that is no time"),
         (b'{"value": "x", "timestamp_ms": "soon"}', "line 1 has a timestamp_ms that is no number"),
+        (b'{"value": "x", "timestamp": "99999999d"}', "line 1 has a timestamp that is no time"),
+        (
+            b'{"value": "x", "expiry_ms": 100000000000000000000000000000}',
+            "line 1 has an expiry_ms that is too far away",
+        ),
+        (b"[" * 100_000, "line 1 is not JSON"),
     ],
 )
 def test_bad_json_lines_are_named(line: bytes, problem: str) -> None:
@@ -163,3 +169,5 @@ def test_keyed_lines_split_at_the_first_separator() -> None:
     assert (read.key, read.value) == (b"k", b"v:w")
     with pytest.raises(UsageProblem, match="line 1 has no separator"):
         list(publish._from_keyed_lines(io.BytesIO(b"novalue\n"), b":", None))
+    with pytest.raises(UsageProblem, match="line 1 has no separator"):
+        list(publish._from_keyed_lines(io.BytesIO(b"novalue\n"), b"\xff", None))
