@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look at dead letters, send them again, remove them.")
 
 _WHICH = "Which letters"
+_REASONS = "REJECTED, MAX_RETRIES_EXCEEDED, MAX_DELIVERIES_EXCEEDED, TOTAL_TIMEOUT_EXCEEDED, TTL_EXPIRED or POISON."
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The dead letter's id.")]
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.")]
@@ -56,7 +57,7 @@ GroupOption = Annotated[
 ]
 ReasonOption = Annotated[
     str | None,
-    typer.Option("--reason", metavar="REASON", help="REJECTED, MAX_RETRIES_EXCEEDED, ...", rich_help_panel=_WHICH),
+    typer.Option("--reason", metavar="REASON", help=_REASONS, rich_help_panel=_WHICH),
 ]
 ErrorOption = Annotated[
     str | None, typer.Option("--error", metavar="TEXT", help="The last error contains this.", rich_help_panel=_WHICH)

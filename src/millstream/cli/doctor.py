@@ -21,9 +21,12 @@ from millstream.cli.output import JsonOption, examples
 from millstream.cli.settings import (
     ConfigFileOption,
     DataOption,
+    FsyncOption,
     HostOption,
     HttpPortOption,
     InsecureOption,
+    LogFormatOption,
+    LogLevelOption,
     MqttPortOption,
     PortOption,
     SetOption,
@@ -48,9 +51,12 @@ def doctor(
     port: PortOption = None,
     http_port: HttpPortOption = None,
     mqtt_port: MqttPortOption = None,
+    fsync: FsyncOption = None,
     config: ConfigFileOption = None,
     insecure: InsecureOption = None,
     overrides: SetOption = None,
+    log_level: LogLevelOption = None,
+    log_format: LogFormatOption = None,
     broker: Annotated[
         str | None,
         typer.Option(
@@ -75,7 +81,10 @@ def doctor(
         "server.port": port,
         "http.port": http_port,
         "mqtt.port": mqtt_port,
+        "storage.fsync": fsync,
         "access.insecure": insecure,
+        "log.level": log_level,
+        "log.format": log_format,
     }
     try:
         settings, _ = read_settings(config, flags, overrides)

@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from millstream.cli.failure import UsageProblem, exit_code_of
+from millstream.cli.failure import OutputProblem, UsageProblem, exit_code_of
 from millstream.cli.output import JsonOption, examples, print_facts, print_json, print_table
 from millstream.errors import InternalError, MillstreamError, catalogue
 from millstream.names import closest
@@ -18,11 +18,13 @@ app = typer.Typer(no_args_is_help=True, help="Look up error codes.")
 _ERRORS: Final = {
     error.code: InternalError if error is MillstreamError else error for _, error in sorted(catalogue().items())
 }
+# Of commands alone: never on the wire, hence without a number.
+_OF_COMMANDS: Final[dict[str, type[MillstreamError]]] = {error.code: error for error in (UsageProblem, OutputProblem)}
 
 
 @app.command("list", epilog=examples("millstream errors list", "millstream errors list --json"))
 def list_errors(as_json: JsonOption = False) -> None:
-    """List every error a command or the SDK can report."""
+    """List every error that a broker or the SDK can report, and so every command."""
     if as_json:
         print_json([_document(error) for error in _ERRORS.values()])
         return
@@ -40,9 +42,10 @@ def explain(
 ) -> None:
     """Explain an error: what happened, and what to do about it."""
     wanted = code.upper().replace("-", "_")
-    error = _ERRORS.get(wanted) or next((e for e in _ERRORS.values() if str(e.number) == wanted), None)
+    known = _ERRORS | _OF_COMMANDS
+    error = known.get(wanted) or next((e for e in _ERRORS.values() if str(e.number) == wanted), None)
     if error is None:
-        meant = closest(wanted, _ERRORS)
+        meant = closest(wanted, known)
         hint = "; `millstream errors list` shows all of them" if meant is None else f"; did you mean {meant}?"
         raise UsageProblem(f"there is no error {code!r}{hint}")
     if as_json:
@@ -50,8 +53,8 @@ def explain(
         return
     print_facts(
         [
-            ("code", f"{error.code} ({error.number})"),
-            ("in Python", f"millstream.errors.{error.__name__}"),
+            ("code", error.code if error.code in _OF_COMMANDS else f"{error.code} ({error.number})"),
+            ("in Python", "-" if error.code in _OF_COMMANDS else f"millstream.errors.{error.__name__}"),
             ("meaning", _meaning(error)),
             ("retry", "the same request can succeed later" if error.retriable else "will not help"),
             ("what to do", error.remedy),
@@ -62,7 +65,7 @@ def explain(
 def _document(error: type[MillstreamError]) -> dict[str, object]:
     return {
         "code": error.code,
-        "number": error.number,
+        "number": None if error.code in _OF_COMMANDS else error.number,
         "name": error.__name__,
         "retriable": error.retriable,
         "exit_code": int(exit_code_of(error(""))),

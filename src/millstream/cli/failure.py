@@ -13,7 +13,7 @@ from rich.markup import escape
 from millstream import errors
 from millstream.cli.output import stderr
 
-__all__ = ["ExitCode", "UsageProblem", "exit_code_of", "is_of_the_output", "report"]
+__all__ = ["ExitCode", "OutputProblem", "UsageProblem", "exit_code_of", "is_of_the_output", "report"]
 
 
 class ExitCode(IntEnum):
@@ -33,6 +33,13 @@ class UsageProblem(errors.RequestError):
     # Never on the wire, hence no number of its own.
     code = "USAGE"
     remedy = "Add --help to see what the command takes."
+
+
+class OutputProblem(errors.RequestError):
+    """What a command prints cannot be written where it goes: the disk is full."""
+
+    code = "OUTPUT"
+    remedy = "Make room, or send it somewhere else."
 
 
 _UNREACHABLE = (errors.ConnectionLost, errors.RequestTimeout, errors.ShuttingDown)
@@ -63,8 +70,9 @@ def report(error: BaseException) -> ExitCode:
         _say(str(error) or type(error).__doc__ or error.code, error.code, error.remedy)
         return exit_code_of(error)
     if isinstance(error, OSError) and is_of_the_output(error):  # `> FILE`, on a full disk
-        _say(f"the output cannot be written: {error.strerror}", "OUTPUT", "Make room, or send it somewhere else.")
-        return ExitCode.REQUEST
+        error = OutputProblem(f"the output cannot be written: {error.strerror}")
+        _say(str(error), error.code, error.remedy)
+        return exit_code_of(error)
     _say(
         f"{type(error).__name__}: {error}", "INTERNAL", "This is a bug; run again with MILLSTREAM_DEBUG=1 to see where."
     )

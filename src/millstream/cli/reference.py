@@ -89,7 +89,7 @@ def _option_row(parameter: Any, context: Any) -> str:
             names += f" {cell(parameter.metavar)}"
     notes = []
     default = parameter.get_default(context, call=False)
-    if default not in (None, False, True, []) and parameter.param_type_name != "argument":
+    if default not in (None, False, True, [], "") and parameter.param_type_name != "argument":
         notes.append(f"default `{default}`")
     if parameter.envvar:
         notes.append(f"or `{parameter.envvar}`")

@@ -57,7 +57,7 @@ def list_schedules(
     before: Annotated[
         str | None, typer.Option("--before", metavar="WHEN", help="Due before this; in the same forms.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-l", metavar="N", min=1, help="At most so many.")] = 100,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,

@@ -69,3 +69,16 @@ def test_a_file_that_is_not_text_is_a_config_error(run: Run, tmp_path: Path) -> 
     outcome = run("config", "show", "--config", str(file))
     assert outcome.code == 2
     assert "is not UTF-8 text" in outcome.err
+
+
+def test_config_show_says_which_port_of_http_and_mqtt_an_option_sets(run: Run) -> None:
+    shown = run("config", "show", "--http-port", "8181", "--mqtt-port", "1884", "--json").json
+    assert shown["http.port"] == {"value": 8181, "from": "--http-port"}
+    assert shown["mqtt.port"] == {"value": 1884, "from": "--mqtt-port"}
+
+
+@pytest.mark.parametrize("code", ["USAGE", "OUTPUT"])
+def test_what_only_commands_report_is_explained_too(run: Run, code: str) -> None:
+    """They stand in brackets behind a sentence like all others."""
+    assert "what to do" in run("errors", "explain", code).out
+    assert run("errors", "explain", code.lower(), "--json").json["code"] == code

@@ -54,6 +54,21 @@ def test_nothing_of_an_explanation_is_taken_for_markup(path: str) -> None:
         assert Text.from_markup(parameter.help or "").plain == (parameter.help or "")
 
 
+@pytest.mark.parametrize("path", TREE)
+def test_no_option_hides_another(path: str) -> None:
+    """`schedule list -n 5` was taken for a namespace, and `--help` said that it is a limit."""
+    names = [name for parameter in TREE[path].params for name in (*parameter.opts, *parameter.secondary_opts)]
+    assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.parametrize("path", ["config show", "doctor"])
+def test_what_looks_at_the_settings_takes_the_options_of_serve(path: str) -> None:
+    def options(command: Any) -> set[str]:
+        return {name for parameter in command.params for name in parameter.opts if name.startswith("--")}
+
+    assert options(TREE["serve"]) <= options(TREE[path])
+
+
 @pytest.mark.parametrize("path", sorted(READS))
 def test_every_read_offers_json(path: str) -> None:
     assert any("--json" in parameter.opts for parameter in TREE[path].params)
