@@ -68,6 +68,12 @@ def test_a_pipeline_that_reports_is_listed_looked_at_stopped_and_forgotten(
     assert "no pipeline 'clean-orders' has reported" in run("status", "clean-orders", code=1, errors=True)
 
 
+def test_what_a_pipeline_says_about_itself_is_shown_and_not_obeyed(run: CommandLine, broker: BrokerForTests) -> None:
+    report(broker, "finished", "loud", definition={"description": "a[/b]\x1b[2Jc"})
+    assert r"a[/b]\x1b[2Jc" in run("status", "loud", errors=True)
+    run("forget", "loud", "--yes")
+
+
 def test_files_are_validated_without_spark_and_without_a_broker(run: CommandLine, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
     good.write_text(GOOD)

@@ -363,3 +363,17 @@ def test_why_about_nothing_says_what_it_takes(run: Run, topic: str) -> None:
     assert "as in orders/default" in run("why", topic, code=1).err
     assert "[GROUP_NOT_FOUND]" in run("why", f"{topic}/nobody", code=1).err
     assert "[TOPIC_NOT_FOUND]" in run("why", "nowhere/default", code=1).err
+
+
+def test_a_setting_with_brackets_is_changed_and_shown(run: Run, topic: str) -> None:
+    """It was changed, and then called a bug: the words were read as markup."""
+    run("lease", topic)
+    assert "fair_by=header:[/x]" in run("queue", "set", topic, "default", "fair_by=header:[/x]").out
+
+
+def test_a_long_value_is_not_cut_within_a_letter(run: Run, client: Client, topic: str) -> None:
+    client.publish(f"{topic}.long", "x" + "ü" * 100)
+    run("lease", f"{topic}.long")
+    out = run("queue", "peek", f"{topic}.long").out
+    assert "xüüü" in out
+    assert r"\xc3" not in out

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Annotated, Protocol
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
 from millstream.cli.arguments import RESET_FORMS, parse_reset
@@ -24,6 +25,7 @@ from millstream.cli.output import (
     stderr,
     stdout,
 )
+from millstream.cli.terminal import terminal_safe
 from millstream.names import DEFAULT_NAMESPACE
 
 app = typer.Typer(no_args_is_help=True, help="Inspect and move consumer groups.")
@@ -217,7 +219,7 @@ def evict(
     """Throw a member out of its group.  Its partitions go to the others; a live member joins again."""
     with open_client(broker, namespace) as client:
         client.evict_member(name, member)
-    stdout.print(f"evicted [bold]{member}[/] from group [bold]{name}[/]")
+    stdout.print(f"evicted [bold]{escape(terminal_safe(member))}[/] from group [bold]{name}[/]")
 
 
 @app.command(epilog=examples("millstream group rebalance audit"))

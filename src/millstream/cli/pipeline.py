@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
 from millstream.cli.arguments import parse_pairs
@@ -33,6 +34,7 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
+from millstream.cli.terminal import terminal_safe
 from millstream.errors import ConfigInvalid, StartFailed
 from millstream.names import DEFAULT_NAMESPACE
 
@@ -259,7 +261,7 @@ def _print_one(info: PipelineInfo, as_json: bool) -> None:
     )
     description = info.definition.get("description")
     if description:
-        stderr.print(f"[dim]{description}[/]")
+        stderr.print(f"[dim]{escape(terminal_safe(str(description)))}[/]")
 
 
 def _state(info: PipelineInfo) -> Text:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 from rich.text import Text
 
 from millstream.cli.arguments import parse_pairs
@@ -113,7 +114,8 @@ def set_policy(
     changes = {name: _WORDS.get(value, value) for name, value in parse_pairs(settings, "setting").items()}
     with open_client(broker, namespace) as client:
         client.queues.configure(topic, group, **changes)
-    stdout.print(f"changed [bold]{topic}/{group}[/]: {', '.join(f'{name}={changes[name]}' for name in changes)}")
+    said = terminal_safe(", ".join(f"{name}={value}" for name, value in changes.items()))
+    stdout.print(f"changed [bold]{topic}/{group}[/]: {escape(said)}")
 
 
 @app.command(epilog=examples("millstream queue pause orders billing"))
@@ -344,5 +346,5 @@ def _note(message: QueuedMessage) -> str:
 def _shown(data: bytes | None) -> str | None:
     if data is None:
         return None
-    text = terminal_safe(data[:_VALUE_SHOWN].decode("utf-8", "surrogateescape"))
-    return text + "..." if len(data) > _VALUE_SHOWN else text
+    text = data.decode("utf-8", "surrogateescape")
+    return terminal_safe(text[:_VALUE_SHOWN]) + ("..." if len(text) > _VALUE_SHOWN else "")
