@@ -84,6 +84,26 @@ def test_a_broker_that_should_be_there_and_is_not(doctor: Doctor, tmp_path: Path
         assert doctor("--broker", address)["broker"]["verdict"] == "ok"
 
 
+def test_a_broker_at_an_address_of_ipv6_is_asked(doctor: Doctor, tmp_path: Path) -> None:
+    """`::1:9092` is another address, and not one with a port."""
+    (tmp_path / "data").mkdir()
+    lock = DirectoryLock(tmp_path / "data")
+    lock.acquire()
+    with socket.socket(socket.AF_INET6) as nobody:
+        nobody.bind(("::1", 0))
+        port = nobody.getsockname()[1]
+        asked = doctor("--host", "::1", "--port", port, "--http-port", 0, "--mqtt-port", 0, code=1)["broker"]
+        assert f"nobody listens at [::1]:{port}" in asked["found"]
+    lock.release()
+
+
+def test_a_file_in_place_of_the_data_directory_is_called_one(doctor: Doctor, tmp_path: Path) -> None:
+    (tmp_path / "data").touch()
+    found = doctor(code=1)["data directory"]
+    assert "is a file" in found["found"]
+    assert "--data" in found["next"]
+
+
 def test_what_a_start_would_refuse_is_told_before(doctor: Doctor, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -137,7 +137,10 @@ def check_data(settings: Settings) -> Iterator[Check]:
                 "data directory", "fail", f"{data} cannot be made", f"Let {_user()} write to {there}, or set --data."
             )
             return
-    elif not data.is_dir() or not os.access(data, os.R_OK | os.W_OK | os.X_OK):
+    elif not data.is_dir():
+        yield Check("data directory", "fail", f"{data} is a file, not a directory", "Set --data elsewhere.")
+        return
+    elif not os.access(data, os.R_OK | os.W_OK | os.X_OK):
         yield Check(
             "data directory",
             "fail",

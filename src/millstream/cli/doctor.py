@@ -96,6 +96,7 @@ def doctor(
         settings = Settings()
     in_use = lock_holder(Path(settings.storage.data)) is not None
     its_host = "localhost" if settings.server.host in ("0.0.0.0", "::") else settings.server.host
+    its_host = f"[{its_host}]" if ":" in its_host else its_host
     scheme = "tls://" if settings.tls.certificate else ""
     if broker is None and settings.server.port:
         broker = f"{scheme}{its_host}:{settings.server.port}"
