@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import inspect
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
@@ -41,6 +42,11 @@ __all__ = [
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+
+# A stream that the shell has closed is None in Python; what is opened first takes its number, as it should.
+for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    if getattr(sys, _name) is None:
+        setattr(sys, _name, open(os.devnull, _mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
 
 # Wide enough for any table: what is piped into grep must not be cut to the 80 columns of an imagined terminal.
 _PIPE_WIDTH: Final = 100_000

@@ -162,3 +162,28 @@ def test_a_reader_that_leaves_is_no_failure() -> None:
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("redirection", "arguments", "code", "said"),
+    [
+        (">&-", ("errors", "list"), 0, ""),
+        ("2>&-", ("errors", "list"), 0, ""),
+        ("2>&-", ("topic", "creat"), 2, ""),
+        ("<&-", ("topic", "delete", "x", "--yes", "--broker", "127.0.0.1:1"), 3, "nobody listens"),
+        ("<&-", ("group", "delete", "x"), 2, "there is no terminal to ask on"),
+        ("<&-", ("backup", "-", "--verify"), 1, "empty file"),
+    ],
+)
+def test_streams_that_the_shell_has_closed_are_empty_ones(
+    redirection: str, arguments: tuple[str, ...], code: int, said: str
+) -> None:
+    """As some service managers start programs.  Python has None in their place."""
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "millstream", *arguments],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
