@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from millstream import connect
 from millstream.cli.main import main
 from millstream.config import LogSettings
 from millstream.server.logs import set_up_logs
@@ -212,6 +214,33 @@ def test_consuming_an_empty_topic_without_following_ends(run: Run) -> None:
 # --- groups ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_pattern_without_topics_has_come_to_its_end(run: Run) -> None:
+    """It waited ten seconds for a partition, and then blamed a group that nobody had named."""
+    began = time.monotonic()
+    outcome = run("consume", "nothing.#", "--no-follow")
+    assert (outcome.out, time.monotonic() - began < 5) == ("", True)
+    assert "no topic matches nothing.#" in outcome.err
+    assert "group" not in outcome.err
+
+
+def test_a_scheduled_message_has_no_offset_yet(run: Run) -> None:
+    """The receipt showed a 0, as if it were the first message of the topic."""
+    run("publish", "reminders", "now")
+    shown = run("publish", "reminders", "--delay", "1h", "later").lines
+    assert shown[0].split() == ["id", "partition", "offset", "survives"]
+    assert shown[2].split()[1:3] == ["0", "-"]
+
+
+def test_what_was_published_before_a_failure_is_shown(run: Run) -> None:
+    run("topic", "create", "small", "-c", "max_message_bytes=100")
+    outcome = run("publish", "small", "first", "x" * 200, "third", code=1)
+    assert len(outcome.lines) == 3, "one receipt under its heading"
+    assert "value 2 of 3" in outcome.err
+    assert run("consume", "small", "--no-follow").lines == ["first"]
+    (receipt,) = run("publish", "small", "again", "x" * 200, "--json", code=1).json
+    assert receipt["offset"] == 1
+
+
 def test_a_group_goes_on_where_it_stopped_and_can_be_moved(run: Run) -> None:
     run("publish", "orders", *"abcde")
     assert run("consume", "orders", "--group", "audit", "--max", "2").lines == ["a", "b"]
@@ -271,6 +300,16 @@ def test_a_member_can_be_evicted(run: Run) -> None:
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_member_of_any_name_can_be_evicted(run: Run, broker: BrokerForTests) -> None:
+    run("topic", "create", "orders")
+    with connect(broker.address, client_id="worker [/x]") as client, client.stream("orders", group="audit"):
+        while not (group := run("group", "show", "audit", "--json").json)["members"]:
+            time.sleep(0.05)
+        member = group["members"][0]["member_id"]
+        assert "[/x]" in member
+        assert f"evicted {member} from group audit" in run("group", "evict", "audit", member).out
 
 
 # --- the rest --------------------------------------------------------------------------------------------------------

@@ -125,6 +125,9 @@ def _until_end(client: Client, stream: Stream, topic: str, quiet_s: float | None
     are looked at only when a partition may be through, because asking for them costs more than a message.
     """
     names = [found.name for found in client.topics(topic)] if is_pattern(topic) else [topic]
+    if not names:
+        stderr.print(f"no topic matches {topic}", markup=False)
+        return
     ends = {
         (name, partition): offset for name in names for partition, offset in client.offsets(name, at="latest").items()
     }

@@ -6,7 +6,7 @@ import datetime
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal, NamedTuple
@@ -30,7 +30,7 @@ from millstream.cli.output import (
 )
 from millstream.cli.progress import Meter
 from millstream.entries import lane_of
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, MillstreamError
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -195,21 +195,39 @@ def _lane(priority: str) -> int:
 def _publish_values(
     client: Client,
     topic: str,
-    outgoing: Iterable[LineMessage],
+    outgoing: Sequence[LineMessage],
     options: SendOptions,
     *,
     as_json: bool,
 ) -> None:
-    receipts = [
-        client.publish(topic, message.value, key=message.key, headers=message.headers, **options)
-        for message in outgoing
-    ]
+    receipts: list[Receipt] = []
+    try:
+        for message in outgoing:
+            receipts.append(client.publish(topic, message.value, key=message.key, headers=message.headers, **options))
+    except MillstreamError:
+        if receipts:  # what is stored stays stored, and whoever sends again must know
+            _print_receipts(receipts, as_json=as_json)
+            at = f"value {len(receipts) + 1} of {len(outgoing)}"
+            stderr.print(f"[yellow]note:[/]  stopped at {at}; those before it are published")
+        raise
+    _print_receipts(receipts, as_json=as_json)
+
+
+def _print_receipts(receipts: Sequence[Receipt], *, as_json: bool) -> None:
     if as_json:
         print_json([_receipt_document(receipt) for receipt in receipts])
         return
     print_table(
         ("id", "partition", "offset", "survives"),
-        [(receipt.id, receipt.partition, receipt.offset, _survives(receipt.label)) for receipt in receipts],
+        [
+            (
+                receipt.id,
+                receipt.partition,
+                None if receipt.scheduled else receipt.offset,  # it gets one when it is due
+                _survives(receipt.label),
+            )
+            for receipt in receipts
+        ],
         numbers="partition|offset",
     )
 
