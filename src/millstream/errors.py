@@ -238,7 +238,7 @@ class UnknownMember(RequestError):
     """The member is not, or no longer, part of its group."""
 
     code, number = "UNKNOWN_MEMBER", 26
-    remedy = "Nothing: the SDK joins the group again."
+    remedy = "Consumers join again by themselves; `millstream group show GROUP` lists the members."
 
 
 class MemberFenced(RequestError):
@@ -252,7 +252,7 @@ class NamespaceNotFound(RequestError):
     """The namespace does not exist."""
 
     code, number = "NAMESPACE_NOT_FOUND", 27
-    remedy = "Create it with `millstream namespace create NAME`."
+    remedy = "Look for it with `millstream namespace list`, or create it with `millstream namespace create NAME`."
 
 
 class NamespaceNotEmpty(RequestError):
@@ -345,7 +345,7 @@ class ScheduleNotFound(RequestError):
     """Nothing is scheduled under this id, key or name."""
 
     code, number = "SCHEDULE_NOT_FOUND", 43
-    remedy = "List what is pending with `millstream schedule list TOPIC`."
+    remedy = "See what is pending, `millstream schedule list TOPIC`, and what repeats, `millstream schedule repeating`."
 
 
 class ScheduleFired(RequestError):

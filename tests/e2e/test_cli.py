@@ -295,7 +295,9 @@ def test_a_member_can_be_evicted(run: Run) -> None:
             assert process.poll() is None, process.communicate()
         member = run("group", "show", "audit", "--json").json["members"][0]["member_id"]
         assert "[GROUP_NOT_EMPTY]" in run("group", "reset", "audit", "orders", "--to", "earliest", "--yes", code=1).err
-        assert "[UNKNOWN_MEMBER]" in run("group", "evict", "audit", "nobody", code=1).err
+        refused = run("group", "evict", "audit", "nobody", code=1).err
+        assert "[UNKNOWN_MEMBER]" in refused
+        assert "`millstream group show GROUP` lists the members" in refused, "the hint says what to do next"
         run("group", "evict", "audit", member)
     finally:
         process.kill()
