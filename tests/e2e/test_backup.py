@@ -66,6 +66,22 @@ def values(client: millstream.Client, topic: str) -> list[str]:
     return [message.text for message in client.stream(topic, start="earliest", timeout_s=1)]
 
 
+def test_a_damaged_backup_is_no_mistake_of_the_user_and_no_matter_of_logs(tmp_path: Path, command: Command) -> None:
+    with BrokerForTests(tmp_path / "data"):
+        pass
+    command("backup", tmp_path / "whole", "--data", tmp_path / "data")
+    content = (tmp_path / "whole").read_bytes()
+    (tmp_path / "cut").write_bytes(content[:100])
+    for arguments in (
+        ("backup", tmp_path / "cut", "--verify"),
+        ("restore", tmp_path / "cut", "--data", tmp_path / "n"),
+    ):
+        said = command(*arguments, code=4)
+        assert "damaged or cut short" in said
+        assert "Use another backup" in said
+    assert not (tmp_path / "n").exists()
+
+
 def test_a_stopped_broker_is_copied_as_it_is(tmp_path: Path, command: Command) -> None:
     with BrokerForTests(tmp_path / "data") as broker, millstream.connect(broker.address) as client:
         client.publish_many("orders", [f"{number}" for number in range(100)])

@@ -29,7 +29,7 @@ from millstream.cli.output import (
 )
 from millstream.cli.progress import Meter
 from millstream.cli.settings import ConfigFileOption, DataOption, read_settings
-from millstream.errors import DataDirLocked, InvalidArgument, StorageFailed
+from millstream.errors import DataDamaged, DataDirLocked, InvalidArgument, StorageFailed
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -302,12 +302,16 @@ def _target(file: str) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _source(file: str) -> Iterator[BinaryIO]:
-    if file == "-":
-        yield sys.stdin.buffer
-        return
+    """Where a backup is read from."""
     try:
-        source = open(file, "rb")  # noqa: SIM115
+        source = sys.stdin.buffer if file == "-" else open(file, "rb")  # noqa: SIM115
     except OSError as error:
         raise UsageProblem(f"cannot read {file}: {error.strerror}") from None
-    with source:
+    try:
         yield source
+    except DataDamaged as error:
+        error.remedy = "Use another backup; nothing of this one was put anywhere."  # type: ignore[misc]
+        raise
+    finally:
+        if file != "-":
+            source.close()

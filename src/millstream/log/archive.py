@@ -143,8 +143,9 @@ def read_archive(
     heading: Heading | None = None
     listing: list[ArchivedFile] | None = None
     found: dict[str, tuple[int, int]] = {}
+    packed = _Beginning(source)
     try:
-        unpacked = _Bounded(zstandard.ZstdDecompressor().stream_reader(source, closefd=False))
+        unpacked = _Bounded(zstandard.ZstdDecompressor().stream_reader(cast(BinaryIO, packed), closefd=False))
         with tarfile.open(fileobj=cast(BinaryIO, unpacked), mode="r|", bufsize=_CHUNK_BYTES) as tar:
             for member in tar:
                 if listing is not None:
@@ -167,13 +168,29 @@ def read_archive(
     except MillstreamError:
         raise
     except (tarfile.TarError, zstandard.ZstdError, msgspec.DecodeError, EOFError, ValueError, RecursionError) as error:
-        if heading is None:
+        # Nothing comes out of the packer before a whole block went in: without one, only the first bytes tell.
+        if heading is None and packed.first != zstandard.FRAME_HEADER:
             raise InvalidArgument(f"this is not a backup of Millstream: {error}") from None
-        raise DataDamaged(f"the backup is damaged or cut short: {error}") from None
+        other = ", or it is none of Millstream" if heading is None else ""
+        raise DataDamaged(f"the backup is damaged or cut short{other}: {error}") from None
     if heading is None or listing is None:
         raise DataDamaged("the backup was cut short: its list of files is missing")
     _compare(listing, found)
     return heading
+
+
+class _Beginning:
+    """A source whose first bytes are remembered."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self.first = b""
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._source.read(size)
+        missing = len(zstandard.FRAME_HEADER) - len(self.first)
+        self.first += data[:missing] if missing else b""
+        return data
 
 
 class _Bounded:

@@ -109,6 +109,20 @@ def test_what_the_list_does_not_say_is_refused(change: object, reason: str) -> N
         read_archive(io.BytesIO(rewritten(change)), lambda _, chunks: list(chunks) and None)
 
 
+@pytest.mark.parametrize("end", [20, 60])
+def test_a_backup_that_ends_before_its_heading_is_cut_short_and_not_another_file(end: int) -> None:
+    """Nothing comes out of the packer until it has a whole block: `empty file`, said the answer, of 3 000 bytes."""
+    with pytest.raises(DataDamaged, match="damaged or cut short"):
+        read_archive(io.BytesIO(packed()[:end]), lambda _path, chunks: [*chunks] and None)
+
+
+def test_a_flipped_bit_in_the_first_block_is_damage_and_not_another_file() -> None:
+    data = bytearray(packed())
+    data[len(data) // 2] ^= 1
+    with pytest.raises(DataDamaged, match="damaged or cut short"):
+        read_archive(io.BytesIO(data), lambda _path, chunks: [*chunks] and None)
+
+
 def test_a_newer_format_and_other_files_are_named(tmp_path: Path) -> None:
     newer = rewritten(lambda m: [(m[0][0], msgspec.json.encode({"format": 2})), *m[1:]])
     with pytest.raises(InvalidArgument, match="format 2"):
