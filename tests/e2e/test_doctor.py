@@ -23,6 +23,7 @@ from millstream.config import Settings
 from millstream.log.lock import DirectoryLock
 from millstream.server import lifecycle
 from millstream.testing.broker import BrokerForTests
+from tests.e2e.access_world import guarded, key_for
 
 Doctor = Callable[..., dict[str, Any]]
 
@@ -95,6 +96,16 @@ def test_a_broker_at_an_address_of_ipv6_is_asked(doctor: Doctor, tmp_path: Path)
         asked = doctor("--host", "::1", "--port", port, "--http-port", 0, "--mqtt-port", 0, code=1)["broker"]
         assert f"nobody listens at [::1]:{port}" in asked["found"]
     lock.release()
+
+
+def test_a_key_that_may_not_look_is_told_which_one_may(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+    with guarded() as broker:
+        monkeypatch.setenv("MILLSTREAM_KEY", key_for(broker, "produce"))
+        found = doctor("--broker", broker.address)["broker"]
+        assert "lacks 'read'" in found["found"]
+        assert found["next"] == "Use a key with the role read to see more."
+        monkeypatch.delenv("MILLSTREAM_KEY")
+        assert doctor("--broker", broker.address)["broker"]["next"] == "Set MILLSTREAM_KEY to see more."
 
 
 def test_a_file_in_place_of_the_data_directory_is_called_one(doctor: Doctor, tmp_path: Path) -> None:

@@ -151,10 +151,17 @@ def test_mqtt_is_encrypted_on_its_port_and_over_websocket(broker: BrokerForTests
 
 
 def test_who_cannot_be_trusted_and_who_speaks_plainly_is_told_so(broker: BrokerForTests, server: Pair) -> None:
-    with pytest.raises(ConnectionLost, match=r"certificate of .* is not trusted"):
+    with pytest.raises(ConnectionLost, match=r"certificate of .* is not trusted: .*; say who has signed it: --ca"):
         broker.connect(tls=True)
-    with pytest.raises(ConnectionLost):
+    with pytest.raises(ConnectionLost, match="if it speaks TLS, write tls:// in front of the address"):
         broker.connect(timeout_s=2)
+
+    async def plainly() -> None:
+        async with millstream.aio.connect(broker.address, timeout_s=2):
+            pass
+
+    with pytest.raises(ConnectionLost, match="if it speaks TLS, write tls:// in front of the address"):
+        asyncio.run(plainly())
 
     async def untrusting() -> None:
         async with millstream.aio.connect(broker.address, tls=True):

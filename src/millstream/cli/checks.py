@@ -386,7 +386,8 @@ def check_broker(address: str, *, in_use: bool) -> Iterator[Check]:
             yield Check("broker", "ok", f"none at {address}", "Start one with `millstream serve`.")
         return
     except (Unauthorized, Forbidden) as error:
-        yield Check("broker", "warn", f"{address}: {error}", "Set MILLSTREAM_KEY to see more.")
+        lacking = "Use a key with the role read" if isinstance(error, Forbidden) else "Set MILLSTREAM_KEY"
+        yield Check("broker", "warn", f"{address}: {error}", f"{lacking} to see more.")
         return
     except MillstreamError as error:
         yield Check("broker", "fail", f"{address}: {error}", error.remedy)

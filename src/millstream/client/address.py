@@ -74,6 +74,12 @@ class Target:
         )
         return encode_frame(FrameType.HELLO, encode_call(hello), correlation)
 
+    def hung_up(self, problem: ConnectionLost) -> ConnectionLost:
+        """What to say when the connection ended before the broker had said a word."""
+        if self.tls is not None:
+            return problem
+        return ConnectionLost(f"{problem}: if it speaks TLS, write tls:// in front of the address")
+
     def unreachable(self, problem: OSError) -> ConnectionLost:
         """A sentence that says what to do."""
         if isinstance(problem, ConnectionRefusedError):
@@ -81,7 +87,10 @@ class Target:
                 f"nobody listens at {self.address}: start a broker with `millstream serve`, or check the address"
             )
         if isinstance(problem, ssl.SSLCertVerificationError):
-            return ConnectionLost(f"the certificate of {self.address} is not trusted: {problem.verify_message}")
+            return ConnectionLost(
+                f"the certificate of {self.address} is not trusted: {problem.verify_message}; say who has signed it: "
+                "--ca FILE, connect(ca=...)"
+            )
         if isinstance(problem, ssl.SSLError):
             return ConnectionLost(f"{self.address} does not speak TLS, or not with us: {problem.reason or problem}")
         if isinstance(problem, socket.gaierror):

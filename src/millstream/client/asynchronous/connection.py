@@ -72,6 +72,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         try:
             answer = await self.exchange(0, self._target.hello(0))
             self.welcome = decode_json(response_body(memoryview(answer)), Welcome)
+        except ConnectionLost as problem:
+            self.close()
+            raise self._target.hung_up(problem) from None
         except BaseException:
             self.close()
             raise

@@ -91,8 +91,11 @@ class Transport:
             remaining_s = deadline_s - time.monotonic()
             if remaining_s <= 0:
                 raise ConnectionLost(f"{self._target.address} does not answer: is it the native port of a broker?")
-            if not self.receive(remaining_s):
-                continue
+            try:
+                if not self.receive(remaining_s):
+                    continue
+            except ConnectionLost as problem:
+                raise self._target.hung_up(problem) from None
             try:
                 for frame in self.reader.frames():
                     if frame.type == FrameType.RESPONSE:
