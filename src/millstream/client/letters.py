@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, TypedDict
 
-from millstream.client.values import Headers, Value, microseconds, value_bytes
+from millstream.client.values import Headers, Value, checked_rate, microseconds, value_bytes
 from millstream.dead_letters import LetterEdit, LetterFilter
 from millstream.errors import InvalidArgument
 from millstream.wire.letter_calls import PurgeLetters, ReplayLetters
@@ -87,7 +87,7 @@ def replay_call(ids: Iterable[str], everything: bool, dry_run: bool, options: Re
         everything=everything,
         target=options.get("target") or "",
         edit=edit,
-        rate=options.get("rate") or 0,
+        rate=checked_rate(options.get("rate")) or 0,
         dry_run=dry_run,
     )
 

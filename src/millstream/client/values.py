@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -19,6 +20,7 @@ __all__ = [
     "Key",
     "SendOptions",
     "Value",
+    "checked_rate",
     "encode_call",
     "key_bytes",
     "make_entry",
@@ -95,6 +97,13 @@ def key_bytes(key: Key) -> bytes | None:
     if isinstance(key, bytes | bytearray | memoryview):
         return bytes(key)
     raise InvalidArgument(f"a key is bytes or str, not {type(key).__name__}")
+
+
+def checked_rate(rate: float | None) -> float | None:
+    """A number per second.  JSON has no word for the others, and sends none: no limit."""
+    if isinstance(rate, float) and not math.isfinite(rate):
+        raise InvalidArgument(f"rate is a number per second, not {rate}")
+    return rate
 
 
 def encode_call(call: msgspec.Struct) -> bytes:

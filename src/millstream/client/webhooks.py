@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypedDict
 
+from millstream.client.values import checked_rate
 from millstream.durations import Duration, parse_ms
 from millstream.errors import InvalidArgument
 from millstream.wire import webhook_calls as calls
@@ -73,7 +74,7 @@ def _options(settings: WebhookSettings) -> calls.WebhookOptions:
     return calls.WebhookOptions(
         headers=None if headers is None else dict(headers),
         concurrency=settings.get("concurrency"),
-        rate=settings.get("rate"),
+        rate=checked_rate(settings.get("rate")),
         timeout_ms=None if timeout is None else parse_ms(timeout, "timeout"),
         retry_delays_ms=None if delays is None else [parse_ms(delay, "retry_delays") for delay in delays],
         reject_client_errors=settings.get("reject_client_errors"),

@@ -130,3 +130,11 @@ def test_the_asynchronous_client_refuses_such_a_text_as_well(fake: FakeBroker) -
 def test_a_key_that_is_no_text_is_refused(fake: FakeBroker) -> None:
     with pytest.raises(InvalidArgument, match="cannot be written as UTF-8"):
         millstream.connect(fake.address, key="\udcff")
+
+
+@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
+def test_a_rate_that_is_no_number_does_not_mean_none(rate: float, client: millstream.Client) -> None:
+    with pytest.raises(InvalidArgument, match="rate is a number"):
+        client.webhooks.create("t", "http://localhost/", rate=rate)
+    with pytest.raises(InvalidArgument, match="rate is a number"):
+        client.dead_letters.replay(everything=True, rate=rate)
