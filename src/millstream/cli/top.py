@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import sys
 import time
@@ -102,7 +103,11 @@ def _keys() -> Iterator[Any]:
 
         def wait(seconds: float) -> str:
             ready, _, _ = select.select([sys.stdin], [], [], seconds)
-            return sys.stdin.read(1) if ready else ""
+            if not ready:
+                return ""
+            # Past the buffer of `sys.stdin`, which would take further keys along where no select sees them.
+            key = os.read(sys.stdin.fileno(), 1)
+            return key.decode("ascii", "replace") if key else "q"  # the terminal is gone
 
         yield wait
     finally:
