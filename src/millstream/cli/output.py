@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import inspect
+import io
 import json
 import os
 import sys
@@ -47,6 +48,9 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
     if getattr(sys, _name) is None:
         setattr(sys, _name, open(os.devnull, _mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
+# Letters that a terminal does not have are shown as numbers, as Python does on standard error.
+if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+    sys.stdout.reconfigure(errors="backslashreplace")
 
 # Wide enough for any table: what is piped into grep must not be cut to the 80 columns of an imagined terminal.
 _PIPE_WIDTH: Final = 100_000
@@ -61,12 +65,17 @@ stderr: Final = Console(stderr=True, highlight=False, emoji=False, width=None if
 
 def print_json(document: object) -> None:
     """One JSON document, laid out for reading."""
-    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=_lacks_letters()) + "\n")
 
 
 def print_json_line(document: object) -> None:
     """One JSON document on a line of its own, for results that come one after the other."""
-    sys.stdout.write(json.dumps(document, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(document, ensure_ascii=_lacks_letters()) + "\n")
+
+
+def _lacks_letters() -> bool:
+    """Whether the output has fewer letters than there are: JSON has a way to write the others."""
+    return not (sys.stdout.encoding or "utf-8").lower().startswith("utf")
 
 
 def print_table(

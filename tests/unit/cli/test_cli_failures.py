@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -187,3 +188,17 @@ def test_streams_that_the_shell_has_closed_are_empty_ones(
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_letters_that_the_output_does_not_have_are_no_bug() -> None:
+    """A terminal of another encoding than UTF-8, or PYTHONIOENCODING."""
+    shown = {}
+    for option in ("--json", "--insecure"):
+        shown[option] = subprocess.run(
+            [sys.executable, "-m", "millstream", "config", "show", "--data", "bücher/→", option],
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        )
+        assert (shown[option].returncode, shown[option].stderr) == (0, b"")
+    assert json.loads(shown["--json"].stdout)["storage.data"]["value"] == "bücher/→"
+    assert "bücher/\\u2192".encode("latin-1") in shown["--insecure"].stdout
