@@ -360,6 +360,12 @@ def test_bench_reports_what_it_moved(run: Run, mode: list[str]) -> None:
     assert run("topic", "list", "--json").json == [], "the benchmark's topic is gone"
 
 
+def test_members_of_a_benchmark_do_not_read_what_another_has_read(run: Run) -> None:
+    """Who was through left without a commit, and the others read its last messages once more: twice as many, if few."""
+    command = ("bench", "consume", "--messages", "500", "--consumers", "2", "--partitions", "2", "--json")
+    assert run(*command).json["consume"]["messages"] == 500
+
+
 def test_bench_latency(run: Run) -> None:
     results = run("bench", "latency", "--rate", "200", "--seconds", "1", "--json").json
     assert results["consume"]["messages"] == 200

@@ -17,12 +17,13 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from millstream.cli.connection import client_credentials
-from millstream.errors import MillstreamError, RequestTimeout
+from millstream.errors import MillstreamError, RequestTimeout, StaleGeneration, UnknownMember
 
 if TYPE_CHECKING:
     from millstream.client import Client
@@ -263,7 +264,12 @@ def _consume(client: Client, work: Work, barrier: Any, counts: _Counts) -> Measu
                 heard_s = time.monotonic()
                 if counts.together() >= work.messages:
                     break
-        return timing.done(work, count, ended_s=heard_s)
+        measured = timing.done(work, count, ended_s=heard_s)
+        if work.group is not None:
+            # What is in hand is not committed when a stream ends: the others would read, and count, it once more.
+            with suppress(StaleGeneration, UnknownMember):
+                stream.commit()
+        return measured
 
 
 def _consume_timed(client: Client, work: Work, barrier: Any, counts: _Counts) -> Measured:
