@@ -239,6 +239,12 @@ def test_what_was_published_before_a_failure_is_shown(run: Run) -> None:
     assert run("consume", "small", "--no-follow").lines == ["first"]
     (receipt,) = run("publish", "small", "again", "x" * 200, "--json", code=1).json
     assert receipt["offset"] == 1
+    outcome = run("publish", "small", given=b"a\nb\n" + b"x" * 200 + b"\nc\n", code=1)
+    assert "published before it: 2 messages" in outcome.err
+    outcome = run("publish", "small", "--key-separator", ":", given=b"k:d\nnothing\n", code=2)
+    assert "line 2 has no separator" in outcome.err
+    assert "published before it: 1 message\n" in outcome.err
+    assert run("consume", "small", "--no-follow").lines == ["first", "again", "a", "b", "d"]
 
 
 def test_a_group_goes_on_where_it_stopped_and_can_be_moved(run: Run) -> None:

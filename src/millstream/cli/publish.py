@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal, NamedTuple
 
@@ -244,16 +244,23 @@ def _publish_stream(
     count = sent_bytes = reported_bytes = 0
     started = time.monotonic()
     with client.producer(topic, compression=compression, partition=options.pop("partition", None)) as producer:
-        for message in messages:
-            try:
-                producer.send(message.value, message.key, message.headers, **(options | message.options))
-            except InvalidArgument as problem:
-                raise UsageProblem(f"message {count + 1}: {problem}") from None
-            count += 1
-            sent_bytes += len(message.value or b"") + 1
-            if count % _LINES_PER_REPORT == 0:
-                meter.advance(sent_bytes - reported_bytes, plural(count, "message"))
-                reported_bytes = sent_bytes
+        try:
+            for message in messages:
+                try:
+                    producer.send(message.value, message.key, message.headers, **(options | message.options))
+                except InvalidArgument as problem:
+                    raise UsageProblem(f"message {count + 1}: {problem}") from None
+                count += 1
+                sent_bytes += len(message.value or b"") + 1
+                if count % _LINES_PER_REPORT == 0:
+                    meter.advance(sent_bytes - reported_bytes, plural(count, "message"))
+                    reported_bytes = sent_bytes
+        except MillstreamError:
+            with suppress(MillstreamError):
+                producer.flush()
+            if confirmed := producer.stats.messages_confirmed:  # whoever sends the rest must know
+                stderr.print(f"[yellow]note:[/]  published before it: {plural(confirmed, 'message')}")
+            raise
         producer.flush()
     return _Summary(count, sent_bytes - count, time.monotonic() - started)
 
