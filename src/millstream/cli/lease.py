@@ -153,7 +153,10 @@ def extend(
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Keep messages for longer, and print until when: at most for the group's processing_ms since they were leased."""
-    _settle("extend", receipts, as_json, broker, namespace, delay=_length(by, "--by"))
+    length = _length(by, "--by")
+    if length is not None and not length:
+        raise UsageProblem("--by is more than 0; leave it out for the lease's own length")
+    _settle("extend", receipts, as_json, broker, namespace, delay=length)
 
 
 def _settle(

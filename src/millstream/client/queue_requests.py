@@ -80,6 +80,8 @@ def settle_call(
     action: Action, receipts: Iterable[str], reason: str, delay: Duration | None
 ) -> queue_calls.SettleMessages:
     delay_ms = None if delay is None else parse_ms(delay, "delay")
+    if action == "extend" and delay_ms == 0:  # which the broker takes for nothing said
+        raise InvalidArgument("an extension is more than 0; without a delay it is the lease's own length")
     return queue_calls.SettleMessages(
         items=[
             queue_calls.SettleItem(receipt=receipt, action=action, reason=reason, delay_ms=delay_ms)

@@ -85,6 +85,7 @@ def test_an_output_without_room_is_no_bug() -> None:
         (("publish", "x", "hi", "--delay", "junk"), "--delay 'junk' is not a length of time", "--help"),
         (("publish", "x", "hi", "--ttl", "99999999999999d"), "is more than a hundred years", "--help"),
         (("lease", "x", "--wait", "99999999999999d"), "--wait '99999999999999d' is more than", "--help"),
+        (("extend", "t:0:0:1:0000010175cc0b28", "--by", "0s"), "--by is more than 0", "--help"),
         (("webhook", "create", "x", "http://x", "--timeout", "junk"), "--timeout 'junk' is not a length", "--help"),
         (("webhook", "create", "x", "http://x", "--retry", "1s,junk"), "--retry 'junk' is not a length", "--help"),
         (("webhook", "create", "x", "http://x", "--rate", "nan"), "invalid value for '--rate'", "--help"),

@@ -138,3 +138,8 @@ def test_a_rate_that_is_no_number_does_not_mean_none(rate: float, client: millst
         client.webhooks.create("t", "http://localhost/", rate=rate)
     with pytest.raises(InvalidArgument, match="rate is a number"):
         client.dead_letters.replay(everything=True, rate=rate)
+
+
+def test_a_lease_that_is_extended_by_nothing_does_not_get_the_usual_length(client: millstream.Client) -> None:
+    with pytest.raises(InvalidArgument, match="an extension is more than 0"):
+        client.queues.settle("extend", ["t:0:0:1:0000010175cc0b28"], delay=0)
