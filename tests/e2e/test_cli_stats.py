@@ -42,6 +42,15 @@ def test_top_and_metrics_show_what_the_broker_says(broker: BrokerForTests, capsy
     assert lines[2].startswith('millstream_oldest_unsettled_age_seconds{namespace="default",topic="orders"')
 
 
+def test_metrics_that_nobody_has_are_missed_aloud(broker: BrokerForTests, capsys: Output) -> None:
+    for form in ((), ("--table",)):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            main(["metrics", "--match", "no_such", "--broker", broker.address, *form])
+        shown = capsys.readouterr()
+        assert (shown.out, "no metric matches" in shown.err) == ("", True)
+
+
 def test_a_line_of_bars_is_as_high_as_its_highest_value() -> None:
     assert sparkline([]) == ""
     assert sparkline([0, 0]) == "▁▁"

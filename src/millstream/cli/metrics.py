@@ -10,7 +10,7 @@ from typing import Annotated, Final, NamedTuple
 import typer
 
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
-from millstream.cli.output import JsonOption, examples, print_json, print_table
+from millstream.cli.output import JsonOption, examples, print_json, print_table, stderr
 from millstream.names import DEFAULT_NAMESPACE
 
 __all__ = ["EPILOG", "metrics"]
@@ -55,10 +55,14 @@ def metrics(
         ]
         print_table(("metric", "labels", "value"), rows, numbers="value", empty="no metric matches")
     else:
-        for line in text.splitlines(keepends=True):
-            name = line.split()[2] if line.startswith("#") else line
-            if match in name.partition("{")[0]:
-                sys.stdout.write(line)
+        lines = [line for line in text.splitlines(keepends=True) if match in _name(line)]
+        sys.stdout.writelines(lines)
+        if not lines:
+            stderr.print("[dim]no metric matches[/]")
+
+
+def _name(line: str) -> str:
+    return (line.split()[2] if line.startswith("#") else line).partition("{")[0]
 
 
 def _samples(text: str) -> Iterator[_Sample]:
