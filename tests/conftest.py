@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shutil
 import ssl
@@ -57,6 +58,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
     from tests.scheduling import ByFile
 
     return ByFile(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Thousands of tests are found in every worker and stay until its end: nobody need look for garbage in them.
+
+    Neither meanwhile nor afterwards, where every full collection would go through all of them again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
