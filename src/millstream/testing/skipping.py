@@ -16,7 +16,7 @@ from millstream.durations import Duration, parse_ms
 __all__ = ["SkippingClock", "SkippingLoop"]
 
 #: A long way is made in about so many steps: what happens ten times a second need not happen a million times.
-_STRIDES: Final = 1_000
+_STRIDES: Final = 250
 
 
 class SkippingClock:
