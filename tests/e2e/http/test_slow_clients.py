@@ -16,7 +16,7 @@ from millstream.config import Settings
 from millstream.testing.broker import BrokerForTests
 from tests.waiting import eventually
 
-CONNECTIONS_MAX = 20
+CONNECTIONS_MAX = 8
 
 
 @pytest.fixture
