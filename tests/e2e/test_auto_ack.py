@@ -127,6 +127,31 @@ def test_what_came_as_its_caller_was_cancelled_is_kept_for_the_next(
                     patch.setattr(queue, "_name", is_cancelled)
                     with pytest.raises(asyncio.CancelledError):
                         await queue.lease(5, wait="10s")
-                assert [message.value for message in await queue.lease(5, wait="10s")] == [b"the only one"]
+                async with asyncio.timeout(5):  # it is there: nobody waits for others to come
+                    found = await queue.lease(5, wait="10s")
+                assert [message.value for message in found] == [b"the only one"]
+                assert found[0].id
 
     asyncio.run(work())
+
+
+def test_what_came_as_its_caller_was_interrupted_is_kept_for_the_next(
+    broker: BrokerForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = broker.connect()
+    client.create_topic("t")
+    client.publish("t", b"the only one")
+    with client.queue("t", auto_ack=True, prefetch=10) as queue:
+
+        def is_interrupted() -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(queue, "_name", is_interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                queue.lease(5, wait="10s")
+        began_s = time.monotonic()
+        found = queue.lease(5, wait="10s")
+        assert time.monotonic() - began_s < 5, "it is there: nobody waits for others to come"
+        assert [message.value for message in found] == [b"the only one"]
+        assert found[0].id

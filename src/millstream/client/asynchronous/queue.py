@@ -120,6 +120,8 @@ class AsyncQueue:
             raise InvalidArgument(f"max is a number from 1 to {LEASE_MESSAGES_MAX}, not {max!r}")
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
+            if self._leasing.unknown:
+                await self._name()  # of what was kept because its caller was cancelled before it had a name
             if kept := self._leasing.kept(max, monotonic_ms()):
                 return kept
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0

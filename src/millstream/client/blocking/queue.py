@@ -137,6 +137,7 @@ class Queue:
             raise InvalidArgument(f"max is a number from 1 to {LEASE_MESSAGES_MAX}, not {max!r}")
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
+            self._name()  # of what was kept because its caller was interrupted before it had a name
             with self._turns:
                 if kept := self._leasing.kept(max, monotonic_ms()):
                     return kept
