@@ -143,6 +143,7 @@ def test_a_key_that_is_revoked_gives_back_what_a_client_holds_that_does_not_read
             eventually(lambda: session.end.__self__._paused)  # type: ignore[union-attr]
             admin.keys.revoke(made.info.id)
             assert admin.queues.describe("jobs").ready == 1
+            broker.clock.advance("5s")
             eventually(lambda: broker.broker.metrics.connections == 1)
 
 

@@ -620,6 +620,7 @@ def test_a_key_that_is_revoked_ends_its_connection_although_nobody_reads() -> No
                 admin.publish("flood", "x" * 900_000)
             assert not is_served(crowded)
             crowded.run(crowded.broker.access.revoke(made.info.id))
+            crowded.clock.advance("5s")
             eventually(lambda: is_served(crowded), "its place is free")
 
 
