@@ -50,9 +50,7 @@ def run_seeds(first: int, last: int, *, hash_seed: int = 0) -> subprocess.Comple
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.parametrize(
-    ("first", "last"), [FEW, *(pytest.param(*fifty, marks=pytest.mark.slow) for fifty in FIFTIES)]
-)
+@pytest.mark.parametrize(("first", "last"), [FEW, *(pytest.param(*fifty, marks=pytest.mark.slow) for fifty in FIFTIES)])
 def test_no_promise_is_broken_whatever_goes_wrong(first: int, last: int) -> None:
     result = run_seeds(first, last)
     assert result.returncode == 0, f"{result.stderr[-4000:]}\n{result.stdout[-2000:]}"
