@@ -150,6 +150,7 @@ class Broker:
             self.topics.recover()
         await self.topics.finish_deletions()
         await self.queues.registry.forget_stale()
+        await self.stages.forget_stale()
         await self.groups.mend(clean=clean)
         await self.mqtt.mend(clean=clean)
         self._open_watches(loop)

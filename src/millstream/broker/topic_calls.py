@@ -46,17 +46,22 @@ class TopicCalls:
     async def _delete_namespace(self, _: Session, call: calls.DeleteNamespace) -> None:
         self._topics.registry.decide_delete_namespace(call.name, force=call.force)  # or say why not
         # First of all, so that nothing of it is left to whoever has its name later, not even after a crash.
-        await self._host.schedules.recurring.forget_namespace(call.name)
-        await self._host.replays.forget_namespace(call.name)
-        await self._host.mqtt.forget_namespace(call.name)
+        await self._forget_namespace(call.name)
         await self._topics.delete_namespace(call.name, force=call.force)
-        await self._host.groups.forget_namespace(call.name)
-        await self._host.mqtt.forget_namespace(call.name)  # of those who have come back meanwhile
-        await self._host.queues.registry.forget_namespace(call.name)
-        await self._host.webhooks.forget_namespace(call.name)
-        await self._host.quotas.forget(call.name)
+        await self._forget_namespace(call.name)  # of those who have come back meanwhile
+        # Not before: a batch may wait for a topic that takes nothing, until that is gone.
         await self._host.stages.forget_namespace(call.name)
-        await self._host.pipelines.forget_namespace(call.name)
+
+    async def _forget_namespace(self, name: str) -> None:
+        host = self._host
+        await host.schedules.recurring.forget_namespace(name)
+        await host.replays.forget_namespace(name)
+        await host.mqtt.forget_namespace(name)
+        await host.groups.forget_namespace(name)
+        await host.queues.registry.forget_namespace(name)
+        await host.webhooks.forget_namespace(name)
+        await host.quotas.forget(name)
+        await host.pipelines.forget_namespace(name)
 
     async def _create_topic(self, session: Session, call: calls.CreateTopic) -> calls.TopicInfo:
         if self._host.settings.topics.auto_create:

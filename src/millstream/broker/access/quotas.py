@@ -103,11 +103,11 @@ class Quotas:
     # --- calls ---------------------------------------------------------------------------------------------------
 
     async def set(self, call: SetQuota) -> QuotaInfo:
-        self._host.topics.registry.topics(call.namespace)  # or say that there is none
         quota = Quota(**{name: getattr(call, name) for name in Quota.__struct_fields__})
         unlimited = quota == Quota()
         facts = {_QUOTA + call.namespace: None if unlimited else quota}
         async with self._changing:
+            self._host.topics.registry.topics(call.namespace)  # or say that there is none
             await self._log.record(facts, now_us=self._clock.now_us())
             self.meters.pop(call.namespace, None)
             if not unlimited:
@@ -121,8 +121,10 @@ class Quotas:
 
     async def forget(self, namespace: str) -> None:
         """A namespace is gone."""
-        if self.meters.pop(namespace, None) is not None:
-            await self._log.record({_QUOTA + namespace: None}, now_us=self._clock.now_us())
+        async with self._changing:
+            if namespace in self.meters:
+                await self._log.record({_QUOTA + namespace: None}, now_us=self._clock.now_us())
+                del self.meters[namespace]
 
     async def _info(self, namespace: str) -> QuotaInfo:
         meter = self.meters.get(namespace)

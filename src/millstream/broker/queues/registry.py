@@ -203,10 +203,10 @@ class QueueRegistry:
     async def forget_namespace(self, namespace: str) -> None:
         """A namespace is gone, and its topics with it."""
         gone = [pattern for pattern in self._patterns.values() if pattern.namespace == namespace]
-        for pattern in gone:
-            del self._patterns[namespace, pattern.pattern, pattern.group]
         if gone:
             await self._record({pattern.key: None for pattern in gone})
+        for pattern in gone:
+            self._patterns.pop((namespace, pattern.pattern, pattern.group), None)
 
     def forget_consumer(self, consumer: Consumer) -> None:
         for pattern in self._patterns.values():

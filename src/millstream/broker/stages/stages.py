@@ -77,6 +77,8 @@ class Stages:
         self._number = 0
         self._opening = asyncio.Lock()
         self._publishing: set[asyncio.Task[Any]] = set()
+        #: Queries of namespaces whose deletion a crash has cut short.
+        self._stale: list[str] = []
         self._stopping = False
 
     def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
@@ -93,7 +95,11 @@ class Stages:
         """Find everything that an earlier process has left."""
         stored = set(self._opener.storage.names(_DIRECTORY))
         for content in self._log.replay().values():
-            query = self._add(msgspec.convert(content, QueryDocument))
+            document = msgspec.convert(content, QueryDocument)
+            if document.namespace not in self._host.topics.registry.namespaces:
+                self._stale.append(document.key)
+                continue
+            query = self._add(document)
             number = str(query.document.number)
             if number in stored:
                 stored.discard(number)
@@ -102,6 +108,12 @@ class Stages:
         for number in stored:  # of queries that are forgotten
             self._opener.storage.remove_tree(f"{_DIRECTORY}/{number}")
         self._recount()
+
+    async def forget_stale(self) -> None:
+        """What queries of a namespace that is gone have published must not be taken for that of the next one."""
+        if self._stale:
+            await self._log.record(dict.fromkeys(self._stale), now_us=self._clock.now_us())
+            self._stale = []
 
     def resume(self) -> None:
         """Finish what a crash has interrupted."""

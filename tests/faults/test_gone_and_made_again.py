@@ -1,0 +1,126 @@
+"""What is deleted and made again has nothing of what it was, whoever comes in between and whatever the disk refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from millstream.errors import NamespaceNotEmpty, StorageFailed
+from millstream.testing.storage import SimulatedStorage
+from millstream.wire import access_calls, calls, pipeline_calls, stage_calls
+from tests.simulated_broker import Client, after_kill, after_power_cut, run, started
+
+
+async def inside(client: Client, namespace: str = "shop") -> Client:
+    """A client of a namespace that is made for it."""
+    await client.call(calls.CreateNamespace(name=namespace))
+    return within(client, namespace)
+
+
+def within(client: Client, namespace: str = "shop") -> Client:
+    other = Client(client.broker)
+    other.session.namespace = namespace
+    return other
+
+
+def test_a_topic_that_comes_while_its_namespace_is_deleted_goes_with_it() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        shop = await inside(client)
+        for name in ("one", "two"):
+            await shop.call(calls.CreateTopic(name=name))
+        topic = client.broker.topics.registry.get("shop", "one")
+        going = asyncio.ensure_future(client.call(calls.DeleteNamespace(name="shop", force=True)))
+        while not topic.deleting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await shop.call(calls.CreateTopic(name="late"))
+        await going
+        assert await client.call(calls.ListNamespaces()) == ["default"]
+        client = await after_kill(client, storage)
+        assert await client.call(calls.ListNamespaces()) == ["default"], "nothing is left of it"
+
+    run(scenario)
+
+
+def test_a_namespace_that_gets_a_topic_while_it_waits_to_be_deleted_is_not_empty() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        shop = await inside(client)
+        making = asyncio.ensure_future(shop.call(calls.CreateTopic(name="orders")))
+        going = asyncio.ensure_future(client.call(calls.DeleteNamespace(name="shop")))
+        await making
+        await shop.send([b"mine"])
+        with pytest.raises(NamespaceNotEmpty):
+            await going
+        assert await shop.read_all() == [b"mine"]
+
+    run(scenario)
+
+
+def test_a_topic_that_the_disk_would_not_let_go_of_goes_with_its_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        shop = await inside(client)
+        await shop.call(calls.CreateTopic(name="orders"))
+        await shop.send([b"old"])
+        with monkeypatch.context() as patched:
+            patched.setattr(storage, "remove_tree", _refuse)
+            with pytest.raises(StorageFailed):
+                await shop.call(calls.DeleteTopic(name="orders"))
+        await client.call(calls.DeleteNamespace(name="shop", force=True))
+        shop = await inside(client)
+        await shop.call(calls.CreateTopic(name="orders"))
+        assert await shop.read_all() == []
+
+    run(scenario)
+
+
+def test_nothing_of_a_namespace_is_left_if_its_deletion_ends_in_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        shop = await inside(client)
+        await shop.call(calls.CreateTopic(name="orders"))
+        await client.call(access_calls.SetQuota(namespace="shop", topics=1))
+        await shop.call(pipeline_calls.ReportPipeline(name="totals", run="1", state="running"))
+        await shop.call(stage_calls.PublishStages(query="totals", batch=7, stages=[]))
+        await shop.call(calls.CommitOffsets(group="readers", offsets=[_first("orders")]))
+        await shop.open_queue("#", group="workers")
+        forgotten: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        record = client.broker.topics._log.record
+
+        async def recorded(facts: dict[str, Any], *, now_us: int) -> None:
+            await record(facts, now_us=now_us)
+            if "namespace/shop" in facts:
+                forgotten.set_result(None)
+                await asyncio.Event().wait()  # the machine goes down
+
+        monkeypatch.setattr(client.broker.topics._log, "record", recorded)
+        going = asyncio.ensure_future(client.call(calls.DeleteNamespace(name="shop", force=True)))
+        await forgotten
+        going.cancel()
+        client = await after_power_cut(client, storage)
+        shop = await inside(client)
+        quota = await client.call(access_calls.ShowQuota(namespace="shop"))
+        assert isinstance(quota, access_calls.QuotaInfo)
+        assert quota.topics == 0
+        assert await shop.call(pipeline_calls.ListPipelines()) == []
+        assert await shop.call(stage_calls.ListStages()) == []
+        assert await shop.call(calls.ListGroups()) == []
+        await shop.call(calls.CreateTopic(name="orders"))
+        assert client.broker.queues.registry.on_topic(client.broker.topics.registry.get("shop", "orders")) == []
+
+    run(scenario)
+
+
+def _refuse(_: str) -> None:
+    raise OSError(5, "Input/output error")
+
+
+def _first(topic: str) -> calls.OffsetEntry:
+    return calls.OffsetEntry(topic=topic, partition=0, offset=0)
