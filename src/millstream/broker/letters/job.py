@@ -13,6 +13,7 @@ from millstream.broker.background import comes_within
 from millstream.broker.letters.box import LetterBox
 from millstream.broker.letters.letters import Letters
 from millstream.broker.metrics import Metrics
+from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
 from millstream.broker.traces.recorder import Recorder
 from millstream.broker.traffic.modes import ModeKeeper
@@ -56,6 +57,12 @@ class ReplayOrder(msgspec.Struct, kw_only=True, frozen=True):
     namespace: str
     call: ReplayLetters
     ends: dict[str, list[int]]
+    #: The uids of their partitions: a topic that is made again under the same name is another one.
+    uids: dict[str, list[int]] = {}
+
+    def concerns(self, topic: Topic, number: int) -> bool:
+        """Whether a partition is one that was there when this was asked for."""
+        return not self.uids or not set(self.uids.get(topic.name, ())).isdisjoint(topic.partition_uids[number:][:1])
 
 
 class ReplayJob:
@@ -103,7 +110,7 @@ class ReplayJob:
             if not number % _READS_AT_A_TIME:
                 await asyncio.sleep(0)
             known = self._host.topics.registry.find(namespace, topic)
-            if known is None:
+            if known is None or not self.order.concerns(known, partition):
                 continue  # deleted, with its letters
             box = self._host.letters.box(known, partition)
             letter = await box.read(offset) if box.is_open(offset) else None
@@ -187,7 +194,7 @@ class ReplayJob:
         boxes = self._host.letters
         for (topic, number), run in groupby(letters, key=lambda letter: (letter.topic, letter.partition)):
             known = self._host.topics.registry.find(self.order.namespace, topic)
-            if known is not None:
+            if known is not None and self.order.concerns(known, number):
                 await self._move(boxes.box(known, number), target, list(run))
 
     async def _move(self, box: LetterBox, target: Target, letters: Sequence[DeadLetter]) -> None:

@@ -261,10 +261,12 @@ class Letters:
         return removed
 
     def by_box(self, namespace: str, letters: Iterable[DeadLetter]) -> list[tuple[LetterBox, list[DeadLetter]]]:
-        """Letters by where they lie, in their order."""
+        """Letters by where they lie, in their order; those whose topic was deleted since, and made again, are gone."""
         sorted_out: dict[LetterBox, list[DeadLetter]] = {}
         for letter in letters:
             topic = self._host.topics.registry.get(namespace, letter.topic)
+            if parse_message_id(letter.id).partition_uid not in topic.partition_uids:
+                continue
             sorted_out.setdefault(self.box(topic, letter.partition), []).append(letter)
         return list(sorted_out.items())
 

@@ -120,6 +120,7 @@ class Replays:
         if call.target and registry.find(namespace, call.target) is None and not call.dry_run:
             raise TopicNotFound(f"topic {call.target!r}, the target of the replay, does not exist")
         ends = self._host.letters.ends(namespace)
+        uids = {topic: registry.get(namespace, topic).partition_uids for topic in ends}
         planner = await self._plan(namespace, call, ends)
         plan = planner.plan(now_ms=self._now_ms())
         for topic in plan.targets:  # a letter says itself where it came from, and anybody may have written it
@@ -137,7 +138,7 @@ class Replays:
             total=plan.total,
             created_ms=self._now_ms(),
         )
-        order = ReplayOrder(namespace=namespace, call=call, ends=ends)
+        order = ReplayOrder(namespace=namespace, call=call, ends=ends, uids=uids)
         await self._record(
             {_ORDER + info.id: msgspec.to_builtins(order), _PROGRESS + info.id: msgspec.to_builtins(info)}
         )
@@ -167,6 +168,15 @@ class Replays:
                 for letter in letters:
                     planner.add(letter)
         return planner
+
+    def _ends_of(self, order: ReplayOrder) -> dict[str, list[int]]:
+        """What an order that is taken up again is about: of topics that were made again since, nothing."""
+        find = self._host.topics.registry.find
+        return {
+            name: [end if order.concerns(topic, number) else 0 for number, end in enumerate(ends)]
+            for name, ends in order.ends.items()
+            if (topic := find(order.namespace, name)) is not None
+        }
 
     def _groups_of(self, namespace: str, name: str) -> list[str]:
         topic = self._host.topics.registry.find(namespace, name)
@@ -222,7 +232,7 @@ class Replays:
         info = job.info
         try:
             if planner is None:
-                planner = await self._plan(job.order.namespace, job.order.call, job.order.ends)
+                planner = await self._plan(job.order.namespace, job.order.call, self._ends_of(job.order))
                 # Those that failed are among the rest and get another chance.
                 info.replayed, info.failed, info.failures = max(0, info.total - planner.total), 0, []
             await job.send_all(planner.candidates())
