@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from millstream.errors import NamespaceNotEmpty, StorageFailed
-from millstream.testing.storage import SimulatedStorage
+from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire import access_calls, calls, pipeline_calls, stage_calls
 from tests.simulated_broker import Client, after_kill, after_power_cut, run, started
 
@@ -114,6 +114,23 @@ def test_nothing_of_a_namespace_is_left_if_its_deletion_ends_in_a_crash(monkeypa
         assert await shop.call(calls.ListGroups()) == []
         await shop.call(calls.CreateTopic(name="orders"))
         assert client.broker.queues.registry.on_topic(client.broker.topics.registry.get("shop", "orders")) == []
+
+    run(scenario)
+
+
+def test_groups_of_a_topic_go_with_it_although_that_was_refused_at_first() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.open_queue(group="workers")
+        storage.inject(Fault.WRITE_ERROR, when=lambda operation: operation.path.startswith("state/queues"))
+        with pytest.raises(StorageFailed):
+            await client.call(calls.DeleteTopic(name="orders", force=True))
+        await client.call(calls.DeleteTopic(name="orders", force=True))
+        await client.call(calls.CreateTopic(name="orders"))
+        client = await after_kill(client, storage)
+        assert client.broker.queues.registry.on_topic(client.broker.topics.registry.get("default", "orders")) == []
 
     run(scenario)
 

@@ -82,7 +82,7 @@ class QueueRegistry:
         self._groups: dict[_TopicKey, dict[str, QueueGroup]] = {}
         self._patterns: dict[_GroupKey, _Pattern] = {}
         self._changing = asyncio.Lock()
-        #: Groups of topics that a crash had deleted half.
+        #: Groups of topics that are gone, or half so, of which that is not on disk yet.
         self._stale: dict[str, None] = {}
 
     def replay(self, documents: Mapping[str, Any]) -> None:
@@ -102,9 +102,10 @@ class QueueRegistry:
 
     async def forget_stale(self) -> None:
         """Groups whose topic is gone must not come back with the next topic of its name."""
-        if self._stale:
-            await self._record(self._stale)
-            self._stale = {}
+        stale = dict(self._stale)
+        if stale:
+            await self._record(stale)
+            self._stale = {key: None for key in self._stale if key not in stale}
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -183,7 +184,6 @@ class QueueRegistry:
         """A topic is gone, and its partitions are closed already."""
         groups = self._groups.pop((namespace, name), {})
         gone = TopicNotFound(f"topic {name!r} was deleted")
-        facts: dict[str, Any] = {}
         for group in groups.values():
             group.gone = gone
             for consumer in list(group.consumers.values()):
@@ -196,9 +196,8 @@ class QueueRegistry:
                 self._host.forget_part(part)
             self._host.forget_topic(group.topic)
             if group.opened:
-                facts[group.key] = None
-        if facts:
-            await self._record(facts)
+                self._stale[group.key] = None
+        await self.forget_stale()  # also what was refused when this was tried before
 
     async def forget_namespace(self, namespace: str) -> None:
         """A namespace is gone, and its topics with it."""
