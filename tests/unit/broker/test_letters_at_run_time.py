@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import weakref
 
+import pytest
+
+from millstream.broker.letters import replays
 from millstream.dead_letters import LetterFilter
+from millstream.errors import StorageFailed
+from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire import calls, letter_calls
-from tests.simulated_broker import Client
+from tests.simulated_broker import Client, after_kill, run, started
 from tests.unit.broker.test_queues_at_run_time import lives, publish, topic_of
 from tests.waiting import eventually_async
 
@@ -87,6 +93,70 @@ def test_letters_that_were_found_before_their_topic_was_made_again_purge_none_of
         after = await client.call(letter_calls.ListLetters())
         assert isinstance(after, letter_calls.LetterPage)
         assert [letter.value for letter in after.letters] == [b"new"]
+
+    lives(work)
+
+
+def test_a_purge_whose_client_goes_away_is_done_or_not_and_a_restart_changes_nothing() -> None:
+    async def go_away(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"x"], topic="orders.dlq")
+        box = client.broker.letters.box(topic_of(client, "orders.dlq"), 0)
+        purging = asyncio.ensure_future(client.call(letter_calls.PurgeLetters(everything=True)))
+        while not box._claimed:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        purging.cancel()
+        await asyncio.wait((purging,))
+        await eventually_async(lambda: not box._claimed)
+        found.append(await count(client))
+
+    async def come_back(client: Client) -> None:
+        found.append(await count(client))
+
+    async def count(client: Client) -> int:
+        page = await client.call(letter_calls.ListLetters())
+        assert isinstance(page, letter_calls.LetterPage)
+        return len(page.letters)
+
+    found: list[int] = []
+    lives(go_away, come_back)
+    assert found == [0, 0]
+
+
+def test_that_a_replay_has_ended_is_noted_although_the_disk_refused_it_at_first() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        for name in ("orders", "orders.dlq"):
+            await client.call(calls.CreateTopic(name=name))
+        await publish(client, [b"x"] * 3, topic="orders.dlq")
+        await client.call(letter_calls.ReplayLetters(everything=True, target="orders", rate=0.001))
+        (job,) = client.broker.replays._jobs.values()
+        job.end("failed", "what was sent died again")
+        assert job.task is not None
+        await asyncio.wait((job.task,))
+        storage.inject(Fault.WRITE_ERROR, when=lambda operation: operation.path.startswith("state/replays"))
+        with pytest.raises(StorageFailed):
+            await client.broker.replays.note()
+        await client.broker.replays.note()
+        client = await after_kill(client, storage)
+        (job,) = client.broker.replays._jobs.values()
+        assert job.info.status == "failed", "the rest stays where it is"
+
+    run(scenario)
+
+
+def test_replays_that_begin_at_once_forget_the_oldest_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replays, "_REPORTS_MAX", 1)
+
+    async def work(client: Client) -> None:
+        for name in ("orders", "orders.dlq"):
+            await client.call(calls.CreateTopic(name=name))
+        call = letter_calls.ReplayLetters(everything=True, target="orders")
+        for _ in range(2):
+            await client.call(call)
+        await asyncio.gather(*(client.call(call) for _ in range(3)))
+        assert len(client.broker.replays._jobs) == 1
 
     lives(work)
 

@@ -94,6 +94,7 @@ class Letters:
         self._alerts = LetterAlerts(sender, loop, self._alert_told)
         #: When a topic's letters were last mentioned in the log, and how many there have been since.
         self._said: dict[tuple[str, str], tuple[int, int]] = {}
+        self._letting_go: set[asyncio.Task[list[DeadLetter]]] = set()
         #: Told of every letter that arrives: (namespace, letter).
         self.listeners: list[Callable[[str, DeadLetter], None]] = []
         host.queues.on_letters = self._arrived
@@ -252,10 +253,11 @@ class Letters:
         """Settle letters; returns those that nobody else had settled, or taken to replay them, meanwhile."""
         removed: list[DeadLetter] = []
         for box, its in self.by_box(namespace, letters):
-            left = [letter for letter in its if box.is_open(letter.offset)]
-            with box.claim(letter.offset for letter in left):
-                await box.settle([letter.offset for letter in left])
-            removed += left
+            # Whoever has asked may go away meanwhile: what gets to the disk is known here all the same.
+            task = asyncio.ensure_future(_let_go(box, its))
+            self._letting_go.add(task)
+            task.add_done_callback(self._letting_go.discard)
+            removed += await asyncio.shield(task)
         self._host.metrics.dead_letters_purged += len(removed)
         self._host.recorder.letters_purged(removed)
         return removed
@@ -310,6 +312,14 @@ class Letters:
             self._host.metrics.dead_letter_alerts_sent += 1
         else:
             self._host.metrics.dead_letter_alerts_failed += 1
+
+
+async def _let_go(box: LetterBox, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+    """Settle letters; returns those that were there."""
+    left = [letter for letter in letters if box.is_open(letter.offset)]
+    with box.claim(letter.offset for letter in left):
+        await box.settle([letter.offset for letter in left])
+    return left
 
 
 def _end_of(ends: Mapping[str, Sequence[int]] | None, topic: str, number: int) -> int | None:

@@ -102,7 +102,12 @@ class Replays:
         if changed:
             for job in changed:
                 job.changed = False
-            await self._record({_PROGRESS + job.info.id: msgspec.to_builtins(job.info) for job in changed})
+            try:
+                await self._record({_PROGRESS + job.info.id: msgspec.to_builtins(job.info) for job in changed})
+            except MillstreamError:
+                for job in changed:  # next time: one that has ended must not go on after a restart
+                    job.changed = True
+                raise
 
     async def _record(self, facts: Mapping[str, Any]) -> None:
         await self._log.record(facts, now_us=self._clock.now_us())
@@ -210,8 +215,7 @@ class Replays:
         for job in [job for job in self._jobs.values() if job.order.namespace == namespace]:
             if not job.info.is_over:
                 await self.abort(namespace, job.info.id)
-            if job.info.id in self._jobs:  # nobody else has forgotten it meanwhile
-                await self._forget(job)
+            await self._forget(job)
 
     async def _forget_old(self) -> None:
         over = sorted((job for job in self._jobs.values() if job.info.is_over), key=lambda job: job.info.created_ms)
@@ -219,8 +223,14 @@ class Replays:
             await self._forget(job)
 
     async def _forget(self, job: ReplayJob) -> None:
-        del self._jobs[job.info.id]
-        await self._record({_ORDER + job.info.id: None, _PROGRESS + job.info.id: None})
+        # First of all, or its progress could be noted behind this.
+        if self._jobs.pop(job.info.id, None) is None:
+            return  # somebody else has seen to it
+        try:
+            await self._record({_ORDER + job.info.id: None, _PROGRESS + job.info.id: None})
+        except MillstreamError:
+            self._jobs[job.info.id] = job
+            raise
 
     # --- the work ------------------------------------------------------------------------------------------------
 
