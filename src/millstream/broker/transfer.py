@@ -55,10 +55,12 @@ async def deliver(
             )
             return [-1 if old else next(new) for old in past]
         except (OutOfSequence, ProducerFenced) as error:
-            # The target lost what it had of ours, to damage on its disk.  Rather twice than never.
+            # The target lost what it had of ours, to damage on its disk, or something in between is lost.  Rather twice
+            # than never; but not what it knows that it has, maybe from a moment ago.
             _log.warning("a move goes without its identity", target=str(target), reason=str(error))
             for batch in batches:
-                assign_producer(batch, 0, 0)
+                if not _has(partition, batch):
+                    assign_producer(batch, 0, 0)
         except RequestError as error:
             # The topic was deleted, or became smaller: there is nowhere to go any more.
             _log.error("a move was given up", target=str(target), reason=str(error))
@@ -67,6 +69,14 @@ async def deliver(
             _log.warning("a move waits", target=str(target), reason=str(error))
             await asyncio.sleep(wait_s)
             wait_s = min(_RETRY_S_MAX, wait_s * 2)
+
+
+def _has(partition: Partition, batch: bytearray) -> bool:
+    producers, header = partition.log.producers, BatchHeader(batch)
+    try:
+        return producers.is_past(header) or producers.check(header) is not None
+    except (OutOfSequence, ProducerFenced):
+        return False
 
 
 @dataclass(frozen=True, slots=True)

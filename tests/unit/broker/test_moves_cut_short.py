@@ -7,7 +7,8 @@ import asyncio
 import pytest
 
 from millstream.broker.partition import Partition
-from millstream.broker.transfer import Target
+from millstream.broker.state import all_batches
+from millstream.broker.transfer import Target, deliver
 from millstream.records import Batch, encode_batch
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.calls import CreateTopic
@@ -45,6 +46,24 @@ def test_the_next_move_waits_for_the_one_that_was_cut_short(
         return values, [batch.header.first_sequence for batch in batches], transfer.undone
 
     assert broker.run(move_twice()) == ([b"first", b"second"], [0, 1], 0)
+
+
+def test_what_comes_behind_a_gap_takes_nothing_along_that_is_stored_already(broker: BrokerForTests) -> None:
+    """A staged batch that nobody can read any more leaves such a gap."""
+    topics = broker.broker.topics
+
+    async def move_around_a_gap() -> list[bytes | None]:
+        await topics.create("default", CreateTopic(name="target"))
+        target = Target("default", "target", 0)
+        batches = [
+            encode_batch([value], base_timestamp_us=1, producer=7 << 16, first_sequence=number)
+            for number, value in ((0, b"first"), (2, b"third"))
+        ]
+        await deliver(lambda target: topics.partition(*target), target, batches)
+        log = topics.partition(*target).log
+        return [value for batch in all_batches(log) for value in batch.values()]
+
+    assert broker.run(move_around_a_gap()) == [b"first", b"third"]
 
 
 def test_nothing_is_remembered_of_targets_that_are_gone(broker: BrokerForTests) -> None:
