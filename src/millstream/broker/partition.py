@@ -574,12 +574,15 @@ class Partition:
         Raises StorageFailed when it cannot be read at all.
         """
         while (cold := self.log.cold_segment(offset)) is not None and self._gone is None:
+            self._checking += 1
             try:
                 found = await self._loop.run_in_executor(None, cold.verify)
                 if cold in self.log.segments:
                     self.log.accept(found)
             except OSError as error:
                 raise StorageFailed(f"a stored segment cannot be checked: {error}") from None
+            finally:
+                self._checking -= 1
 
     def _answer(self, chunk: Chunk, reply: FetchReply) -> None:
         reply(FetchAnswer(chunk.buffers, chunk.next_offset, self.high_watermark, self.log.start_offset, chunk.damaged))

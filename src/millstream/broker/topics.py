@@ -304,9 +304,9 @@ class Topics:
     def close_idle(self, topic: Topic, number: int) -> None:
         """Put a partition away that was opened only to look after it."""
         partition: Partition | None = topic.partitions[number]
-        if partition is not None and partition.is_idle:
+        if partition is not None and partition.is_idle and partition.is_synced:
+            topic.partitions[number] = None  # also if no note can be left: whoever comes next opens it anew
             partition.log.close()
-            topic.partitions[number] = None
 
     def open_partitions(self) -> Iterator[tuple[Topic, Partition]]:
         for topic in self.registry.all_topics():
