@@ -12,7 +12,7 @@ import pytest
 from millstream.broker.broker import Broker
 from millstream.broker.groups import Groups
 from millstream.config import Settings
-from millstream.errors import MillstreamError, ReadOnly, StorageFailed
+from millstream.errors import MillstreamError, ReadOnly, StorageFailed, TopicNotFound
 from millstream.log.compaction import Compaction
 from millstream.records import encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
@@ -135,6 +135,20 @@ def test_a_topic_whose_creation_could_not_be_recorded_does_not_exist() -> None:
         assert await client.call(calls.ListTopics()) == []
         await client.call(calls.CreateTopic(name="orders"))
         await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_topic_whose_deletion_is_in_doubt_confirms_nothing_that_the_next_start_would_remove() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=3)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        storage.inject(Fault.SYNC_ERROR, when=lambda operation: operation.path.startswith("state/topics"))
+        with pytest.raises(StorageFailed):
+            await client.call(calls.DeleteTopic(name="orders"))
+        with pytest.raises(TopicNotFound):
+            await client.send([b"x"])
 
     run(scenario)
 

@@ -446,7 +446,12 @@ class Topics:
         async with self._changing:
             topic = self.registry.topics(namespace).get(name) or self.registry.get(namespace, name)
             if not topic.deleting:
-                await self._record({topic.key: {**topic.document(), "deleting": True}})
+                try:
+                    await self._record({topic.key: {**topic.document(), "deleting": True}})
+                except StorageFailed:
+                    # Where a sync has failed it may be on disk: what the next start removes must not be confirmed now.
+                    topic.deleting = self._log.partition.failed is not None
+                    raise
             await self._finish_deletion(topic)
         _log.info("topic deleted", namespace=namespace, topic=name)
 
