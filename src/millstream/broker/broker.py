@@ -72,7 +72,7 @@ from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.storage import Storage
 from millstream.names import AUDIT_TOPIC, STAGE_PREFIX, check_namespace
-from millstream.records import HEADER_BYTES
+from millstream.records import HEADER_BYTES, BatchHeader
 from millstream.version import VERSION
 from millstream.wire import queue_calls
 from millstream.wire.deliveries import Delivery
@@ -474,7 +474,9 @@ class Broker:
         registry = self.topics.registry
         topic = registry.find(session.namespace, name)
         if topic is None:
-            if self.inboxes.publish(session.namespace, name, number, batch, reply):
+            if self.inboxes.has(session.namespace, name):
+                self.quotas.pass_on(session.namespace, BatchHeader(batch).count, len(batch))
+                self.inboxes.publish(session.namespace, name, number, batch, reply)
                 return
             topic = registry.get(session.namespace, name)
         if self.quotas.meters:

@@ -20,6 +20,7 @@ from millstream.wire.access_calls import QuotaInfo, SetQuota, ShowQuota
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
+    from millstream.broker.stages.stages import Stages
 
 __all__ = ["MEASURE_S", "Quotas"]
 
@@ -30,6 +31,7 @@ MEASURE_S: Final = 10.0
 class _Host(Protocol):
     metrics: Metrics
     topics: Topics
+    stages: Stages
 
     def connections_in(self, namespace: str, /) -> int: ...
 
@@ -142,7 +144,7 @@ class Quotas:
         return sum(name != AUDIT_TOPIC for name in topics)  # that one is nobody's doing
 
     async def _stored_bytes(self, namespace: str) -> int:
-        total = 0
+        total = self._host.stages.bytes_in(namespace)
         for topic in list(self._host.topics.registry.namespaces.get(namespace, {}).values()):
             total += self._host.topics.stored_bytes(topic)
             await asyncio.sleep(0)  # there may be thousands, each a few looks at the disk

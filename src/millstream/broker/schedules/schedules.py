@@ -139,7 +139,8 @@ class Schedules:
         if limits.max_delay_ms:
             self._check_delay(max(due_us) // 1000, limits.max_delay_ms)
         if limits.max_pending:
-            pending = sum(log.pending for log in self._logs_of(topic).values())
+            # With what is on its way to the disk: a publisher with a window must not slip past.
+            pending = sum(log.pending + log.partition.invisible for log in self._logs_of(topic).values())
             if pending + len(due_us) > limits.max_pending:
                 raise QuotaExceeded(
                     f"topic {topic.name!r} has {pending} messages scheduled; schedules.max_pending is "

@@ -135,6 +135,14 @@ class Stages:
         """Those that are open."""
         return (query.open_log for query in self._queries.values() if query.open_log is not None)
 
+    def bytes_in(self, namespace: str) -> int:
+        """What a namespace has staged and not begun to publish: from then on it is where its topics are."""
+        return sum(
+            query.staged_bytes
+            for query in self._queries.values()
+            if query.stages and query.document.namespace == namespace and query.document.publishing is None
+        )
+
     @property
     def count(self) -> int:
         return len(self._of_stage)
@@ -288,7 +296,9 @@ class Stages:
         for (name, number), messages in messages_by_target(stages).items():
             self._host.check_publish(session, name)
             topic = registry.get(session.namespace, name)
-            self._host.topics.partition_of(topic, number)
+            partition = self._host.topics.partition_of(topic, number)
+            if partition.admit is not None:
+                partition.admit([0] * messages)  # when they are due was asked one by one, how many they are was not
             if topic.config.max_depth and number < SCHEDULES:
                 self._host.flow.check_depth(topic, number, messages)
 

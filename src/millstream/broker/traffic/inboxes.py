@@ -62,11 +62,12 @@ class Inboxes:
         self._inboxes[place] = _Inbox(subscription, 0 if held is None else held.next_offset)
         return Subscribed(subscription=subscription.id, address=address)
 
-    def publish(self, namespace: str, name: str, number: int, batch: memoryview, reply: PublishReply | None) -> bool:
-        """Hand a reply to whoever waits for it; False when there is no such inbox."""
-        inbox = self._inboxes.get((namespace, name))
-        if inbox is None:
-            return False
+    def has(self, namespace: str, name: str) -> bool:
+        return (namespace, name) in self._inboxes
+
+    def publish(self, namespace: str, name: str, number: int, batch: memoryview, reply: PublishReply | None) -> None:
+        """Hand a reply to whoever waits for it."""
+        inbox = self._inboxes[namespace, name]
         if number:
             raise PartitionNotFound(f"an inbox has partition 0 only, not {number}")
         header = check_batch(batch, 0, len(batch))
@@ -78,4 +79,3 @@ class Inboxes:
         self._subscriptions.send(inbox.subscription, name, 0, 0, [bytes(stored)], header.count)
         if reply is not None:
             reply(None, LABEL_MEMORY, offset, now_us, False)
-        return True
