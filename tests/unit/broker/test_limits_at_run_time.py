@@ -5,29 +5,50 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
 
+from millstream.broker.access import control
 from millstream.broker.broker import Broker
+from millstream.broker.letters import replays
+from millstream.broker.schedules import recurring
+from millstream.clock import Clock
 from millstream.config import Settings
 from millstream.errors import MillstreamError, QuotaExceeded, Throttled
 from millstream.ids import SCHEDULES
 from millstream.records import encode_batch
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls
-from millstream.wire.access_calls import QuotaInfo, SetQuota, ShowQuota
+from millstream.wire.access_calls import CreateKey, QuotaInfo, SetQuota, ShowQuota
+from millstream.wire.letter_calls import ReplayLetters
 from millstream.wire.messages import PublishRequest
+from millstream.wire.schedule_calls import Repeat
 from millstream.wire.stage_calls import StagePart
 from millstream.wire.subscription_calls import OpenInbox, Subscribed
 from tests.simulated_broker import Client, run
 from tests.staging import open_stage, publish, put
 
 
-async def limited(**sections: dict[str, Any]) -> Client:
+class SetClock:
+    """A clock that somebody sets, on a machine where time passes when the test says so."""
+
+    def __init__(self) -> None:
+        self.set_us = 1_700_000_000_000_000
+        self.passed_ms = 1_000
+
+    def now_us(self) -> int:
+        return self.set_us + self.passed_ms * 1000
+
+    def monotonic_ms(self) -> int:
+        return self.passed_ms
+
+
+async def limited(clock: Clock | None = None, **sections: dict[str, Any]) -> Client:
     """A broker with a topic `orders`, and with these settings."""
     settings = Settings.model_validate({"storage": {"free_bytes_min": 0}, **sections})
-    broker = Broker(settings, SimulatedStorage(), rng=random.Random(1))
+    broker = Broker(settings, SimulatedStorage(), rng=random.Random(1), clock=clock)
     await broker.start()
     client = Client(broker)
     await client.call(calls.CreateTopic(name="orders"))
@@ -94,5 +115,57 @@ def test_replies_to_inboxes_count_to_the_rates_of_their_namespace() -> None:
         await client.call(SetQuota(namespace="default", publish_messages_per_s=5))
         with pytest.raises(Throttled):
             await asyncio.gather(*(client.send([b"x"], topic=opened.address, label=1) for _ in range(20)))
+
+    run(scenario)
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_out() -> None:
+    async def scenario() -> None:
+        clock = SetClock()
+        client = await limited(clock, limits={"requests_per_s_per_address": 2})
+        admit = client.broker.access.admit_request
+        for _ in range(2):
+            admit("10.0.0.1:1")
+        with pytest.raises(Throttled):
+            admit("10.0.0.1:1")
+        clock.set_us -= 3_600_000_000
+        clock.passed_ms += 1_000
+        admit("10.0.0.1:1")
+
+    run(scenario)
+
+
+async def made_at_once(*made: Awaitable[object]) -> int:
+    """How many of these calls were not refused for being too many."""
+    answers = await asyncio.gather(*made, return_exceptions=True)
+    assert all(isinstance(answer, QuotaExceeded) or not isinstance(answer, Exception) for answer in answers)
+    return sum(not isinstance(answer, Exception) for answer in answers)
+
+
+def test_keys_and_replays_that_are_made_at_once_are_no_more_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "KEYS_MAX", 2)
+    monkeypatch.setattr(replays, "_RUNNING_MAX", 2)
+
+    async def scenario() -> None:
+        client = await limited()
+        key = CreateKey(name="k", roles=["admin"])
+        assert await made_at_once(*(client.call(key) for _ in range(4))) == 2
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await client.send([b"x"] * 3, topic="orders.dlq")
+        replay = ReplayLetters(everything=True, target="orders", rate=0.001)
+        assert await made_at_once(*(client.call(replay) for _ in range(4))) == 2
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_recurring_schedules_do_not_grow_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurring, "_SCHEDULES_MAX", 2)
+
+    async def scenario() -> None:
+        client = await limited()
+        made = (Repeat(name=f"s{number}", topic="orders", cron="0 0 1 1 *", value=b"x") for number in range(4))
+        assert await made_at_once(*map(client.call, made)) == 2
+        await client.call(Repeat(name="s0", topic="orders", cron="0 0 2 1 *", value=b"y"))  # is there already
 
     run(scenario)

@@ -128,7 +128,7 @@ class AccessControl:
             return access
         # Nobody guesses 256 bits; this is for the load, so those who share the address and have a key are let in.
         self._host.metrics.keys_refused += 1
-        wait_ms = self._wrong.admit(host_of(address), self._now_ms())
+        wait_ms = self._wrong.admit(host_of(address), self._clock.monotonic_ms())
         if wait_ms:
             raise _wait("too many wrong keys from this address", wait_ms)
         raise Unauthorized("this key is not known, has expired or was revoked")
@@ -167,7 +167,7 @@ class AccessControl:
             self._take(self._logins, host_of(address), "connections from this address")
 
     def _take(self, buckets: Buckets, who: str, what: str) -> None:
-        wait_ms = buckets.admit(who, self._now_ms())
+        wait_ms = buckets.admit(who, self._clock.monotonic_ms())
         if wait_ms:
             self._host.metrics.requests_limited += 1
             raise _wait(f"too many {what}", wait_ms)
@@ -254,8 +254,6 @@ class AccessControl:
     # --- keys ----------------------------------------------------------------------------------------------------
 
     async def create(self, call: access_calls.CreateKey) -> access_calls.NewKey:
-        if len(self._keys) >= KEYS_MAX:
-            raise QuotaExceeded(f"the broker knows {KEYS_MAX} keys; revoke some")
         now_ms = self._now_ms()
         if call.expires_ms and call.expires_ms <= now_ms:
             raise InvalidArgument("expires_ms must lie in the future, or be 0 for a key that does not expire")
@@ -270,8 +268,11 @@ class AccessControl:
             expires_ms=call.expires_ms,
             secrets=[Secret.of(secret)],
         )
-        await self._record({_KEY + key_id: key})
-        self._keys[key_id] = key
+        async with self._changing:
+            if len(self._keys) >= KEYS_MAX:
+                raise QuotaExceeded(f"the broker knows {KEYS_MAX} keys; revoke some")
+            await self._record({_KEY + key_id: key})
+            self._keys[key_id] = key
         _log.info("key created", key=key_id, name=key.name, roles=key.roles, scopes=key.scopes)
         return access_calls.NewKey(key=key_text(key_id, secret), info=self._info(key))
 

@@ -54,6 +54,8 @@ class Replays:
         self._clock = clock
         self._rng = rng
         self._jobs: dict[str, ReplayJob] = {}
+        #: One at a time, or those that begin together would be more than there may be.
+        self._beginning = asyncio.Lock()
         host.letters.listeners.append(self._relapsed)
 
     def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
@@ -132,22 +134,23 @@ class Replays:
             session.access.require("produce", namespace, topic)
         if call.dry_run:
             return ReplayStarted(plan=plan)
-        running = sum(not job.info.is_over for job in self._jobs.values())
-        if running >= _RUNNING_MAX:
-            raise QuotaExceeded(f"{running} replays are running already; wait for one to end, or abort one")
-        info = ReplayInfo(
-            id=f"r-{self._rng.getrandbits(48):012x}",
-            status="running",
-            target=call.target,
-            rate=call.rate,
-            total=plan.total,
-            created_ms=self._now_ms(),
-        )
         order = ReplayOrder(namespace=namespace, call=call, ends=ends, uids=uids)
-        await self._record(
-            {_ORDER + info.id: msgspec.to_builtins(order), _PROGRESS + info.id: msgspec.to_builtins(info)}
-        )
-        job = self._jobs[info.id] = ReplayJob(self._host, order, info)
+        async with self._beginning:
+            running = sum(not job.info.is_over for job in self._jobs.values())
+            if running >= _RUNNING_MAX:
+                raise QuotaExceeded(f"{running} replays are running already; wait for one to end, or abort one")
+            info = ReplayInfo(
+                id=f"r-{self._rng.getrandbits(48):012x}",
+                status="running",
+                target=call.target,
+                rate=call.rate,
+                total=plan.total,
+                created_ms=self._now_ms(),
+            )
+            await self._record(
+                {_ORDER + info.id: msgspec.to_builtins(order), _PROGRESS + info.id: msgspec.to_builtins(info)}
+            )
+            job = self._jobs[info.id] = ReplayJob(self._host, order, info)
         task = self._start(job, planner)
         if not plan.total:
             await task  # over at once, and the answer can say so

@@ -26,6 +26,7 @@ from millstream.errors import (
     OutOfSequence,
     PayloadTooLarge,
     ProducerFenced,
+    QuotaExceeded,
     RequestError,
     ScheduleNotFound,
 )
@@ -46,6 +47,8 @@ _SEQUENCE: Final = 0xFFFF_FFFF
 _RETRY_S: Final = 1.0
 _ALARM_S_MAX: Final = 3600.0
 _PRIORITY_MAX: Final = 4
+#: All of them are in memory, with their messages.
+_SCHEDULES_MAX: Final = 10_000
 #: What tells a reader where a message comes from.
 NAME_HEADER: Final = "millstream-schedule"
 TIME_HEADER: Final = "millstream-schedule-time-ms"
@@ -232,6 +235,8 @@ class Recurring:
             raise PayloadTooLarge(f"the message has {size} bytes, the topic allows {topic.max_message_bytes}")
         async with self._changing:
             existing = self._schedules.get((namespace, call.name))
+            if existing is None and len(self._schedules) >= _SCHEDULES_MAX:
+                raise QuotaExceeded(f"the broker has {_SCHEDULES_MAX} recurring schedules already; delete some")
             producer_id = existing.producer_id if existing else await self._host.topics.new_producer_id()
             schedule = RecurringSchedule(
                 namespace=namespace,
