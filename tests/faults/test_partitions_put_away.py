@@ -57,3 +57,20 @@ def test_a_partition_is_not_put_away_under_somebody_who_looks_through_it(monkeyp
         assert len(page.messages) == 5
 
     run(scenario)
+
+
+def test_a_log_that_a_full_disk_keeps_from_being_closed_in_order_keeps_no_other_from_it() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage, segment_bytes=1 << 20)
+        for name in ("one", "two"):
+            await client.call(calls.CreateTopic(name=name))
+            await client.send([bytes(300_000)], topic=name)
+        storage.inject(Fault.NO_SPACE, when=lambda operation: operation.path.startswith("topics/default/one"))
+        await client.broker.stop()
+        client = await started(storage, segment_bytes=1 << 20)
+        for name in ("one", "two"):
+            assert await client.read_all(name) == [bytes(300_000)]
+        assert client.broker.topics.partition("default", "two", 0).log.recovery.rebuilt_indexes == 0
+
+    run(scenario)

@@ -67,7 +67,7 @@ from millstream.broker.webhooks.sender import Sender
 from millstream.broker.webhooks.webhooks import Webhooks
 from millstream.clock import Clock, SystemClock
 from millstream.config import Settings
-from millstream.errors import BatchDamaged, MillstreamError, ShuttingDown
+from millstream.errors import BatchDamaged, MillstreamError, ShuttingDown, StorageFailed
 from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.storage import Storage
@@ -357,7 +357,11 @@ class Broker:
         self.recorder.store.close()
         for partition in partitions:
             failed = failed or partition.failed is not None
-            partition.log.close()
+            try:
+                partition.log.close()
+            except StorageFailed as error:  # all of it is on disk; the next start has to look, and the others are fine
+                failed = True
+                _log.error("a log could not be closed in order", directory=partition.log.directory, reason=str(error))
         if not failed:
             leave_clean_marker(self._storage)
 
