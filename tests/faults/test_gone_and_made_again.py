@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
-from millstream.errors import NamespaceNotEmpty, StorageFailed
+from millstream.errors import InvalidName, NamespaceNotEmpty, StorageFailed
 from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire import access_calls, calls, pipeline_calls, stage_calls
 from tests.simulated_broker import Client, after_kill, after_power_cut, run, started
@@ -131,6 +132,56 @@ def test_groups_of_a_topic_go_with_it_although_that_was_refused_at_first() -> No
         await client.call(calls.CreateTopic(name="orders"))
         client = await after_kill(client, storage)
         assert client.broker.queues.registry.on_topic(client.broker.topics.registry.get("default", "orders")) == []
+
+    run(scenario)
+
+
+def test_a_topic_that_is_refused_leaves_no_namespace_behind() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        shop = within(client)
+        with pytest.raises(InvalidName):
+            await shop.call(calls.CreateTopic(name="no name"))
+        storage.inject(Fault.WRITE_ERROR, when=lambda operation: operation.path.startswith("state/topics"))
+        with pytest.raises(StorageFailed):
+            await shop.call(calls.CreateTopic(name="orders"))
+        assert await client.call(calls.ListNamespaces()) == ["default"]
+        await shop.call(calls.CreateTopic(name="orders"))
+        assert await client.call(calls.ListNamespaces()) == ["default", "shop"]
+
+    run(scenario)
+
+
+def test_a_topic_whose_files_are_being_removed_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much a namespace stores is measured meanwhile."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"x"])
+        await client.call(access_calls.SetQuota(namespace="default", storage_bytes=1_000_000))
+        removing, go = asyncio.Event(), threading.Event()
+        loop, remove_tree = asyncio.get_running_loop(), storage.remove_tree
+
+        def remove_slowly(directory: str) -> None:
+            loop.call_soon_threadsafe(removing.set)
+            go.wait(10)
+            remove_tree(directory)
+
+        def is_gone(path: str) -> int:
+            raise FileNotFoundError(path)
+
+        monkeypatch.setattr(storage, "remove_tree", remove_slowly)
+        going = asyncio.ensure_future(client.call(calls.DeleteTopic(name="orders")))
+        await removing.wait()
+        monkeypatch.setattr(storage, "size", is_gone)
+        try:
+            await client.broker.quotas.measure()
+        finally:
+            go.set()
+        await going
 
     run(scenario)
 

@@ -188,8 +188,13 @@ class Registry:
         config: TopicConfig,
         now_ms: int,
         draw_uid: Callable[[], int],
+        in_new: bool = False,
     ) -> Facts:
-        topics = self.topics(namespace)
+        """`in_new`: its namespace is made with it, if there is none."""
+        facts: Facts = {}
+        if in_new and namespace not in self.namespaces:
+            facts = self.decide_create_namespace(namespace, now_ms=now_ms)
+        topics = {} if facts else self.topics(namespace)
         if check_topic(name) in topics:
             raise TopicExists(f"topic {name!r} exists already in namespace {namespace!r}")
         if name.startswith(INBOX_PREFIX):
@@ -202,7 +207,7 @@ class Registry:
             raise QuotaExceeded(f"the broker holds {self._topics_max} topics already (topics.max_topics)")
         self._check_letters(namespace, name, config.dead_letter_topic)
         topic = Topic(namespace, name, config, self._draw_uids(partitions, draw_uid), now_ms)
-        return {topic.key: topic.document()}
+        return {**facts, topic.key: topic.document()}
 
     def decide_alter_topic(
         self,

@@ -64,9 +64,7 @@ class TopicCalls:
         await host.pipelines.forget_namespace(name)
 
     async def _create_topic(self, session: Session, call: calls.CreateTopic) -> calls.TopicInfo:
-        if self._host.settings.topics.auto_create:
-            await self._topics.ensure_namespace(session.namespace)
-        return await self._topics.create(session.namespace, call)
+        return await self._topics.create(session.namespace, call, in_new=self._host.settings.topics.auto_create)
 
     async def _describe_topic(self, session: Session, call: calls.DescribeTopic) -> calls.TopicInfo:
         return await self._topics.describe(session.namespace, call.name)

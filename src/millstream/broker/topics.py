@@ -362,8 +362,13 @@ class Topics:
 
     # --- changes -------------------------------------------------------------------------------------------------
 
-    async def create(self, namespace: str, call: calls.CreateTopic, *, own: bool = False) -> calls.TopicInfo:
-        """`own`: the broker needs it itself, for dead letters above all; that is not refused."""
+    async def create(
+        self, namespace: str, call: calls.CreateTopic, *, own: bool = False, in_new: bool = False
+    ) -> calls.TopicInfo:
+        """`own`: the broker needs it itself, for dead letters above all; that is not refused.
+
+        `in_new`: its namespace is made with it if there is none, both or neither.
+        """
         async with self._changing:
             existing = self.registry.find(namespace, call.name)
             if existing is not None and call.if_missing:
@@ -378,6 +383,7 @@ class Topics:
                 config=config,
                 now_ms=self._now_us() // 1000,
                 draw_uid=self._draw_uid,
+                in_new=in_new,
             )
             made = range(call.partitions if config.mode != "ephemeral" else 0)
             await self._record(facts, self._make_directories(f"topics/{namespace}/{call.name}", made))
@@ -403,9 +409,8 @@ class Topics:
             topic = self.registry.find(namespace, name)
             if topic is None and call.create and settings.auto_create:
                 self._check_first(name, call)
-                await self.ensure_namespace(namespace)
                 made = calls.CreateTopic(name=name, partitions=settings.default_partitions, if_missing=True)
-                await self.create(namespace, made)
+                await self.create(namespace, made, in_new=True)
             topic = self.registry.get(namespace, name)
             answer.append(
                 calls.TopicMetadata(

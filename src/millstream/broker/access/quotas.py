@@ -146,7 +146,8 @@ class Quotas:
     async def _stored_bytes(self, namespace: str) -> int:
         total = self._host.stages.bytes_in(namespace)
         for topic in list(self._host.topics.registry.namespaces.get(namespace, {}).values()):
-            total += self._host.topics.stored_bytes(topic)
+            if not topic.deleting:  # a thread is removing its files
+                total += self._host.topics.stored_bytes(topic)
             await asyncio.sleep(0)  # there may be thousands, each a few looks at the disk
         return total
 
