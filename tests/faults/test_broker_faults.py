@@ -19,6 +19,7 @@ from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
 from millstream.wire import calls
 from millstream.wire.admin_calls import CheckHealth, HealthReport
 from millstream.wire.messages import PublishRequest
+from millstream.wire.schedule_calls import ListSchedules
 from tests.examples import seeds
 from tests.simulated_broker import Client, after_kill, after_power_cut, run, started
 
@@ -149,6 +150,39 @@ def test_a_topic_whose_deletion_is_in_doubt_confirms_nothing_that_the_next_start
             await client.call(calls.DeleteTopic(name="orders"))
         with pytest.raises(TopicNotFound):
             await client.send([b"x"])
+
+    run(scenario)
+
+
+def test_a_log_that_cannot_be_repaired_for_want_of_room_keeps_no_other_from_being_served() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=3)
+        client = await started(storage, segment_bytes=1 << 24)
+        for topic in ("orders", "payments"):
+            await client.call(calls.CreateTopic(name=topic))
+        for _ in range(5):
+            await client.send([bytes(300_000)])
+        await client.send([b"x"], topic="payments")
+        storage.inject(Fault.NO_SPACE, times=100, when=lambda operation: operation.path.startswith("topics/default/o"))
+        client = await after_kill(client, storage)
+        assert await client.read_all("payments") == [b"x"]
+        with pytest.raises(StorageFailed, match="No space left"):
+            await client.read_all()
+        storage.heal()
+        assert len(await client.read_all()) == 5
+
+    run(scenario)
+
+
+def test_what_somebody_else_has_put_beside_partitions_is_none_of_the_brokers() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=3)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        storage.make_directory("topics/default/orders/copy.schedules", "topics/default/orders/copy.state")
+        client = await after_kill(client, storage)
+        assert await client.call(ListSchedules(topic="orders")) == []
+        await client.broker.stop()
 
     run(scenario)
 

@@ -235,7 +235,8 @@ class Topics:
             if not topic.deleting and topic.config.mode != "ephemeral":
                 for name in self._opener.storage.names(_directory(topic)):
                     number, _, kind = name.partition(".")
-                    if kind == suffix and int(number) < len(topic.partitions):
+                    # What somebody else has put there is none of the broker's.
+                    if kind == suffix and number.isdecimal() and int(number) < len(topic.partitions):
                         yield topic, int(number)
 
     async def finish_moves(self) -> None:
@@ -333,13 +334,19 @@ class Topics:
                 if len(segments) > 1 or any(storage.size(f"{directory}/{n}") > _SHORT_TAIL_BYTES for n in segments):
                     long_tails.append((directory, topic.config.segment_bytes))
         with ThreadPoolExecutor(_RECOVERY_THREADS) as pool:
-            for done, _ in enumerate(pool.map(lambda tail: self._opener.repair(*tail), long_tails), 1):
+            for done, _ in enumerate(pool.map(self._repair, long_tails), 1):
                 if self._now_us() - said_us > _SAY_AGAIN_US:
                     said_us = self._now_us()
                     _log.info("recovering", partitions=done)
         if long_tails:
             took_ms = (self._now_us() - started_us) // 1000
             _log.info("recovered after an unclean stop", partitions=len(long_tails), took_ms=took_ms)
+
+    def _repair(self, tail: tuple[str, int]) -> None:
+        try:
+            self._opener.repair(*tail)
+        except (OSError, StorageFailed) as error:  # tried again, and refused, when it is used; the others are well
+            _log.error("a partition could not be repaired", directory=tail[0], reason=str(error))
 
     def _open(self, topic: Topic, number: int) -> Partition:
         _check_stays(topic)
