@@ -36,7 +36,7 @@ from millstream.broker.messages.summaries import Summaries
 from millstream.broker.metrics import Metrics
 from millstream.broker.mqtt.mqtt import Mqtt
 from millstream.broker.mqtt.views import MqttViews
-from millstream.broker.node import TOPICS_STATE, check_data, leave_clean_marker, load_node_id, take_clean_marker
+from millstream.broker.node import TOPICS_STATE, check_data, close_all, load_node_id, take_clean_marker
 from millstream.broker.partition import Partition, PublishReply
 from millstream.broker.pipelines import Pipelines
 from millstream.broker.queues.claims import Claims
@@ -67,7 +67,7 @@ from millstream.broker.webhooks.sender import Sender
 from millstream.broker.webhooks.webhooks import Webhooks
 from millstream.clock import Clock, SystemClock
 from millstream.config import Settings
-from millstream.errors import BatchDamaged, MillstreamError, ShuttingDown, StorageFailed
+from millstream.errors import BatchDamaged, MillstreamError, ShuttingDown
 from millstream.ids import SCHEDULES
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.storage import Storage
@@ -340,7 +340,6 @@ class Broker:
         if self.spans is not None:
             await self.spans.close()
         self.topics.flush_journals()
-        failed = self.topics.moves_undone > 0
         partitions = list(self.topics.open_logs())
         partitions += [
             *(log.partition for log in self._state_logs),
@@ -355,15 +354,7 @@ class Broker:
         await self._committer.close()
         self.stats.close()
         self.recorder.store.close()
-        for partition in partitions:
-            failed = failed or partition.failed is not None
-            try:
-                partition.log.close()
-            except StorageFailed as error:  # all of it is on disk; the next start has to look, and the others are fine
-                failed = True
-                _log.error("a log could not be closed in order", directory=partition.log.directory, reason=str(error))
-        if not failed:
-            leave_clean_marker(self._storage)
+        close_all(self._storage, partitions, settled=not self.topics.moves_undone)
 
     async def _topic_changed(self, topic: Topic) -> None:
         """Made or altered, by a client or by the broker itself."""

@@ -5,16 +5,17 @@ And, before it writes the first byte there, whether what others have left can be
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
 
-from millstream.errors import StartFailed
+from millstream.broker.partition import Partition
+from millstream.errors import StartFailed, StorageFailed
 from millstream.log.holding import RESTORING
 from millstream.log.storage import Storage
 
-__all__ = ["TOPICS_STATE", "check_data", "leave_clean_marker", "load_node_id", "take_clean_marker"]
+__all__ = ["TOPICS_STATE", "check_data", "close_all", "load_node_id", "take_clean_marker"]
 
 _log = structlog.get_logger("millstream.broker")
 
@@ -75,8 +76,20 @@ def take_clean_marker(storage: Storage) -> bool:
     return clean
 
 
-def leave_clean_marker(storage: Storage) -> None:
-    """Everything is on disk: the next start can trust it."""
+def close_all(storage: Storage, partitions: Iterable[Partition], *, settled: bool) -> None:
+    """Everything is on disk: close the logs, and note that the next start can trust them if nothing is left to do."""
+    for partition in partitions:
+        settled = settled and partition.failed is None
+        try:
+            partition.log.close()
+        except StorageFailed as error:  # the next start has to look what is there; the others are fine
+            settled = False
+            _log.error("a log could not be closed in order", directory=partition.log.directory, reason=str(error))
+    if settled:
+        _leave_clean_marker(storage)
+
+
+def _leave_clean_marker(storage: Storage) -> None:
     try:
         storage.replace(_CLEAN_MARKER, b"")
     except OSError as error:  # the next start only has to find out what is there

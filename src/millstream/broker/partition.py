@@ -28,13 +28,7 @@ from millstream.log.producers import follows
 from millstream.log.segment import Segment, Verified
 from millstream.records import PRIORITY_DEFAULT, BatchHeader, Columns
 
-__all__ = [
-    "LABEL_DISK",
-    "LABEL_MEMORY",
-    "LABEL_OS",
-    "Partition",
-    "PublishReply",
-]
+__all__ = ["LABEL_DISK", "LABEL_MEMORY", "LABEL_OS", "Partition", "PublishReply"]
 
 _log = structlog.get_logger("millstream.partition")
 

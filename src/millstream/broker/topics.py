@@ -90,7 +90,10 @@ class PartitionOpener:
 
     def repair(self, directory: str, segment_bytes: int) -> None:
         """Leave a partition's files in order.  Safe in a thread, before anybody has opened it."""
-        self._open_log(self.storage, directory, segment_bytes, FileCache(limit=8), TailCache(bytes_max=0)).close()
+        try:
+            self._open_log(self.storage, directory, segment_bytes, FileCache(limit=8), TailCache(bytes_max=0)).close()
+        except (OSError, StorageFailed) as error:  # tried again, and refused, when it is used; the others are well
+            _log.error("a partition could not be repaired", directory=directory, reason=str(error))
 
     def _open_log(
         self, storage: Storage, directory: str, segment_bytes: int, files: FileCache, tail: TailCache
@@ -334,19 +337,13 @@ class Topics:
                 if len(segments) > 1 or any(storage.size(f"{directory}/{n}") > _SHORT_TAIL_BYTES for n in segments):
                     long_tails.append((directory, topic.config.segment_bytes))
         with ThreadPoolExecutor(_RECOVERY_THREADS) as pool:
-            for done, _ in enumerate(pool.map(self._repair, long_tails), 1):
+            for done, _ in enumerate(pool.map(lambda tail: self._opener.repair(*tail), long_tails), 1):
                 if self._now_us() - said_us > _SAY_AGAIN_US:
                     said_us = self._now_us()
                     _log.info("recovering", partitions=done)
         if long_tails:
             took_ms = (self._now_us() - started_us) // 1000
             _log.info("recovered after an unclean stop", partitions=len(long_tails), took_ms=took_ms)
-
-    def _repair(self, tail: tuple[str, int]) -> None:
-        try:
-            self._opener.repair(*tail)
-        except (OSError, StorageFailed) as error:  # tried again, and refused, when it is used; the others are well
-            _log.error("a partition could not be repaired", directory=tail[0], reason=str(error))
 
     def _open(self, topic: Topic, number: int) -> Partition:
         _check_stays(topic)
@@ -419,13 +416,8 @@ class Topics:
                 made = calls.CreateTopic(name=name, partitions=settings.default_partitions, if_missing=True)
                 await self.create(namespace, made, in_new=True)
             topic = self.registry.get(namespace, name)
-            answer.append(
-                calls.TopicMetadata(
-                    name=name,
-                    partition_uids=topic.partition_uids,
-                    max_message_bytes=topic.config.max_message_bytes,
-                )
-            )
+            limit, uids = topic.config.max_message_bytes, topic.partition_uids
+            answer.append(calls.TopicMetadata(name=name, partition_uids=uids, max_message_bytes=limit))
         return answer
 
     def _check_first(self, name: str, call: calls.Metadata) -> None:
