@@ -90,6 +90,17 @@ def test_stages_schedule_no_more_than_may_be_pending() -> None:
     run(scenario)
 
 
+def test_what_comes_again_for_a_stage_takes_no_room_in_it() -> None:
+    async def scenario() -> None:
+        client = await limited()
+        stage = await open_stage(client)
+        for _ in range(3):
+            await put(client, stage, [bytes(10_000)], producer=1 << 16)
+        assert client.broker.stages.bytes == client.broker.stages.bytes_in("default") < 11_000
+
+    run(scenario)
+
+
 def test_what_is_staged_counts_to_the_storage_of_its_namespace() -> None:
     async def scenario() -> None:
         client = await limited()

@@ -145,11 +145,11 @@ class Query:
         reply: PublishReply | None,
         *,
         now_us: int,
-    ) -> None:
-        """Write a batch into a stage; answered when it is on disk."""
+    ) -> bool:
+        """Write a batch into a stage; answered when it is on disk.  False when it came before."""
         first = stage.receive(header, reply)
         if first is None:
-            return
+            return False
         staged_of = partial(Staged, topic=place[0], partition=place[1], messages=header.count, bytes=len(batch))
 
         def confirmed(error: MillstreamError | None, _label: int, offset: int, time_us: int, _again: bool) -> None:
@@ -166,6 +166,7 @@ class Query:
         except MillstreamError as error:
             stage.fail(error)
             raise
+        return True
 
     def drop(self, stages: Iterable[Stage], *, now_us: int) -> None:
         """Forget stages that were not published."""

@@ -241,7 +241,8 @@ class Stages:
         limit = self._host.settings.stages.bytes_max
         if self.bytes + len(batch) > limit:
             raise QuotaExceeded(f"stages hold {self.bytes} bytes already; stages.bytes_max is {limit}")
-        query.put(stage, (name, number), header, batch, reply, now_us=self._clock.now_us())
+        if not query.put(stage, (name, number), header, batch, reply, now_us=self._clock.now_us()):
+            return
         self.bytes += len(batch)
         metrics = self._host.metrics
         metrics.staged_messages += header.count
