@@ -48,9 +48,26 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         os.environ[VARIABLE] = before
 
 
+#: Most of what Spark does here it does once, for a few rows: what makes it fast in the long run only takes time.
+BRIEFLY = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.default.parallelism": "1",
+}
+#: The same for Java, which looks through all classes that it loads, and for garbage each time that there are more.
+JAVA_BRIEFLY = (
+    *("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xms512m", "-Xmn256m", "-XX:MetaspaceSize=256m"),
+    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+)
+
+
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> Iterator[Any]:
-    """`local[2]`, as `millstream.spark.session` makes it.  Skips without Java; MILLSTREAM_NEEDS_SPARK=1 insists."""
+def spark(tmp_path_factory: pytest.TempPathFactory, faults: Path, pytestconfig: pytest.Config) -> Iterator[Any]:
+    """`local[2]`, as `millstream.spark.session` makes it.  Skips without Java; MILLSTREAM_NEEDS_SPARK=1 insists.
+
+    In the slow suite Spark compiles and adapts its queries as it does for everybody.
+    """
     try:
         pytest.importorskip("pyspark")
         find_java()
@@ -63,11 +80,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory, faults: Path) -> Iterator[An
         "millstream-tests",
         master="local[2]",
         conf={
-            "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={scratch}",
+            "spark.driver.extraJavaOptions": " ".join((*JAVA_BRIEFLY, f"-Dderby.system.home={scratch}")),
             "spark.sql.shuffle.partitions": "1",
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),
             "spark.local.dir": str(scratch / "local"),
             "spark.sql.streaming.forceDeleteTempCheckpointLocation": "true",
+            **(BRIEFLY if pytestconfig.option.markexpr == "not slow" else {}),
         },
     )
     started.sparkContext.setLogLevel("OFF")

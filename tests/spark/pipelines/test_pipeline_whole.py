@@ -15,6 +15,7 @@ import pytest
 from millstream.cli import pipeline_run
 from millstream.cli.main import main
 from millstream.errors import ConfigInvalid
+from millstream.spark.pipelines import runner
 from millstream.spark.pipelines.loading import load_pipeline
 from millstream.spark.pipelines.progress import BatchDone, Standing
 from tests.spark.world import World
@@ -22,9 +23,11 @@ from tests.spark.world import World
 
 @pytest.fixture(autouse=True)
 def _session_stays(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session belongs to all tests."""
+    """The session belongs to all tests, and none of them waits for the next look at a query or the next report."""
     monkeypatch.setattr(pipeline_run, "session", lambda *_, **__: spark)
     monkeypatch.setattr(pipeline_run, "_end", lambda _: None)
+    monkeypatch.setattr(runner, "_LOOK_S", 0.05)
+    monkeypatch.setattr(runner, "_REPORT_S", 0.2)
 
 
 class Bench:
