@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +35,32 @@ def chromium() -> str | None:
     return os.environ.get("MILLSTREAM_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
 
 
-# Not for the session: Playwright keeps an event loop running in this thread, and other tests call `asyncio.run`.
+#: What is shared by all tests of this directory: see tests/scheduling.py.
+_open = ExitStack()
+_launched: list[Any] = []
+
+
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+def browser() -> Any:
+    """Started by the first who asks; it ends with the last test of this directory."""
     program = chromium()
     if program is None:
         missing = "there is no Chromium: install one (`apt install chromium`), or name it in MILLSTREAM_CHROMIUM"
         (pytest.fail if os.environ.get("MILLSTREAM_NEEDS_CHROMIUM") else pytest.skip)(missing)
     playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make test` does that")
-    with playwright.sync_playwright() as running:
-        launched = running.chromium.launch(executable_path=program, args=list(FLAGS))
-        yield launched
-        launched.close()
+    if not _launched:
+        running = _open.enter_context(playwright.sync_playwright())
+        _launched.append(running.chromium.launch(executable_path=program, args=list(FLAGS)))
+        _open.callback(_launched.pop)
+        _open.callback(_launched[0].close)
+    return _launched[0]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """Not at the end of the session: Playwright keeps a loop running in this thread; other tests call `asyncio.run`."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _open.close()
 
 
 @pytest.fixture(scope="module")
