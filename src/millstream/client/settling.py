@@ -237,6 +237,8 @@ class Settling:
         ticket: Ticket | None,
     ) -> None:
         """One entry for each message; the caller sends them.  A message whose lease was lost is refused here."""
+        if not isinstance(reason, str):  # found out when it is sent, it would cost everything that travels with it
+            raise InvalidArgument(f"a reason is text, not {reason!r}")
         for index, message in enumerate(messages):
             lease = message.source.lease
             place = message.offset - lease.start

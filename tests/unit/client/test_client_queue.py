@@ -199,6 +199,19 @@ def test_settles_with_a_reason_and_a_time(fake: FakeQueues, client: millstream.C
     assert [(entry.offset, entry.value) for entry in fake.extended] == [(2, 120_000)]
 
 
+def test_a_reason_that_is_not_text_is_refused_where_it_is_given(fake: FakeQueues, client: millstream.Client) -> None:
+    """It ended the thread that keeps leases, and the connection with everything that was leased over it."""
+    fill(client, 30)
+    with client.queue("t", prefetch=30) as queue:
+        message = queue.next(10)
+        assert message is not None
+        with pytest.raises(InvalidArgument, match="a reason is text, not ValueError"):
+            message.nack(ValueError("no"))  # type: ignore[arg-type]
+        message.nack("no")
+        eventually(lambda: [at for at, _, _ in fake.nacked] == [0])
+        assert queue.stats.connections == 1
+
+
 def test_many_at_once_have_a_result_each(fake: FakeQueues, client: millstream.Client) -> None:
     fill(client, 4)
     with client.queue("t") as queue:
