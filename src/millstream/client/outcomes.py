@@ -48,18 +48,30 @@ def settle_success(message: QueueMessage) -> None:
 def settle_failure(message: QueueMessage, problem: BaseException) -> Any:
     """Settle a message whose handler has raised this."""
     try:
-        if isinstance(problem, Reject):
-            _log.warning("%r is rejected: %s", message, problem)
-            message.reject(str(problem))
-        elif isinstance(problem, Retry):
-            message.nack(str(problem), retry_after=problem.after)
-        elif isinstance(problem, Exception):
-            _log.error("the handler of %r failed", message, exc_info=problem)
-            message.nack(repr(problem))
-        else:  # the program is asked to end, or the task is cancelled: that is not the message's fault
-            message.release()
+        try:
+            _settle_as_said(message, problem)
+        except ReceiptInvalid:
+            raise
+        except (
+            Exception
+        ) as error:  # a time that is none, an exception that cannot be shown: no reason to end the worker
+            _log.error("%r is nacked, as what its handler raised cannot be heeded: %r", message, error)
+            message.nack(type(problem).__name__)
     except ReceiptInvalid as error:
         _log.warning("%r failed, and could not be settled: %s", message, error)
+
+
+def _settle_as_said(message: QueueMessage, problem: BaseException) -> None:
+    if isinstance(problem, Reject):
+        _log.warning("%r is rejected: %s", message, problem)
+        message.reject(str(problem))
+    elif isinstance(problem, Retry):
+        message.nack(str(problem), retry_after=problem.after)
+    elif isinstance(problem, Exception):
+        _log.error("the handler of %r failed", message, exc_info=problem)
+        message.nack(repr(problem))
+    else:  # the program is asked to end, or the task is cancelled: that is not the message's fault
+        message.release()
 
 
 def check_concurrency(concurrency: int) -> None:

@@ -57,6 +57,28 @@ def test_what_a_plain_handler_says(
     assert any(record.exc_info for record in caplog.records), "the traceback of a failure is logged"
 
 
+class Unspeakable(Exception):
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("problem", [Retry("not now", after=-1.5), Retry("not now", after="soon"), Unspeakable()])
+def test_a_worker_goes_on_after_an_exception_that_cannot_be_heeded(
+    fake: FakeQueues, client: millstream.Client, problem: Exception
+) -> None:
+    """`Retry(after=when - time.time())` is below zero when that is over, and ended the worker."""
+    client.publish_many("t", ["bad", "fine"])
+
+    def handle(message: millstream.QueueMessage) -> None:
+        if message.text == "bad":
+            raise problem
+
+    with client.worker("t")(handle) as worker:
+        eventually(lambda: fake.acked == [("t", 0, 1)] and fake.nacked)
+        assert worker.failure is None
+    assert fake.nacked[0] == (0, type(problem).__name__, -1)
+
+
 def test_what_a_coroutine_handler_says_to_a_synchronous_client(fake: FakeQueues, client: millstream.Client) -> None:
     client.publish_many("t", VALUES)
     threads = set()
