@@ -18,6 +18,7 @@ from fake_queues import FakeQueues
 
 import millstream
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.turns import Turns
 from tests.examples import seeds
 
 _LARGE = b"x" * 20_000
@@ -51,7 +52,8 @@ _sender = _Sender()
 
 
 def _is_ours(frame: FrameType) -> bool:
-    return "/millstream/client/" in frame.f_code.co_filename
+    """Also what of Python's own has locks that an interrupt can leave taken."""
+    return "/millstream/client/" in frame.f_code.co_filename or frame.f_code.co_filename == threading.__file__
 
 
 def _interrupted_at(step: int, work: Callable[[], object]) -> bool:
@@ -235,6 +237,51 @@ def test_interrupted_anywhere_a_queue_goes_on(first: int) -> None:
                     break
                 work(queue)
             assert step > 100, "the client was not traced"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("first", seeds(1, 8))
+def test_interrupted_anywhere_the_close_of_a_queue_can_be_repeated_and_leaves_no_thread(first: int) -> None:
+    """The lock of the Event that wakes its background thread was taken for ever, and that thread waited for it."""
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
+        for step in itertools.count(first, 8):
+            queue = client.queue("t", prefetch=3)
+            (background,) = [thread for thread in threading.enumerate() if thread.name.startswith("millstream-queue-")]
+            interrupted = _interrupted_at(step, queue.close)
+            queue.close()
+            background.join(5)
+            assert not background.is_alive(), f"it goes on after step {step}"
+            if not interrupted:
+                break
+        assert step > 100, "the client was not traced"
+
+
+def test_interrupted_anywhere_who_waits_for_another_reader_leaves_the_guard_to_others() -> None:
+    """It was let go of twice, which raised RuntimeError, or not at all."""
+    turns, done = Turns(), threading.Event()
+    reader = threading.Thread(target=turns.read, args=(lambda: done.wait(60) and None,))
+    reader.start()
+
+    def wait() -> None:
+        turns.wait_for(lambda: False, 0.001, read=lambda _: None, over=lambda: False)
+
+    def take() -> None:
+        if turns.acquire(timeout=5):
+            taken.append(step)
+            turns.release()
+
+    taken: list[int] = []
+    for step in itertools.count():
+        interrupted = _interrupted_at(step, wait)
+        other = threading.Thread(target=take)
+        other.start()
+        other.join()
+        assert step in taken, f"taken for ever at step {step}"
+        if not interrupted:
+            break
+    assert step > 100, "the client was not traced"
+    done.set()
+    reader.join()
 
 
 def _flush(producer: millstream.Producer, problems: list[Exception]) -> None:

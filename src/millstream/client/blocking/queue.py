@@ -22,6 +22,7 @@ from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.knock import Knock
 from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
 from millstream.client.forks import belongs_to_one_process
@@ -84,7 +85,7 @@ class Queue:
         #: The background thread looks often only while there is something to look after.
         self._tended = False
         self._look_at_s = self._say_at_s = 0.0
-        self._wake = threading.Event()
+        self._wake = Knock()
 
     def open(self) -> None:
         """Connect and open the queue.  Raises the broker's refusal, or ConnectionLost."""
@@ -344,7 +345,7 @@ class Queue:
             self._say(everything=False)
             if leasing.holds and (not self._tended or self._look_at_s > now_s + leasing.pace_ms / 1000):
                 self._tended = True
-                self._wake.set()
+                self._wake.knock()
         if transport.goaway:
             self.flush()
             raise ConnectionLost("the broker asks its clients to go")
@@ -484,7 +485,7 @@ class Queue:
         if transport is not None:
             transport.close()
         self._bell.ring()
-        self._wake.set()
+        self._wake.knock()
 
     def _forked(self) -> None:
         """The messages are the parent's; a goodbye from here would take them away from it."""
@@ -505,12 +506,11 @@ class Queue:
                 self._close(0)
 
 
-def _tend(queue_ref: weakref.ref[Queue], wake: threading.Event) -> None:
+def _tend(queue_ref: weakref.ref[Queue], wake: Knock) -> None:
     """Runs in the background as long as the queue lives."""
     wait_s = 1.0
     while True:
         wake.wait(wait_s)
-        wake.clear()
         queue = queue_ref()
         if queue is None or queue._closed:
             return

@@ -5,11 +5,12 @@ Whoever waits for something and finds that nobody reads does it himself, so a si
 
 from __future__ import annotations
 
-import threading
 import time
 from _thread import RLock
 from collections.abc import Callable
 from functools import partial
+
+from millstream.client.blocking.knock import Knock
 
 __all__ = ["Turns"]
 
@@ -25,13 +26,15 @@ class Turns(RLock):  # type: ignore[misc]
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(self)
+        #: Of threads that wait while another one reads.
+        self._waiting: dict[Knock, None] = {}
         self._reading = False
         self._read_s = time.monotonic()
 
     def notify(self) -> None:
         """Something has changed that others may wait for.  The caller holds the guard."""
-        self._changed.notify_all()
+        while self._waiting:
+            self._waiting.popitem()[0].knock()
 
     def neglected(self, patience_s: float) -> bool:
         """Nobody reads, and nobody has for this long."""
@@ -51,7 +54,7 @@ class Turns(RLock):  # type: ignore[misc]
                 self._reading = False  # first of all: whatever interrupts us now, others may read
                 with self:
                     self._read_s = time.monotonic()
-                    self._changed.notify_all()
+                    self.notify()
 
     def wait_for(
         self, done: Callable[[], bool], wait_s: float | None, *, read: Callable[[float], None], over: Callable[[], bool]
@@ -62,15 +65,24 @@ class Turns(RLock):  # type: ignore[misc]
         """
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         looked = False
-        while True:
-            with self:
-                if done():
-                    return True
-                left_s = _LOOK_S if deadline_s is None else max(0.0, min(_LOOK_S, deadline_s - time.monotonic()))
-                if over() or (looked and not left_s):
-                    return False
-                looked = True
-                if self._reading:
-                    self._changed.wait(left_s)
-                    continue
-            self.read(partial(read, left_s))
+        knock = Knock()
+        try:
+            while True:
+                with self:
+                    if done():
+                        return True
+                    left_s = _LOOK_S if deadline_s is None else max(0.0, min(_LOOK_S, deadline_s - time.monotonic()))
+                    if over() or (looked and not left_s):
+                        return False
+                    looked = True
+                    reading = self._reading
+                    if reading:
+                        self._waiting[knock] = None
+                if reading:
+                    knock.wait(left_s)  # without the guard: whatever interrupts us, it is clear who has it
+                else:
+                    self.read(partial(read, left_s))
+        finally:
+            if knock in self._waiting:
+                with self:
+                    self._waiting.pop(knock, None)
