@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
+from millstream.client.blocking.knock import Flag
 from millstream.client.messages import TopicPartition
 from millstream.errors import MillstreamError, RequestTimeout
 
@@ -23,7 +23,7 @@ class CommitTicket:
         #: Of the membership in which these messages were read.
         self.epoch = epoch
         self.error: MillstreamError | None = None
-        self.done = threading.Event()
+        self.done = Flag()
         self._callback = callback
 
     def finish(self, error: MillstreamError | None) -> None:

@@ -24,6 +24,7 @@ from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.transport import Transport
 from millstream.client.commits import CommitTicket
 from millstream.client.forks import belongs_to_one_process
@@ -83,7 +84,7 @@ class Membership:
         self._on_change = on_change
         self._finished = finished
         self._lock = threading.Lock()
-        self._joined = threading.Event()
+        self._joined = Flag()
         self._bell = Bell()
         self._connection: Connection | None = None
         #: Drawn before the first join and kept until the membership ends, so that a join whose answer was lost is

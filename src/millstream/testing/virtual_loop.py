@@ -188,7 +188,7 @@ def _virtual_world(loop: VirtualLoop, seed: int) -> Iterator[None]:
             ),
             mock.patch.object(os, "urandom", entropy),
             mock.patch.object(random, "_urandom", entropy),  # what SystemRandom and `secrets` draw from
-            mock.patch.object(membership, "threading", threads.STAND_IN),
+            mock.patch.multiple(membership, threading=threads.STAND_IN, Flag=threads.Event),
             mock.patch.multiple(transport, socket=sockets.SOCKET, select=sockets.SELECT),
             mock.patch.multiple(bell, socket=sockets.SOCKET, select=sockets.SELECT),
         ):

@@ -7,6 +7,7 @@ import itertools
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import FrameType
@@ -17,8 +18,13 @@ from fake_broker import FakeBroker
 from fake_queues import FakeQueues
 
 import millstream
+from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.knock import Flag
+from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
+from millstream.client.blocking.worker import _stop_signals
+from millstream.errors import ConnectionLost
 from tests.examples import seeds
 
 _LARGE = b"x" * 20_000
@@ -56,7 +62,7 @@ def _is_ours(frame: FrameType) -> bool:
     return "/millstream/client/" in frame.f_code.co_filename or frame.f_code.co_filename == threading.__file__
 
 
-def _interrupted_at(step: int, work: Callable[[], object]) -> bool:
+def _interrupted_at(step: int, work: Callable[[], object], number: int = signal.SIGUSR1) -> bool:
     """Do the work with a signal before the given instruction of the client; False when it has fewer of them."""
     left = step
 
@@ -69,7 +75,7 @@ def _interrupted_at(step: int, work: Callable[[], object]) -> bool:
             left -= 1
             if left < 0:
                 sys.settrace(None)  # first: Python would look for signals when it begins to trace what comes next
-                _sender[signal.SIGUSR1]
+                _sender[number]
         return trace
 
     before = sys.gettrace()
@@ -282,6 +288,72 @@ def test_interrupted_anywhere_who_waits_for_another_reader_leaves_the_guard_to_o
     assert step > 100, "the client was not traced"
     done.set()
     reader.join()
+
+
+def test_a_signal_at_whatever_moment_stops_workers() -> None:
+    """The handler waited for the lock of an Event that the code it had interrupted held."""
+    main = threading.get_ident()
+
+    def wait(stop: Flag) -> None:
+        while not stop.wait(0.001):
+            pass
+
+    for step in range(200):
+        helper = threading.Timer(5, signal.pthread_kill, (main, signal.SIGUSR1))
+        helper.start()
+        with _stop_signals() as stop:
+            _interrupted_at(step, partial(wait, stop), signal.SIGTERM)
+        helped = helper.finished.is_set()
+        helper.cancel()
+        assert not helped, f"it hung at step {step}"
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_interrupted_anywhere_a_commit_does_not_stop_the_membership(fake: FakeBroker) -> None:
+    """It left a lock taken that the thread which sends heartbeats waited for, for ever."""
+    with millstream.connect(fake.address, timeout_s=5) as client:
+        client.publish("t", b"x")
+        fake.grant = [("t", 0)]
+        with client.stream("t", group="g", commit="manual") as stream:
+            message = stream.next(5)
+            assert message is not None
+            for step in itertools.count():
+                if not _interrupted_at(step, partial(stream.commit, message)):
+                    break
+                stream.commit(message)
+            assert step > 100, "the client was not traced"
+
+
+def test_interrupted_anywhere_who_waits_for_a_broker_leaves_the_way_to_it_to_others(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of an Event was let go of twice, which raised RuntimeError, or not at all."""
+    with millstream.connect(fake.address, timeout_s=5) as client:
+        client.publish("t", b"first")
+        open_transport = Transport.open
+        refusals: list[None] = []
+
+        def open_later(*arguments: Any, **options: Any) -> Transport:
+            if refusals:
+                refusals.pop()
+                raise ConnectionLost("not yet")
+            return open_transport(*arguments, **options)
+
+        monkeypatch.setattr(Transport, "open", open_later)
+        monkeypatch.setattr(Backoff, "next_s", lambda _: 0.001)
+        for step in itertools.count():
+            connection = client._link.current
+            assert connection is not None
+            connection.close()
+            refusals[:] = [None]
+            interrupted = _interrupted_at(step, partial(client._link.get, time.monotonic() + 5))
+            other = threading.Thread(target=client.publish, args=("t", b"next"), daemon=True)
+            other.start()
+            other.join(10)
+            assert not other.is_alive(), f"nobody can publish after step {step}"
+            if not interrupted:
+                break
+        assert step > 100, "the client was not traced"
 
 
 def _flush(producer: millstream.Producer, problems: list[Exception]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from millstream.addresses import DEFAULT_ADDRESS
 from millstream.client.address import Target
 from millstream.client.blocking.admin import Admin
+from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.link import Link
 from millstream.client.blocking.producer import Producer
 from millstream.client.blocking.publisher import Publisher
@@ -91,7 +92,7 @@ class Client(Admin, PubSub, Work):
         self._prepare_work()
         self._children: weakref.WeakSet[Producer | Stream | Queue | Subscription] = weakref.WeakSet()
         self._children_lock = threading.Lock()  # the background thread looks at them too
-        self._closed = threading.Event()
+        self._closed = Flag()
         self._keeper = threading.Thread(
             target=_keep_alive, args=(weakref.ref(self), self._closed), name="millstream-keepalive", daemon=True
         )
@@ -359,7 +360,7 @@ class Client(Admin, PubSub, Work):
         return stream
 
 
-def _keep_alive(client_ref: weakref.ref[Client], closed: threading.Event) -> None:
+def _keep_alive(client_ref: weakref.ref[Client], closed: Flag) -> None:
     """Runs in the background as long as the client lives."""
     wait_s = 1.0
     while not closed.wait(wait_s):

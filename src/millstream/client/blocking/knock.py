@@ -1,11 +1,11 @@
-"""A knock at the door of a thread that waits."""
+"""A knock at the door of a thread that waits, and a flag that is hoisted for all of them."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 
-__all__ = ["Knock"]
+__all__ = ["Flag", "Knock"]
 
 
 class Knock:
@@ -29,3 +29,29 @@ class Knock:
     def forget(self) -> None:
         """Nobody has knocked so far."""
         self._silence.acquire(blocking=False)
+
+
+class Flag:
+    """Hoisted once and for all; any number of threads wait for it.
+
+    It takes the place of an Event, for the same reason.  A signal's handler may hoist it, too, whatever it interrupts.
+    """
+
+    def __init__(self) -> None:
+        self._down = threading.Lock()
+        self._down.acquire()
+        self._up = False
+
+    def set(self) -> None:
+        self._up = True
+        self._let_go()
+
+    def wait(self, wait_s: float | None = None) -> bool:
+        """Whether it is up, or comes up in time."""
+        if not self._up and self._down.acquire(timeout=-1 if wait_s is None else max(0.0, wait_s)):
+            self._let_go()  # for whoever waits as well
+        return self._up
+
+    def _let_go(self) -> None:
+        with contextlib.suppress(RuntimeError):  # somebody else has
+            self._down.release()

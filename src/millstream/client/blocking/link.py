@@ -11,6 +11,7 @@ from typing import Any
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
+from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.transport import Transport
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.metadata import is_repeatable
@@ -27,7 +28,7 @@ class Link:
     def __init__(self, target: Target) -> None:
         self._target = target
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._wake = Flag()
         self._closed = False
         self._connection: Connection | None = None
         #: Gets what is received without having been asked for.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.client.address import Target
+from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.queue import Queue
 from millstream.client.leases import QueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
@@ -189,7 +190,7 @@ class LoopEngine:
         self._concurrency = concurrency
         self._target = target
         self._settings = settings
-        self._started = threading.Event()
+        self._started = Flag()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop = asyncio.Event()
         self._worker: AsyncWorker | None = None
@@ -304,9 +305,9 @@ def _stop(workers: list[Worker], timeout_s: float) -> bool:
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets, if this is the main thread."""
-    stop = threading.Event()
+def _stop_signals() -> Iterator[Flag]:
+    """A flag that the first SIGINT or SIGTERM hoists, if this is the main thread."""
+    stop = Flag()
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
