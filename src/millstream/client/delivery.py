@@ -206,6 +206,9 @@ class Delivery:
         self._correlations = itertools.count(1) if correlations is None else correlations
         self._wanting: dict[Line, None] = {}
         self.buffered_bytes = 0
+        #: The first error that nobody was told of, and all that `failed` says of batches whose owner wants no outcome.
+        self.failure: MillstreamError | None = None
+        self.failed: list[Settled] = []
         self.retries = 0
         #: Until then some line waits before it tries again.
         self.retry_until_ms = 0
@@ -440,7 +443,12 @@ class Delivery:
         return [self._settle(batch, None, error) for batch in batches]
 
     def _settle(self, batch: SealedBatch, result: PublishResult | None, error: MillstreamError | None) -> Settled:
+        outcome = Settled(batch, result, error)
         if not batch.settled:  # one that is sent again after an interrupt may be
+            # Together, without a call in between: what is settled has been told, or will be.
+            if error is not None and batch.ticket is None:
+                self.failure = self.failure or error
+                self.failed += (outcome,)
             self.buffered_bytes -= batch.size
             batch.settled = True
-        return Settled(batch, result, error)
+        return outcome

@@ -77,8 +77,6 @@ class Outbox:
         #: The broker has asked to wait with the next batch until then.
         self._not_before_s = 0.0
         self._stats = ProducerStats()
-        self.failure: MillstreamError | None = None
-        self.failures: list[BatchFailure] = []
         #: Why there is no connection, for the errors that this leads to.
         self.trouble = ""
 
@@ -176,7 +174,7 @@ class Outbox:
         return self.note(self.delivery.abandon(error))
 
     def note(self, outcomes: list[Settled]) -> list[Settled]:
-        """Count outcomes, and remember what went wrong.  Batches with tickets tell their owners themselves."""
+        """Count outcomes.  What went wrong is remembered by the delivery; batches with tickets tell their owners."""
         stats = self._stats
         for settled in outcomes:
             batch, _, error = settled
@@ -186,20 +184,32 @@ class Outbox:
                 continue
             stats.messages_failed += batch.count
             if batch.ticket is None:
-                self.failure = self.failure or error
                 self.accumulator.close_gate()  # so that the next message finds out
-                partition = batch.line.partition & ~SCHEDULES
-                failure = BatchFailure(self.topic.name, partition, batch.count, error, settled.in_doubt)
-                self.failures.append(failure)
         return outcomes
+
+    def next_failure(self) -> BatchFailure | None:
+        """What `on_error` is to be told next."""
+        failed = self.delivery.failed
+        if not failed:
+            return None
+        batch, _, error = settled = failed[0]
+        assert error is not None
+        partition = batch.line.partition & ~SCHEDULES
+        failure = BatchFailure(self.topic.name, partition, batch.count, error, settled.in_doubt)
+        del failed[0]
+        return failure
 
     def overdue(self) -> bool:
         """Whether an answer is missing for so long that the connection must be dead."""
         return self.delivery.overdue(monotonic_ms())
 
-    def take_failure(self) -> MillstreamError | None:
-        failure, self.failure = self.failure, None
-        return failure
+    def raise_failure(self) -> None:
+        """Raise the first error that nobody was told of, if there is one."""
+        delivery = self.delivery
+        failure = delivery.failure
+        if failure is not None:
+            delivery.failure = None
+            raise failure  # without a call in between: an interrupt would be all that is heard
 
     def marks(self) -> list[SealedBatch]:
         """What has to be settled for everything sealed so far to be settled."""

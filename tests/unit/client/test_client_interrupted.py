@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from fake_broker import FakeBroker
+from fake_broker import FakeBroker, Fault
 from fake_queues import FakeQueues
 
 import millstream
@@ -24,7 +24,7 @@ from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
 from millstream.client.blocking.worker import _stop_signals
-from millstream.errors import ConnectionLost
+from millstream.errors import ConnectionLost, QuotaExceeded
 from tests.examples import seeds
 
 _LARGE = b"x" * 20_000
@@ -384,6 +384,26 @@ def test_interrupted_anywhere_a_flush_says_so_and_the_producer_goes_on(fake: Fak
             producer.flush(5)
         assert step > 100, "the client was not traced"
     assert fake.values("t") == [b"%d" % number for number in range(sent)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("first", seeds(1, 4))
+def test_interrupted_anywhere_a_flush_of_what_is_refused_is_followed_by_one_that_says_so(
+    fake: FakeBroker, first: int
+) -> None:
+    """The error was in nobody's hands, and the next flush said that everything is stored."""
+    problems: list[Exception] = []
+    with millstream.connect(fake.address, timeout_s=2) as client, client.producer("t", linger_ms=60_000) as producer:
+        for step in range(first, 2000, 4):  # how many there are depends on who takes in the answer
+            fake.faults.clear()
+            fake.faults += [Fault(error=QuotaExceeded("full"))] * 5
+            producer.send(b"x")
+            problems.clear()
+            _interrupted_at(step, partial(_flush, producer, problems))
+            if not problems:
+                _flush(producer, problems)
+            assert [type(problem) for problem in problems] == [QuotaExceeded], f"nobody was told after step {step}"
+        assert fake.values("t") == []
 
 
 def test_a_flush_that_is_interrupted_while_another_thread_has_the_lock_leaves_it_to_that(fake: FakeBroker) -> None:

@@ -13,6 +13,7 @@ import millstream
 from millstream.errors import (
     ConnectionLost,
     InvalidArgument,
+    MillstreamError,
     OutOfSequence,
     PartitionNotFound,
     PayloadTooLarge,
@@ -191,6 +192,29 @@ def test_errors_surface_at_the_next_call_and_the_producer_goes_on(fake: FakeBrok
     assert [(failure.messages, type(failure.error), failure.in_doubt) for failure in failures] == [
         (2, QuotaExceeded, False)
     ]
+
+
+def test_who_is_told_of_errors_hears_of_all_of_them_even_if_it_raises(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """What came behind the one that it raised for was forgotten."""
+    told: list[int] = []
+
+    def on_error(failure: millstream.BatchFailure) -> None:
+        told.append(failure.partition)
+        raise ValueError("no")
+
+    fake.partitions_default = 3
+    producer = client.producer("t", linger_ms=60_000, on_error=on_error)
+    fake.faults += [Fault(error=QuotaExceeded("full"))] * 3
+    for partition in range(3):
+        producer.send(b"x", partition=partition)
+    for _ in range(4):
+        with contextlib.suppress(ValueError, MillstreamError):
+            producer.flush(5)
+    assert sorted(told) == [0, 1, 2]
+    with contextlib.suppress(MillstreamError):
+        producer.close()
 
 
 def test_an_error_surfaces_at_send_and_the_message_is_not_taken(fake: FakeBroker, client: millstream.Client) -> None:

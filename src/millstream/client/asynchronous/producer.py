@@ -240,9 +240,7 @@ class AsyncProducer:
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        failure = self._outbox.take_failure()
-        if failure is not None:
-            raise failure
+        self._outbox.raise_failure()
 
     async def _await(self, reached: Callable[[], bool], limit_s: float, what: str) -> None:
         try:
@@ -292,9 +290,8 @@ class AsyncProducer:
         for settled in outcomes:
             if settled.batch.ticket is not None:
                 self._resolve(settled)
-        failures, self._outbox.failures = self._outbox.failures, []
-        if self._on_error is not None:
-            for failure in failures:
+        while (failure := self._outbox.next_failure()) is not None:
+            if self._on_error is not None:
                 self._loop.call_soon(self._on_error, failure)
         if outcomes:
             self._moved()

@@ -199,9 +199,7 @@ class Producer:
     def _check(self) -> None:
         if self._closing:
             raise InvalidArgument("the producer is closed")
-        failure = self._outbox.take_failure()
-        if failure is not None:
-            raise failure
+        self._outbox.raise_failure()
 
     def _take(self, entry: AnyEntry, partition: int | None) -> bool:
         """Take a message, unless there is no room."""
@@ -285,18 +283,15 @@ class Producer:
 
     def _report(self) -> None:
         """Tell `on_error`, which may call us back."""
-        while self._outbox.failures:
+        while self._outbox.delivery.failed:
             with self._lock:
-                failures, self._outbox.failures = self._outbox.failures, []
-            if self._on_error is not None:
-                for failure in failures:
-                    self._on_error(failure)
+                failure = self._outbox.next_failure()  # one by one: if it raises, the others are still there
+            if failure is not None and self._on_error is not None:
+                self._on_error(failure)
 
     def _raise_failure(self) -> None:
         with self._lock:
-            failure = self._outbox.take_failure()
-        if failure is not None:
-            raise failure
+            self._outbox.raise_failure()
 
     # --- the background thread -----------------------------------------------------------------------------------
 
@@ -404,7 +399,8 @@ class Producer:
             self._report()
         except Exception as problem:  # a callback of the user's; it must not end the thread that delivers
             with self._lock:
-                self._outbox.failure = self._outbox.failure or InvalidArgument(f"on_error raised {problem!r}")
+                delivery = self._outbox.delivery
+                delivery.failure = delivery.failure or InvalidArgument(f"on_error raised {problem!r}")
 
 
 @atexit.register
