@@ -83,7 +83,8 @@ class Membership:
         self._group = settings.group
         self._on_change = on_change
         self._finished = finished
-        self._lock = threading.Lock()
+        # May be entered again: the garbage collector ends a stream in any thread at any moment, also where it is held.
+        self._lock = threading.RLock()
         self._joined = Flag()
         self._bell = Bell()
         self._connection: Connection | None = None
@@ -168,7 +169,7 @@ class Membership:
 
     def _forked(self) -> None:
         """The thread that would do it is the parent's, and so is the bell that would wake it."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.failure = ConnectionLost("the stream belongs to the process that this one was forked from")
         _live.discard(self)
 

@@ -168,4 +168,4 @@ def _current_thread() -> Thread | threading.Thread:
 
 
 #: In the place of the module `threading`.  Locks are real: nobody holds one while he gives the baton away.
-STAND_IN: Final = SimpleNamespace(Thread=Thread, Event=Event, Lock=threading.Lock, current_thread=_current_thread)
+STAND_IN: Final = SimpleNamespace(Thread=Thread, Event=Event, RLock=threading.RLock, current_thread=_current_thread)

@@ -338,6 +338,23 @@ def reassign(fake: FakeBroker, *partitions: int) -> None:
     fake.push_rebalance("g")
 
 
+def test_a_callback_that_raises_does_not_keep_the_client_from_closing_the_rest(
+    group: FakeBroker, client: millstream.Client
+) -> None:
+    def on_revoked(_: object, lost: bool) -> None:
+        raise ValueError("no")
+
+    stream = client.stream("t", group="g", on_revoked=on_revoked)
+    assert stream.next(5) is not None
+    producers = [client.producer(f"t{number}", partition=0, linger_ms=60_000) for number in range(8)]
+    for producer in producers:
+        producer.send(b"x")
+    with pytest.raises(ValueError, match="no"):
+        client.close()
+    assert [len(group.values(f"t{number}")) for number in range(8)] == [1] * 8
+    assert client._link.closed
+
+
 def test_progress_is_committed_at_the_end_up_to_what_is_finished(group: FakeBroker, client: millstream.Client) -> None:
     with client.stream("t", group="g", timeout_s=10) as stream:
         for number, _ in enumerate(stream):
@@ -348,6 +365,27 @@ def test_progress_is_committed_at_the_end_up_to_what_is_finished(group: FakeBrok
     with client.stream("t", group="g", timeout_s=1) as stream:
         assert len(list(stream)) == 6
     assert group.committed == {("g", "t", 0): 10, ("g", "t", 1): 10}
+
+
+def test_a_stream_that_is_dropped_in_the_middle_of_its_membership_leaves(
+    group: FakeBroker, client: millstream.Client
+) -> None:
+    """The garbage collector runs in any thread at any moment: also where the lock is held that the end asks for."""
+    stream = client.stream("t", group="g")
+    membership = stream._membership
+    assert membership is not None
+    streams = [stream]
+    del stream
+
+    def drop() -> None:
+        with membership._lock:
+            streams.clear()
+
+    thread = threading.Thread(target=drop, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    group.wait_for(lambda: not group.members)
 
 
 def test_progress_is_committed_while_a_handler_is_busy(group: FakeBroker, client: millstream.Client) -> None:

@@ -125,11 +125,11 @@ class Client(Admin, PubSub, Work):
     def close(self) -> None:
         """Stop workers, close queues, streams and producers (which flush), then the connection."""
         self._stop_workers()
-        failure: MillstreamError | None = None
+        failure: Exception | None = None
         for child in self._family():
             try:
                 child.close()
-            except MillstreamError as error:
+            except Exception as error:  # also of a callback of the user's: the others have messages to send
                 failure = failure or error
         self._closed.set()
         self._link.close()
