@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import contextlib
 import itertools
 import signal
 import sys
@@ -39,9 +40,10 @@ def handler() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    before = signal.signal(signal.SIGUSR1, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGUSR1, signal.SIGUSR2)}
     yield
-    signal.signal(signal.SIGUSR1, before)
+    for number, former in before.items():
+        signal.signal(number, former)
 
 
 class _Sender:
@@ -322,6 +324,65 @@ def test_interrupted_anywhere_a_commit_does_not_stop_the_membership(fake: FakeBr
                     break
                 stream.commit(message)
             assert step > 100, "the client was not traced"
+
+
+@pytest.fixture
+def helped() -> Iterator[list[bool]]:
+    """Whoever hangs in the main thread is interrupted after a while, and this list is not empty."""
+    main = threading.get_ident()
+    helped: list[bool] = []
+
+    def help_out() -> None:
+        helped.append(True)
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    timer = threading.Timer(20, help_out)
+    timer.start()
+    yield helped
+    timer.cancel()
+
+
+@pytest.mark.parametrize("end", [millstream.Queue.drain, millstream.Queue.close])
+def test_the_handler_of_a_signal_may_end_a_queue_that_is_sending(
+    end: Callable[[millstream.Queue], None], helped: list[bool]
+) -> None:
+    """It waited for a lock that the code it had interrupted held, for ever."""
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
+        client.publish_many("t", [b"x"] * 2)
+        queue = client.queue("t", prefetch=4)
+        assert queue.next(5) is not None  # the other one was leased ahead
+        signal.signal(signal.SIGUSR2, lambda *_: end(queue))
+        assert queue._transport is not None
+        with contextlib.suppress(Interrupted), queue._turns, queue._transport._send_lock:
+            signal.raise_signal(signal.SIGUSR2)
+        assert not helped, "it hung"
+        fake.wait_for(lambda: 1 in fake.released)
+        queue.close()
+        fake.wait_for(lambda: 1 in fake.closed_consumers)
+
+
+@pytest.mark.parametrize("end", [millstream.Queue.drain, millstream.Queue.close])
+def test_the_handler_of_a_signal_may_end_a_queue_wherever_it_is(
+    end: Callable[[millstream.Queue], None], helped: list[bool]
+) -> None:
+    """A close waited for an answer that only the code could read which it had interrupted."""
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
+        client.publish_many("t", [b"x"] * 10)
+        for step in range(0, 1200, 5):
+            queue = client.queue("t", prefetch=4)
+
+            def on_signal(*_: object, queue: millstream.Queue = queue) -> None:
+                end(queue)
+
+            def work(queue: millstream.Queue = queue) -> None:
+                while (message := queue.next(2)) is not None:
+                    message.release()
+
+            signal.signal(signal.SIGUSR2, on_signal)
+            assert _interrupted_at(step, work, signal.SIGUSR2)
+            assert not helped, f"it took too long up to step {step}"
+            queue.close()
+        fake.wait_for(lambda: len(set(fake.closed_consumers)) == len(fake.opened))
 
 
 def test_interrupted_anywhere_who_waits_for_a_broker_leaves_the_way_to_it_to_others(

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from millstream.client.address import Target
@@ -452,8 +453,20 @@ class Queue:
     def drain(self) -> None:
         """Hand out nothing more, and give back what was leased ahead; what is in hand can still be settled."""
         self._draining = True
-        self._give_back()
+        if self._turns.is_mine:
+            self._end_soon(self._give_back)
+        else:
+            self._give_back()
         self._bell.ring()
+
+    def _end_soon(self, end: Callable[[], None]) -> None:
+        """Called in the handler of a signal: as soon as the code goes on that it has interrupted."""
+
+        def run() -> None:
+            with contextlib.suppress(MillstreamError):
+                end()
+
+        threading.Thread(target=run, name=f"millstream-queue-{self._settings.name}-end", daemon=True).start()
 
     def _give_back(self) -> None:
         with self._turns:
@@ -463,7 +476,13 @@ class Queue:
 
     def close(self) -> None:
         """Tell the broker what was settled, give back everything else, end the iteration."""
-        self._close(min(_CLOSE_S, self._target.timeout_s))
+        wait_s = min(_CLOSE_S, self._target.timeout_s)
+        if self._turns.is_mine:
+            self._draining = True
+            self._end_soon(partial(self._close, wait_s))
+            self._bell.ring()
+        else:
+            self._close(wait_s)
 
     def _close(self, wait_s: float) -> None:
         ticket = Ticket()

@@ -6,7 +6,7 @@ Whoever waits for something and finds that nobody reads does it himself, so a si
 from __future__ import annotations
 
 import time
-from _thread import RLock
+from _thread import RLock, get_ident
 from collections.abc import Callable
 from functools import partial
 
@@ -29,7 +29,17 @@ class Turns(RLock):  # type: ignore[misc]
         #: Of threads that wait while another one reads.
         self._waiting: dict[Knock, None] = {}
         self._reading = False
+        self._reader = 0
         self._read_s = time.monotonic()
+
+    @property
+    def is_mine(self) -> bool:
+        """This thread reads, or holds the guard: if it asks, it is the handler of a signal that has interrupted it.
+
+        It must not wait then for what only the interrupted code can do.
+        """
+        held: bool = self._is_owned()  # type: ignore[attr-defined]
+        return held or (self._reading and self._reader == get_ident())
 
     def notify(self) -> None:
         """Something has changed that others may wait for.  The caller holds the guard."""
@@ -42,11 +52,12 @@ class Turns(RLock):  # type: ignore[misc]
 
     def read(self, read: Callable[[], None]) -> None:
         """Call `read`, if nobody reads now."""
-        mine = False
+        mine, me = False, get_ident()
         try:
             with self:
                 if not self._reading:
                     mine = self._reading = True
+                    self._reader = me
             if mine:
                 read()
         finally:
