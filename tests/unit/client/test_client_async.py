@@ -640,3 +640,23 @@ def test_a_client_whose_close_was_cancelled_can_be_closed(fake: FakeBroker) -> N
         await asyncio.gather(late, return_exceptions=True)
 
     run(fake, scenario)
+
+
+def test_a_callback_that_raises_does_not_keep_the_client_from_closing_the_rest(fake: FakeBroker) -> None:
+    def on_revoked(_: object, lost: bool) -> None:
+        raise ValueError("no")
+
+    fill(fake)
+
+    async def main() -> None:
+        client = await aio.connect(fake.address)
+        stream = await client.stream("t", group="g", on_revoked=on_revoked)
+        assert await stream.next(5) is not None
+        producers = [await client.producer(f"t{number}", partition=0, linger_ms=60_000) for number in range(8)]
+        for producer in producers:
+            await producer.send(b"x")
+        with pytest.raises(ValueError, match="no"):
+            await client.close()
+
+    asyncio.run(main())
+    assert [len(fake.values(f"t{number}")) for number in range(8)] == [1] * 8

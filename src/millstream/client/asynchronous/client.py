@@ -126,11 +126,11 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         self._closed = True
         for opening in self._opening.values():
             opening.cancel()
-        failure: MillstreamError | None = None
+        failure: Exception | None = None
         for child in [*self._children, *self._publishers.values()]:
             try:
                 await child.close()
-            except MillstreamError as error:
+            except Exception as error:  # also of a callback of the user's: the others have messages to send
                 failure = failure or error
         await self._requester.close()
         self._link.close()
