@@ -76,6 +76,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory, faults: Path, pytestconfig: 
             raise AssertionError(f"MILLSTREAM_NEEDS_SPARK is set, but: {problem}") from None
         pytest.skip(f"tests with Spark need PySpark and Java: {problem}")
     scratch = tmp_path_factory.mktemp("spark")
+    # Once a query has failed there are loggers of PySpark's own kind to which pytest gives its handler, too, for all
+    # tests that follow in this process, and they would have it write JSON.
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setattr("pyspark.logger.PySparkLogger.addHandler", logging.Logger.addHandler)
     started = session(
         "millstream-tests",
         master="local[2]",
@@ -91,12 +95,18 @@ def spark(tmp_path_factory: pytest.TempPathFactory, faults: Path, pytestconfig: 
     started.sparkContext.setLogLevel("OFF")
     yield started
     started.stop()
+    monkeypatch.undo()
 
 
 @pytest.fixture(scope="session")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+def _shared_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     data = tmp_path_factory.mktemp("broker") / "data"
     with BrokerForTests(data) as broker:
         yield World(broker, data)
-    structlog.reset_defaults()
+
+
+@pytest.fixture
+def world(_shared_world: World) -> World:
+    """In which nothing is logged, as long as the test takes: others in this process want to see what is."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    return _shared_world
