@@ -52,9 +52,8 @@ def settle_failure(message: QueueMessage, problem: BaseException) -> Any:
             _settle_as_said(message, problem)
         except ReceiptInvalid:
             raise
-        except (
-            Exception
-        ) as error:  # a time that is none, an exception that cannot be shown: no reason to end the worker
+        except Exception as error:
+            # A time that is none, an exception that cannot be shown: no reason to end the worker.
             _log.error("%r is nacked, as what its handler raised cannot be heeded: %r", message, error)
             message.nack(type(problem).__name__)
     except ReceiptInvalid as error:

@@ -188,7 +188,7 @@ class AsyncProducer:
             marks = outbox.marks()
             limit_s = outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
             await self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
-        self._raise_failure()
+        self._outbox.raise_failure()
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Flush, then let go of the connection.  Raises the first error that was not raised before.
@@ -210,7 +210,7 @@ class AsyncProducer:
             self._settle(self._outbox.abandon(ConnectionLost("the producer was closed")))
             if self._owns_link:
                 self._link.close()
-        self._raise_failure()
+        self._outbox.raise_failure()
 
     async def __aenter__(self) -> AsyncProducer:
         return self
@@ -237,9 +237,6 @@ class AsyncProducer:
     def _check(self) -> None:
         if self._closing:
             raise InvalidArgument("the producer is closed")
-        self._raise_failure()
-
-    def _raise_failure(self) -> None:
         self._outbox.raise_failure()
 
     async def _await(self, reached: Callable[[], bool], limit_s: float, what: str) -> None:
