@@ -23,6 +23,7 @@ from millstream.client import Client
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.access_world import guarded, key_for, new_key
 from tests.examples import examples
+from tests.still import limits_stand_still
 from tests.waiting import eventually
 
 SOON_S = 20
@@ -635,7 +636,8 @@ def test_frames_count_where_requests_are_limited() -> None:
     with guarded(http=True, limits={"requests_per_s_per_key": 5.0}) as limited:
         key = key_for(limited, "admin")
         with open_socket(limited, f"/api/v1/ws?key={key}") as busy:
-            answers = [busy.ask(type="ping") for _ in range(10)]
+            with limits_stand_still(limited):
+                answers = [busy.ask(type="ping") for _ in range(10)]
             codes = [answer["error"]["code"] for answer in answers if answer["type"] == "error"]
             assert codes
             assert set(codes) == {"THROTTLED"}

@@ -32,6 +32,7 @@ from millstream.mqtt.reader import PacketReader
 from millstream.mqtt.reasons import Reason
 from millstream.mqtt.writer import encode
 from millstream.testing.broker import BrokerForTests
+from tests.still import limits_stand_still
 
 MQTT = [Subprotocol("mqtt")]
 PATIENCE_S = 10
@@ -400,10 +401,11 @@ def test_a_crowd_beyond_the_limit_is_cut_off_without_a_word(start: Start) -> Non
 
 def test_connections_from_one_address_are_limited(start: Start) -> None:
     broker, _ = start(limits={"connections_per_s_per_address": 1})
-    Wire(broker.mqtt_port).connect()
-    hasty = Wire(broker.mqtt_port)
-    hasty.send(Connect(V5, "hasty"))
-    answer = hasty.receive()
+    with limits_stand_still(broker):
+        Wire(broker.mqtt_port).connect()
+        hasty = Wire(broker.mqtt_port)
+        hasty.send(Connect(V5, "hasty"))
+        answer = hasty.receive()
     assert isinstance(answer, Connack)
     assert answer.reason == Reason.CONNECTION_RATE_EXCEEDED
 
