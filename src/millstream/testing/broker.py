@@ -9,6 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -78,6 +79,8 @@ class BrokerForTests:
         self._thread.start()
         self._ready.wait()
         if self._failure is not None:
+            self._thread.join()
+            self.stop()
             raise self._failure
         return self
 
@@ -123,26 +126,25 @@ class BrokerForTests:
         self._stop = asyncio.Event()
         self.broker = Broker(self.settings, self._storage, clock=self.clock)
         await self.broker.start()
-        tls = ServerTls(self.settings.tls)
-        listener = NativeListener(self.broker, self.settings, self.clock.monotonic_ms, tls.context)
-        await listener.open()
-        self.address = listener.address
-        web = HttpListener(self.broker, self.settings, tls.context) if self._http else None
-        if web is not None:
-            await web.open()
-            self.url = web.url
-        mqtt = MqttListener(self.broker, self.settings, tls.context) if self._mqtt else None
-        if mqtt is not None:
-            await mqtt.open()
-            self.mqtt_port = int(mqtt.address.rpartition(":")[2])
-        self._ready.set()
-        await self._stop.wait()
-        if mqtt is not None:
-            await mqtt.close()
-        if web is not None:
-            await web.close()
-        await listener.close()
-        await self.broker.stop()
+        async with AsyncExitStack() as opened:  # a door that cannot be opened leaves nothing else open
+            opened.push_async_callback(self.broker.stop)
+            tls = ServerTls(self.settings.tls)
+            listener = NativeListener(self.broker, self.settings, self.clock.monotonic_ms, tls.context)
+            await listener.open()
+            opened.push_async_callback(listener.close)
+            self.address = listener.address
+            if self._http:
+                web = HttpListener(self.broker, self.settings, tls.context)
+                await web.open()
+                opened.push_async_callback(web.close)
+                self.url = web.url
+            if self._mqtt:
+                mqtt = MqttListener(self.broker, self.settings, tls.context)
+                await mqtt.open()
+                opened.push_async_callback(mqtt.close)
+                self.mqtt_port = int(mqtt.address.rpartition(":")[2])
+            self._ready.set()
+            await self._stop.wait()
 
 
 class BrokerProcess:

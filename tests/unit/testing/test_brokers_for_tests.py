@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Event, Thread
+from threading import enumerate as enumerate_threads
 
 import pytest
 
 from millstream.testing import BrokerForTests, virtual_broker, virtual_time
+from tests.waiting import eventually
 
 pytest_plugins = ["millstream.testing.pytest_plugin"]
 
@@ -32,6 +37,58 @@ def test_what_the_broker_had_planned_happens_while_time_is_skipped(millstream_br
     assert client.offsets("orders", "earliest") == {0: 0}
     millstream_broker.clock.advance("10m")  # retention runs every minute
     assert client.offsets("orders", "earliest")[0] > 0
+
+
+def test_threads_that_skip_time_at_once_do_so_one_after_the_other(millstream_broker: BrokerForTests) -> None:
+    clock = millstream_broker.clock
+    threads = [Thread(target=clock.advance, args=(by,), daemon=True) for by in ("1h", "2h", "10m")]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: not any(thread.is_alive() for thread in threads), "everybody to arrive")
+    assert clock.skipped_us == 190 * 60_000_000
+
+
+def test_who_skips_time_while_the_broker_stops_comes_back(millstream_broker: BrokerForTests) -> None:
+    busy = Event()
+
+    async def stay_busy() -> None:  # time goes on only when nobody has anything to do
+        while not millstream_broker._stop.is_set():
+            busy.set()
+            await asyncio.sleep(0)
+
+    asyncio.run_coroutine_threadsafe(stay_busy(), millstream_broker._loop)
+    assert busy.wait(20)
+    thread = Thread(target=millstream_broker.clock.advance, args=("1h",), daemon=True)
+    thread.start()
+    eventually(millstream_broker._loop._travelling.locked, "the journey to begin")  # type: ignore[attr-defined]
+    millstream_broker.stop()
+    eventually(lambda: not thread.is_alive(), "whoever was on the way")
+
+
+def test_time_can_be_skipped_after_the_broker_has_stopped(millstream_broker: BrokerForTests) -> None:
+    millstream_broker.stop()
+    before_us = millstream_broker.clock.now_us()
+    millstream_broker.clock.advance("1h")
+    assert millstream_broker.clock.now_us() >= before_us + 3_600_000_000
+
+
+def test_the_broker_cannot_skip_time_for_itself_and_says_so(millstream_broker: BrokerForTests) -> None:
+    async def skip() -> None:
+        millstream_broker.clock.advance("1h")
+
+    with pytest.raises(AssertionError, match="from the test"):
+        millstream_broker.run(skip())
+
+
+def test_a_broker_that_cannot_start_leaves_no_threads_and_no_directory() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        before = set(enumerate_threads())
+        broker = BrokerForTests(port=taken.getsockname()[1])
+        assert broker._temporary is not None
+        with pytest.raises(OSError, match="in use"):
+            broker.start()
+        assert set(enumerate_threads()) <= before
+        assert not Path(broker._temporary.name).exists()
 
 
 @virtual_time
