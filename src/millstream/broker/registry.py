@@ -58,6 +58,8 @@ class Topic:
     partitions: list[Any] = field(default_factory=list)
     #: What stands beside the partitions, by the name of its directory, once it was needed.
     beside: dict[str, Any] = field(default_factory=dict)
+    #: What queue groups had done with its messages when they were deleted: the totals of the topic do not go back.
+    departed: Counter[str] = field(default_factory=Counter)
 
     @property
     def key(self) -> str:

@@ -104,6 +104,16 @@ class QueueGroup:
         """Messages that are not settled."""
         return sum(part.depth() for part in self.parts())
 
+    def tally(self) -> dict[str, int]:
+        """What it has done since the broker started, as the totals of its topic name it."""
+        counted = [(part, part.counts()) for part in self.open_parts()]
+        return {
+            "consumed": self.delivered,
+            "acked": sum(part.settled_since(counts, "acked") for part, counts in counted),
+            "failed": self.nacked + self.rejected + self.timed_out,
+            "dead": sum(part.settled_since(counts, "dead") for part, counts in counted),
+        }
+
     def evict(self, number: int, count: int) -> int:
         """Give up messages that are ready, the oldest first, on whichever partition they are; returns how many.
 

@@ -368,6 +368,7 @@ class QueueRegistry:
             self._host.leave(consumer, group)
             if not consumer.groups:
                 _orphan(consumer, group.gone)
+        topic.departed.update(group.tally())
         self._groups.get((topic.namespace, topic.name), {}).pop(name, None)
         for part in group.open_parts():
             self._host.forget_part(part)

@@ -166,7 +166,7 @@ async def take_survey(host: Host, clock: Clock) -> Survey:
 
 
 def _topic_row(host: Host, topic: Topic) -> TopicRow:
-    row = TopicRow(topic.namespace, topic.name, partitions=len(topic.partitions))
+    row = TopicRow(topic.namespace, topic.name, partitions=len(topic.partitions), **topic.departed)
     for partition in topic.partitions:
         if partition is None:
             row.cold += 1

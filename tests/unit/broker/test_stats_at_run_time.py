@@ -1,0 +1,40 @@
+"""What the broker counts and measures, in virtual time: totals that only grow, ages that are right after a pause."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from millstream import aio
+from millstream.testing import virtual_broker, virtual_time
+
+
+async def samples(client: aio.Client) -> dict[str, float]:
+    """Of the topic `orders`, by metric; of several groups the last."""
+    text = await client.metrics()
+    return {
+        sample.name: sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.labels.get("topic") == "orders"
+    }
+
+
+@virtual_time
+async def test_a_queue_group_that_is_deleted_does_not_take_its_share_of_the_topics_totals_along() -> None:
+    """Prometheus would take a total that goes back for a restart, and count all that is left of it once more."""
+    async with virtual_broker() as broker:
+        client = await broker.connect()
+        await client.publish_many("orders", [b"1", b"2", b"3", b"4"])
+        for group in ("billing", "audit"):
+            async with await client.queue("orders", group=group) as queue:
+                good, bad = await queue.lease(2, wait=5)
+                await good.ack(wait=True)
+                await bad.reject("no", wait=True)
+        before = await client.overview()
+        assert (before.totals.acked, before.totals.failed, before.totals.dead_lettered) == (2, 2, 2)
+        assert (await samples(client))["millstream_consumed_total"] == 4
+        await client.queues.delete("orders", "audit")
+        after = await client.overview()
+        assert after.totals == before.totals
+        assert (await samples(client))["millstream_consumed_total"] == 4
+        assert after.queue_groups == before.queue_groups - 1
