@@ -57,6 +57,22 @@ async def test_history_goes_on_after_a_restart() -> None:
 
 
 @virtual_time
+async def test_restarts_in_a_quarter_of_an_hour_take_nothing_from_its_slot() -> None:
+    async with virtual_broker() as broker:
+        client = await broker.connect()
+        for _ in range(4):
+            await publish_for(broker, client, 3)
+            await broker.restart()
+        await published(client)  # waits until what was kept is read
+        tiers = broker._machine.broker.stats.history.tiers  # type: ignore[union-attr]
+        seconds, _, quarters = (
+            [tier.slot(n)[Series("published_rate")] for n in tier.numbers()] for tier in tiers.tiers
+        )
+        assert len(seconds) > 140
+        assert [point.weight for point in quarters] == [len(seconds)]
+
+
+@virtual_time
 async def test_a_crash_takes_no_more_than_the_last_minute() -> None:
     async with virtual_broker() as broker:
         client = await broker.connect()

@@ -74,8 +74,11 @@ class KeptHistory:
             for tier in self.tiers.tiers:
                 if self._opener.storage.names(_directory(tier)):
                     await self._load(tier)
+            now_ms = self._opener.clock.now_us() // 1000
             for tier, numbers in self.tiers.mend().items():
-                self._unwritten[tier].extend(numbers)
+                # The slot of now is written when it is complete.  Until then each start makes it of the fine ones,
+                # which it would not do if there were a part of it.
+                self._unwritten[tier].extend(n for n in numbers if n != now_ms // tier.size.step_ms)
         except (OSError, MillstreamError, msgspec.MsgspecError, ValueError) as error:
             self._failed(error)
         finally:
