@@ -11,8 +11,9 @@ __all__ = ["Ages"]
 
 #: Marks closer than this say nothing new.
 _SPACING_US: Final = 1_000_000
-#: When there are so many, every other one goes: the further back, the less exact, and never more memory.
+#: When there are so many, some go: the further back, the less exact, and never more memory.
 _MARKS_MAX: Final = 64
+_THINNED: Final = _MARKS_MAX // 4
 
 
 class Ages:
@@ -31,15 +32,33 @@ class Ages:
                 self.note(segment.base_offset, segment.first_append_us)
                 self.note(segment.next_offset - 1, segment.last_append_us)
 
-    def note(self, offset: int, time_us: int) -> None:
-        """A batch that begins at an offset was appended; called when it is due."""
+    def note(self, offset: int, time_us: int, before_us: int = 0) -> None:
+        """A batch that begins at an offset was appended, the one before it at `before_us`; called when it is due."""
+        if before_us and time_us - before_us >= _SPACING_US:
+            # What was last before a pause would otherwise seem to have come in the middle of it.
+            self._mark(offset - 1, before_us)
+        self._mark(offset, time_us)
+
+    def _mark(self, offset: int, time_us: int) -> None:
         if self._offsets and offset <= self._offsets[-1]:
             return
         if len(self._offsets) >= _MARKS_MAX:
-            del self._offsets[1:-1:2], self._times_us[1:-1:2]
+            self._thin()
         self._offsets.append(offset)
         self._times_us.append(time_us)
         self.due_us = time_us + _SPACING_US
+
+    def _thin(self) -> None:
+        """Let go of those of every other mark that their neighbours make up for best: not of the ends of a pause."""
+        offsets, times_us = self._offsets, self._times_us
+
+        def missed_us(place: int) -> int:
+            low, high = offsets[place - 1], offsets[place + 1]
+            low_us, high_us = times_us[place - 1], times_us[place + 1]
+            return abs(low_us + (high_us - low_us) * (offsets[place] - low) // (high - low) - times_us[place])
+
+        for place in sorted(sorted(range(1, len(offsets) - 1, 2), key=missed_us)[:_THINNED], reverse=True):
+            del offsets[place], times_us[place]
 
     def learn(self, offset: int, time_us: int) -> None:
         """Somebody has looked at a message of the past."""

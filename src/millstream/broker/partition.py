@@ -283,7 +283,7 @@ class Partition:
         if self._pending_of:
             self._pending_of = {}
         marks, self._pending_marks = self._pending_marks, {}
-        bytes_before = log.size_bytes
+        bytes_before, before_us = log.size_bytes, log.last_append_us
         try:
             first = log.append([p[0] for p in pending], [p[1].count for p in pending], self._clock.now_us())
         except StorageFailed as error:
@@ -297,7 +297,7 @@ class Partition:
         if marks and self._duplicates is not None:
             self._duplicates.remember(marks, [p[1].count for p in pending], first, append_time_us)
         if append_time_us >= self.ages.due_us:
-            self.ages.note(first, append_time_us)
+            self.ages.note(first, append_time_us, before_us)
         sync_asked = False
         at_once = 0  # messages that are confirmed without waiting for the disk
         committer = self._committer

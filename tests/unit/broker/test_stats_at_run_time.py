@@ -38,3 +38,22 @@ async def test_a_queue_group_that_is_deleted_does_not_take_its_share_of_the_topi
         assert after.totals == before.totals
         assert (await samples(client))["millstream_consumed_total"] == 4
         assert after.queue_groups == before.queue_groups - 1
+
+
+@virtual_time
+async def test_the_last_message_before_a_pause_is_as_old_as_the_pause_is_long() -> None:
+    """It seemed to have come in the middle between the messages around it that the broker remembers."""
+    async with virtual_broker() as broker:
+        client = await broker.connect()
+        for value in (b"first", b"last"):
+            await client.publish("orders", value)
+        queue = await client.queue("orders")
+        message = await queue.next(timeout_s=5)
+        assert message is not None
+        await message.ack(wait=True)
+        await broker.clock.advance("5h")
+        for _ in range(200):  # more than there are marks
+            await client.publish("orders", b"later")
+            await broker.clock.advance("1s")
+        (group,) = (await client.overview()).furthest_behind
+        assert abs(group.oldest_ms - (5 * 3600 + 200) * 1000) < 1000
