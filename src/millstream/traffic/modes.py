@@ -118,7 +118,8 @@ class Modes:
             self.mode, self.reason = "read-only", f"the broker cannot record its state: {now.storage_failure}"
         elif self._disk_is_full:
             self.mode = "read-only"
-            self.reason = f"the disk has {now.free_bytes} bytes left, below storage.free_bytes_min"
+            few = "below" if now.free_bytes < rules.free_bytes_min else "not yet 10 % above"
+            self.reason = f"the disk has {now.free_bytes} bytes left, {few} storage.free_bytes_min"
             self.reason += f" ({rules.free_bytes_min})"
         elif self._warning.crossed:
             limit = rules.memory_bytes_warning

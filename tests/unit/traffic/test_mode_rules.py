@@ -13,7 +13,9 @@ def test_a_full_disk_makes_it_read_only_at_once_until_there_is_room_to_spare() -
     assert not modes.observe(FINE)
     assert modes.observe(FINE._replace(free_bytes=99))
     assert (modes.mode, modes.accepts_messages, modes.serves) == ("read-only", False, True)
-    assert "99 bytes left" in modes.reason
+    assert "99 bytes left, below storage.free_bytes_min (100)" in modes.reason
+    assert not modes.observe(FINE._replace(free_bytes=109))
+    assert "109 bytes left, not yet 10 % above storage.free_bytes_min (100)" in modes.reason
     assert not modes.observe(FINE._replace(free_bytes=110))
     assert modes.observe(FINE._replace(free_bytes=111))
     assert (modes.mode, modes.reason) == ("normal", "")

@@ -106,20 +106,24 @@ class ModeKeeper:
         )
         self._metrics.memory_bytes = situation.memory_bytes
         self._metrics.disk_free_bytes = situation.free_bytes
-        if self._modes.observe(situation):
-            self._changed()
+        self._decided(self._modes.observe(situation))
 
     async def _set(self, _: object, call: SetMode) -> ModeInfo:
-        if self._modes.maintain(None if call.mode == "normal" else call.reason):
-            self._changed()
+        self._decided(self._modes.maintain(None if call.mode == "normal" else call.reason))
         return ModeInfo(mode=self._modes.mode, reason=self._modes.reason)
 
-    def _changed(self) -> None:
+    def _decided(self, changed: bool) -> None:
+        """Say why, also if only that has changed."""
         modes = self._modes
         text = f"the broker is in mode {modes.mode}: {modes.reason}"
         self._no_publishing = None if modes.accepts_messages else text
         self._no_serving = None if modes.serves else text
         self._no_connecting = None if modes.accepts_connections else text
+        if changed:
+            self._changed(text)
+
+    def _changed(self, text: str) -> None:
+        modes = self._modes
         self.delay_ms = _DELAY_MS if modes.mode == "throttled" else 0
         self._metrics.mode_changes += 1
         (_log.warning if modes.mode == "normal" else _log.error)("mode", mode=modes.mode, reason=modes.reason)
