@@ -133,6 +133,22 @@ def test_priorities_of_folded_queues_are_summed_up() -> None:
     assert (kept[-1].ready, kept[-1].oldest_ms) == (3, 4)
 
 
+def test_what_is_summed_up_by_priority_never_goes_back() -> None:
+    exposition = Exposition(1)
+    lanes = [LaneStatistics(lane, 1, 2, 10 * lane, 0) for lane in range(5)]
+    rows = [QueueRow("default", f"t{number}", "billing", lanes=lanes) for number in range(3)]
+
+    def other() -> dict[str, float]:
+        found = values(exposition.write(collected(Survey(0, 0, 1, [], rows)), "")[0].decode())
+        name = "millstream_lane_delivered_total"
+        shown = {frozenset(labels): value for (of, labels), value in found.items() if of == name}
+        return {dict(labels)["lane"]: value for labels, value in shown.items() if ("topic", "_other") in labels}
+
+    assert other() == {"0": 0, "1": 20, "2": 40, "3": 60, "4": 80}
+    del rows[2]
+    assert other() == {"0": 0, "1": 20, "2": 40, "3": 60, "4": 80}
+
+
 #: Counted per topic, group or door instead, or part of a histogram.
 ELSEWHERE = {
     "connections",

@@ -75,8 +75,8 @@ class Exposition:
         ProcessCollector(registry=self._process)
         PlatformCollector(registry=self._process)
         GCCollector(registry=self._process)
-        #: The last value of each counter of `_other`.
-        self._others: dict[str, float] = {}
+        #: The last value of each counter of `_other`; of a counter by priority, of each.
+        self._others: dict[tuple[str, int], float] = {}
 
     def write(self, collected: Collected, accept: str) -> tuple[bytes, str]:
         """The text, and its media type.  May run in a thread, one call at a time."""
@@ -127,24 +127,27 @@ class Exposition:
         for family in all_of:
             values = [getattr(row, family.source) * family.scale for row in rows]
             if family.kind == "counter" and rows and rows[-1].topic == OTHER:
-                values[-1] = self._others[family.name] = max(values[-1], self._others.get(family.name, 0))
+                values[-1] = self._kept(family, values[-1])
             name = family.name
             yield family, [f"{name}{{{label}}} {value}\n" for label, value in zip(labels, values, strict=True)]
 
     def _lanes(self, rows: Sequence[QueueRow]) -> Iterator[tuple[Family, list[str]]]:
         for family in families.LANES:
-            yield (
-                family,
-                [
-                    _line(
-                        family.name,
-                        _labels(family.labels, (row.namespace, row.topic, row.group, str(lane.lane))),
-                        getattr(lane, family.source),
-                    )
-                    for row in rows
-                    for lane in row.lanes
-                ],
-            )
+            lines = []
+            for row in rows:
+                for lane in row.lanes:
+                    value = getattr(lane, family.source)
+                    if family.kind == "counter" and row.topic == OTHER:
+                        value = self._kept(family, value, lane.lane)
+                    labels = _labels(family.labels, (row.namespace, row.topic, row.group, str(lane.lane)))
+                    lines.append(_line(family.name, labels, value))
+            yield family, lines
+
+    def _kept(self, family: Family, value: float, lane: int = 0) -> float:
+        """A counter of `_other`: at least what it was."""
+        at = (family.name, lane)
+        self._others[at] = max(value, self._others.get(at, 0))
+        return self._others[at]
 
 
 def fold(rows: Sequence[Row], most: int) -> tuple[list[Row], int]:
