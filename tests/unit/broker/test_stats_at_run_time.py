@@ -5,6 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from millstream import aio
+from millstream.config import Settings
 from millstream.testing import virtual_broker, virtual_time
 
 
@@ -57,3 +58,18 @@ async def test_the_last_message_before_a_pause_is_as_old_as_the_pause_is_long() 
             await broker.clock.advance("1s")
         (group,) = (await client.overview()).furthest_behind
         assert abs(group.oldest_ms - (5 * 3600 + 200) * 1000) < 1000
+
+
+@virtual_time
+async def test_a_new_topic_takes_no_series_from_an_older_one_of_another_namespace() -> None:
+    settings = Settings.model_validate({"server": {"port": 9092}, "metrics": {"series_max": 2}})
+    async with virtual_broker(settings) as broker:
+        client = await broker.connect()
+        await client.create_namespace("shop")
+        other = await broker.connect(namespace="shop")
+        for owner, name in ((client, "first"), (other, "second"), (client, "third")):
+            await owner.create_topic(name)
+            await broker.clock.advance("1s")
+        families = text_string_to_metric_families(await client.metrics())
+        (shown,) = [family.samples for family in families if family.name == "millstream_messages"]
+        assert [sample.labels["topic"] for sample in shown] == ["first", "second", "_other"]

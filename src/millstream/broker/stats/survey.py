@@ -142,7 +142,8 @@ async def take_survey(host: Host, clock: Clock) -> Survey:
     registry = host.topics.registry
     now_us = clock.now_us()
     survey = Survey(now_us // 1000, clock.monotonic_ms(), len(registry.namespaces))
-    topics = list(registry.all_topics())
+    # By age: the oldest keep their series where there are too many.
+    topics = sorted(registry.all_topics(), key=lambda topic: topic.created_ms)
     letters = {(it.namespace, it.config.dead_letter_topic) for it in topics if it.config.dead_letter_topic}
     for count, topic in enumerate(topics, 1):
         if count % _AT_A_TIME == 0:
