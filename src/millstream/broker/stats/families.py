@@ -157,7 +157,9 @@ TOPICS: Final = (
     _counter("published", "published", "Messages stored.", *_TOPIC),
     _counter("published_bytes", "published_bytes", "Bytes stored.", *_TOPIC),
     _counter("consumed", "consumed", "Messages handed out to streams, queues and subscribers.", *_TOPIC),
-    _gauge("messages", "messages", "Messages in the log.", *_TOPIC),
+    _gauge(
+        "messages", "messages", "Messages in the log, counted by offsets: also those that compaction removed.", *_TOPIC
+    ),
     _gauge("log_bytes", "log_bytes", "Bytes of the log.", *_TOPIC),
     _gauge("damaged", "damaged", "Offsets of the log that cannot be read any more.", *_TOPIC),
     _gauge("scheduled", "scheduled", "Messages that wait for their time.", *_TOPIC),
@@ -191,7 +193,7 @@ LANES: Final = (
 )
 
 STREAMS: Final = (
-    _gauge("group_lag", "lag", "Messages that a stream group has not committed yet.", *_GROUP),
+    _gauge("group_lag", "lag", "Messages that a stream group has not committed yet, counted by offsets.", *_GROUP),
     _gauge("group_lag_seconds", "oldest_ms", "Age of the oldest of them.", *_GROUP, scale=_MS),
     _gauge("group_members", "members", "Members of a stream group.", *_GROUP),
     _gauge("group_rebalancing", "rebalancing", "1 while partitions move between members.", *_GROUP),
