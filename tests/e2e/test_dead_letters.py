@@ -691,3 +691,21 @@ def test_a_webhook_is_told_of_each_letter(
     eventually(lambda: client.broker()["metrics"]["millstream_dead_letter_alerts_sent"] == 1)
     metrics = client.broker()["metrics"]
     assert (metrics["millstream_messages_dead_lettered"], metrics["millstream_dead_letter_alerts_failed"]) == (1, 0)
+
+
+@pytest.mark.parametrize("call", ["purge", "replay", "list", "stats"])
+def test_a_condition_that_does_not_exist_is_refused_and_nothing_is_chosen(client: Client, call: str) -> None:
+    """A slip of the pen was ignored, and what was left of the conditions chose far more than was meant."""
+    bury(client, "1")
+    with pytest.raises(InvalidArgument, match="there is no condition 'gruop'; use error, group, "):
+        getattr(client.dead_letters, call)(topic="orders", gruop="somebody else's")
+    assert client.dead_letters.stats(topic="orders").total == 1
+    assert [message.value for message in client.browse("orders")] == [b"1"]
+
+
+def test_messages_and_traces_are_not_looked_for_by_conditions_that_do_not_exist(client: Client) -> None:
+    client.publish("orders", b"1")
+    with pytest.raises(InvalidArgument, match="there is no condition 'sinse'; use header, key, "):
+        client.browse("orders", sinse=1)  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgument, match="there is no condition 'untill'; use failures_only, "):
+        client.traces(untill=1)  # type: ignore[call-arg]

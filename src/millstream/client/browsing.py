@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final, TypedDict
 
-from millstream.client.values import Key, key_bytes, microseconds
+from millstream.client.values import Key, check_conditions, key_bytes, microseconds
 from millstream.wire.message_calls import WHOLE_VALUES, BrowseMessages, MessageInfo
 
 __all__ = ["BrowseOptions", "MessageInfo", "browse_call", "next_call"]
@@ -34,6 +34,7 @@ class BrowseOptions(TypedDict, total=False):
 
 
 def browse_call(topic: str, limit: int, options: BrowseOptions) -> BrowseMessages:
+    check_conditions(options, BrowseOptions)
     since, until = options.get("since"), options.get("until")
     return BrowseMessages(
         topic=topic,

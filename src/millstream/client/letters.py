@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, TypedDict
 
-from millstream.client.values import Headers, Value, checked_rate, microseconds, value_bytes
+from millstream.client.values import Headers, Value, check_conditions, checked_rate, microseconds, value_bytes
 from millstream.dead_letters import LetterEdit, LetterFilter
 from millstream.errors import InvalidArgument
 from millstream.wire.letter_calls import PurgeLetters, ReplayLetters
@@ -36,7 +36,8 @@ class LetterOptions(TypedDict, total=False):
     until: float | datetime | None
 
 
-def letter_filter(options: LetterOptions) -> LetterFilter:
+def letter_filter(options: LetterOptions, kind: type = LetterOptions) -> LetterFilter:
+    check_conditions(options, kind)
     since, until = options.get("since"), options.get("until")
     return LetterFilter(
         topic=options.get("topic", ""),
@@ -83,7 +84,7 @@ def replay_call(ids: Iterable[str], everything: bool, dry_run: bool, options: Re
     )
     return ReplayLetters(
         ids=_listed(ids),
-        filter=letter_filter(options),
+        filter=letter_filter(options, ReplayOptions),
         everything=everything,
         target=options.get("target") or "",
         edit=edit,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final, TypedDict
 
-from millstream.client.values import Key, key_bytes, microseconds
+from millstream.client.values import Key, check_conditions, key_bytes, microseconds
 from millstream.wire.trace_calls import FindTraces, PassportInfo, TraceEvent
 
 __all__ = ["PassportInfo", "TraceEvent", "TraceOptions", "next_traces", "traces_call"]
@@ -27,6 +27,7 @@ class TraceOptions(TypedDict, total=False):
 
 
 def traces_call(limit: int, options: TraceOptions) -> FindTraces:
+    check_conditions(options, TraceOptions)
     since, until = options.get("since"), options.get("until")
     return FindTraces(
         trace_id=options.get("trace_id") or "",

@@ -20,6 +20,7 @@ __all__ = [
     "Key",
     "SendOptions",
     "Value",
+    "check_conditions",
     "checked_rate",
     "encode_call",
     "key_bytes",
@@ -104,6 +105,14 @@ def checked_rate(rate: float | None) -> float | None:
     if isinstance(rate, float) and not math.isfinite(rate):
         raise InvalidArgument(f"rate is a number per second, not {rate}")
     return rate
+
+
+def check_conditions(given: Mapping[str, object], kind: type) -> None:
+    """Refuse what `kind`, a TypedDict, does not have: a condition that nobody looks at would choose everything."""
+    known = kind.__annotations__.keys()
+    unknown = given.keys() - known
+    if unknown:
+        raise InvalidArgument(f"there is no condition {min(unknown)!r}; use {', '.join(sorted(known))}")
 
 
 def encode_call(call: msgspec.Struct) -> bytes:
