@@ -185,6 +185,7 @@ def _virtual_world(loop: VirtualLoop, seed: int) -> Iterator[None]:
                 monotonic=virtual(time.monotonic, lambda _: loop.time()),
                 monotonic_ns=virtual(time.monotonic_ns, lambda _: round(loop.time() * 1_000_000_000)),
                 perf_counter=virtual(time.perf_counter, lambda _: loop.time()),
+                perf_counter_ns=virtual(time.perf_counter_ns, lambda _: round(loop.time() * 1_000_000_000)),
             ),
             mock.patch.object(os, "urandom", entropy),
             mock.patch.object(random, "_urandom", entropy),  # what SystemRandom and `secrets` draw from
