@@ -157,6 +157,13 @@ def test_whoever_falls_silent_gives_way_after_a_while() -> None:
     assert 12 < rounds < 720  # a minute to an hour
 
 
+def test_what_was_chosen_while_the_past_was_read_keeps_its_past() -> None:
+    choice: Choice[str] = Choice(2)
+    choice.choose({"a": 10, "b": 20})
+    assert choice.resume(["a", "b", "c"]) == ["c"]
+    assert choice.choose({"a": 10, "b": 20, "c": 30}) == []  # what was busy still is
+
+
 def test_what_is_deleted_has_no_history_any_more() -> None:
     choice: Choice[str] = Choice(2)
     assert choice.resume(["a", "b", "c"]) == ["c"]

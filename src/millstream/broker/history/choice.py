@@ -32,8 +32,8 @@ class Choice(Generic[K]):
         """What had a history before; returns what it cannot have any more."""
         dropped = []
         for key in keys:
-            if len(self._usual) < self._most:
-                self._usual[key] = 0.0
+            if key in self._usual or len(self._usual) < self._most:
+                self._usual.setdefault(key, 0.0)
             else:
                 dropped.append(key)
         return dropped
