@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from millstream import aio
@@ -73,3 +75,21 @@ async def test_a_new_topic_takes_no_series_from_an_older_one_of_another_namespac
         families = text_string_to_metric_families(await client.metrics())
         (shown,) = [family.samples for family in families if family.name == "millstream_messages"]
         assert [sample.labels["topic"] for sample in shown] == ["first", "second", "_other"]
+
+
+@virtual_time
+async def test_what_happens_during_a_measurement_is_in_it_or_in_the_next_one() -> None:
+    for steps in range(8):
+        async with virtual_broker() as broker:
+            client = await broker.connect()
+            running = broker._machine.broker
+            assert running is not None
+            await broker.clock.advance("12s")
+            measuring = asyncio.ensure_future(running.stats.sample())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            running.metrics.latency.publish.observe(1_000_000)
+            await measuring
+            await broker.clock.advance("6s")
+            history = await client.history("publish_p99_ms")
+            assert max(point.max for point in history.points) > 500, f"after {steps} steps"

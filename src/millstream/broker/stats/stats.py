@@ -128,11 +128,12 @@ class Stats:
         paces = self._paces.of(survey)
         self._paces.remember(survey)
         await asyncio.sleep(0)
+        # Together: what is counted between the two would be in no measurement.
         values = self._of_broker(survey, paces)
-        await asyncio.sleep(0)
-        self._choose(survey, paces, values)
         self._marks = [self._marks[1], _Marks(self._host)]
         self._measured_ms = survey.monotonic_ms
+        await asyncio.sleep(0)
+        self._choose(survey, paces, values)
         self.history.note(survey.time_ms, values, may_write=self._host.modes.publish_refusal is None)
 
     def _of_broker(self, survey: Survey, paces: dict[tuple[str, str], Pace]) -> dict[Series, float]:
