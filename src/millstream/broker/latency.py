@@ -62,7 +62,7 @@ class Latencies:
     fsync: Histogram = field(default_factory=Histogram)
     #: From a message's lease to its ack.
     processing: Histogram = field(default_factory=Histogram)
-    #: From the append of a message to its first delivery.
+    #: From the append of a message to its delivery: its first one in a queue, each one of a stream, also a late one.
     to_stream: Histogram = field(default_factory=Histogram)
     to_queue: Histogram = field(default_factory=Histogram)
     to_subscription: Histogram = field(default_factory=Histogram)

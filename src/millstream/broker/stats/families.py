@@ -215,7 +215,13 @@ HISTOGRAMS: Final = (
     Family("publish_seconds", "histogram", "From arrival to confirmation, per message.", "publish"),
     Family("fsync_seconds", "histogram", "One round of putting files on disk.", "fsync"),
     Family("processing_seconds", "histogram", "From lease to ack, per message.", "processing"),
-    Family("end_to_end_seconds", "histogram", "From append to first delivery, per message.", "to_", ("kind",)),
+    Family(
+        "end_to_end_seconds",
+        "histogram",
+        "From append to delivery, per message: to queues the first, to others each.",
+        "to_",
+        ("kind",),
+    ),
     Family("rebalance_seconds", "histogram", "Until a stream group's partitions are where they belong.", "rebalance"),
     Family("http_request_seconds", "histogram", "HTTP requests; long polls wait in them.", "http", ("family",)),
 )
