@@ -173,6 +173,7 @@ class BrokerProcess:
             if line.startswith("listening on "):
                 self.address = line.split()[2]
                 return self
+        self._process.stdout.close()
         raise RuntimeError(f"the broker ended with {self._process.wait()} before it listened")
 
     @property
@@ -211,5 +212,5 @@ class BrokerProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process is not None:
             self.kill()

@@ -153,6 +153,9 @@ class VirtualLoop(base_events.BaseEventLoop):
     def _write_to_self(self) -> None:
         """There is nobody asleep to be woken."""
 
+    def _check_thread(self) -> None:
+        """Asked in asyncio's debug mode: a thread that runs is the only one that does, so it may call the loop."""
+
 
 def _make_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
     task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from threading import enumerate as enumerate_threads
 
 import pytest
 
-from millstream.testing import BrokerForTests, virtual_broker, virtual_time
+from millstream.testing import BrokerForTests, BrokerProcess, virtual_broker, virtual_time
 from tests.waiting import eventually
 
 pytest_plugins = ["millstream.testing.pytest_plugin"]
@@ -116,6 +117,29 @@ async def test_a_stream_group_works_in_virtual_time() -> None:
             await broker.clock.advance("10m")
         group = await client.group("billing")
         assert not group.members
+
+
+@virtual_time
+async def test_a_virtual_broker_works_in_the_debug_mode_of_asyncio() -> None:
+    asyncio.get_running_loop().set_debug(True)
+    async with virtual_broker() as broker:
+        client = await broker.connect()
+        assert (await client.publish("orders", b"1")).label == "disk"
+
+
+def test_a_broker_process_leaves_no_pipe_open_also_if_it_cannot_start_or_ends_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    failing, ending = BrokerProcess(tmp_path / "file"), BrokerProcess(tmp_path / "data")
+    with pytest.raises(RuntimeError, match="ended with 1 before it listened"):
+        failing.start()
+    with ending:
+        ending.send(signal.SIGKILL)
+        assert ending._process is not None
+        assert ending._process.wait(20) == -signal.SIGKILL
+    for broker in (failing, ending):
+        assert broker._process is not None
+        assert broker._process.stdout is not None
+        assert broker._process.stdout.closed
 
 
 def test_pytest_does_not_pay_for_the_broker_before_a_test_asks_for_it() -> None:
