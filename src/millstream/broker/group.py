@@ -39,6 +39,7 @@ class Standing(NamedTuple):
     phase: str
     #: The next offset to read, None where nothing was committed yet.
     positions: Mapping[TopicPartition, int | None]
+    paused: bool = False
 
 
 class Group:
@@ -63,7 +64,8 @@ def standing_of(group: Group) -> Standing:
     members = group.state.members.values()
     positions: dict[TopicPartition, int | None] = {at: None for member in members for at in member.target}
     positions.update((at, committed.offset) for at, committed in group.offsets)
-    return Standing(group.namespace, group.name, len(members), group_phase(group.state).value, positions)
+    phase = group_phase(group.state).value
+    return Standing(group.namespace, group.name, len(members), phase, positions, group.state.paused)
 
 
 def summary_of(group: Group) -> calls.GroupSummary:

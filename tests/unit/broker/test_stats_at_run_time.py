@@ -93,3 +93,23 @@ async def test_what_happens_during_a_measurement_is_in_it_or_in_the_next_one() -
             await broker.clock.advance("6s")
             history = await client.history("publish_p99_ms")
             assert max(point.max for point in history.points) > 500, f"after {steps} steps"
+
+
+@virtual_time
+async def test_a_stream_group_that_is_paused_is_shown_as_paused() -> None:
+    async with virtual_broker() as broker:
+        client = await broker.connect()
+        await client.publish("orders", b"1")
+        async with client.stream("orders", group="billing", start="earliest") as stream:
+            message = await stream.next(timeout_s=5)
+            assert message is not None
+            await stream.commit(message)
+            await client.pause_group("billing")
+            await client.publish("orders", b"2")
+            await broker.clock.advance("10s")
+            (group,) = (await client.overview()).furthest_behind
+            assert (group.lag, group.state) == (1, "paused")
+            await client.resume_group("billing")
+            await broker.clock.advance("10s")
+            (group,) = (await client.overview()).furthest_behind
+            assert group.state == "active"

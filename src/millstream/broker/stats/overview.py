@@ -133,7 +133,7 @@ def _of_stream(row: StreamRow) -> calls.GroupStanding:
         oldest_ms=row.oldest_ms,
         leased=0,
         consumers=row.members,
-        state="rebalancing" if row.rebalancing else busy if row.lag else "caught up",
+        state="paused" if row.paused else "rebalancing" if row.rebalancing else busy if row.lag else "caught up",
     )
 
 

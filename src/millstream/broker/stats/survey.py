@@ -122,6 +122,7 @@ class StreamRow:
     oldest_ms: int = 0
     members: int = 0
     rebalancing: int = 0
+    paused: int = 0
 
 
 @dataclass(slots=True)
@@ -251,6 +252,7 @@ def _stream_rows(host: Host, standing: Standing, now_us: int) -> Iterable[Stream
         if row is None:
             row = rows[at.topic] = StreamRow(standing.namespace, at.topic, standing.name, members=standing.members)
             row.rebalancing = int(standing.phase == "rebalancing")
+            row.paused = int(standing.paused)
         partition: Any = topic.partitions[at.partition]
         if partition is not None:
             position = max(partition.log.start_offset, committed or 0)
