@@ -113,3 +113,25 @@ async def test_a_stream_group_that_is_paused_is_shown_as_paused() -> None:
             await broker.clock.advance("10s")
             (group,) = (await client.overview()).furthest_behind
             assert group.state == "active"
+
+
+@virtual_time
+async def test_dead_letters_of_a_topic_with_a_name_of_its_own_are_counted_after_a_restart() -> None:
+    """Without what was purged, also when somebody reads the topic."""
+    async with virtual_broker() as broker:
+        client = await broker.connect()
+        await client.create_topic("orders", config={"dead_letter_topic": "graves"})
+        queue = await client.queue("orders")
+        for value, name in ((b"1", "purged"), (b"2", "kept")):
+            await client.publish("orders", value)
+            message = await queue.next(timeout_s=5)
+            assert message is not None
+            await message.reject(name, wait=True)
+            await broker.clock.advance("1s")
+        await client.dead_letters.purge(error="purged")
+        assert (await client.overview()).dead_letters == 1
+        await broker.restart()
+        await broker.clock.advance("20s")
+        assert (await client.overview()).dead_letters == 1
+        assert len([letter async for letter in client.stream("graves", start="earliest", timeout_s=1)]) == 2
+        assert (await client.overview()).dead_letters == 1

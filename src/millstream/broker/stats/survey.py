@@ -19,7 +19,7 @@ from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
 from millstream.broker.traffic.flow import Flow
 from millstream.clock import Clock
-from millstream.dead_letters import DEAD_LETTER_GROUP, DEAD_LETTER_SUFFIX
+from millstream.dead_letters import DEAD_LETTER_GROUP
 from millstream.errors import MillstreamError
 from millstream.queues.records import LaneStatistics
 
@@ -145,14 +145,12 @@ async def take_survey(host: Host, clock: Clock) -> Survey:
     survey = Survey(now_us // 1000, clock.monotonic_ms(), len(registry.namespaces))
     # By age: the oldest keep their series where there are too many.
     topics = sorted(registry.all_topics(), key=lambda topic: topic.created_ms)
-    letters = {(it.namespace, it.config.dead_letter_topic) for it in topics if it.config.dead_letter_topic}
     for count, topic in enumerate(topics, 1):
         if count % _AT_A_TIME == 0:
             await asyncio.sleep(0)
         if not topic.deleting:
             row = _topic_row(host, topic)
-            is_letters = topic.name.endswith(DEAD_LETTER_SUFFIX) or (topic.namespace, topic.name) in letters
-            if is_letters:
+            if registry.holds_letters(topic):
                 row.dead_letters = _letters(host, topic, row.messages)
             for group in host.queues.registry.on_topic(topic):
                 queue = _queue_row(group, now_us)
@@ -299,7 +297,7 @@ class Finder:
                     yield topic, at.partition, []
         for topic in registry.all_topics():
             names = [group.name for group in self._host.queues.registry.on_topic(topic)]
-            if topic.name.endswith(DEAD_LETTER_SUFFIX):
+            if registry.holds_letters(topic):
                 names.append(DEAD_LETTER_GROUP)
             if names and not topic.deleting:
                 for number in range(len(topic.partitions)):
