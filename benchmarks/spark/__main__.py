@@ -20,13 +20,15 @@ from rich.console import Console
 
 from benchmarks.machine import describe_machine, settle_machine
 from benchmarks.servers import StartFailed, end_on_sigterm
-from benchmarks.spark.cases import micro_batches, scan, steady_stream, write
+from benchmarks.spark.cases import job, micro_batches, scan, steady_stream, write
 from benchmarks.spark.report import BROKER, EXACTLY_ONCE, PARQUET, SEGMENTS, Measured, Results
+from benchmarks.spark.scans import Way
 from benchmarks.spark.world import World, running
 
 _RESULTS: Final = Path(__file__).resolve().parent.parent / "results"
 _PAGE: Final = Path(__file__).resolve().parent.parent.parent / "docs/benchmarks.md"
 _RATE: Final = 50_000
+_WAYS: Final[dict[str, Way]] = {BROKER: "broker", SEGMENTS: "segments", PARQUET: "parquet"}
 #: Until the JVM has compiled what it does again and again.
 _WARM_UPS: Final = 3
 
@@ -58,11 +60,14 @@ def main() -> None:
 
 
 def _measure(world: World, results: Results, options: argparse.Namespace, console: Console) -> None:
+    for number in range(options.runs):
+        for name, way in _WAYS.items():
+            rates = job(world, way, options.scans)
+            console.print(f"{number + 1:>3} {name:50} {' '.join(f'{rate / 1e6:.2f}' for rate in rates)} M rows/s")
+            results.jobs.setdefault(name, []).append(rates)
     for number in range(-_WARM_UPS if not options.quick else -1, options.runs):
         works: dict[str, Callable[[], Measured]] = {
-            BROKER: partial(scan, world, world.through_broker),
-            SEGMENTS: partial(scan, world, world.from_segments),
-            PARQUET: partial(scan, world, world.from_parquet),
+            **{name: partial(scan, world, way) for name, way in _WAYS.items()},
             EXACTLY_ONCE: partial(write, world, options.written, number, "exactly_once"),
             "Write, at least once": partial(write, world, options.written, number, "at_least_once"),
             "Write to nowhere, for comparison": partial(write, world, options.written, number, None),
@@ -87,6 +92,7 @@ def _parse_options() -> argparse.Namespace:
     options.runs = options.runs or (1 if options.quick else 5)
     options.rows = 1_000_000 if options.quick else 8_000_000
     options.written = options.rows // 4
+    options.scans = 3 if options.quick else 10
     options.micro_batches = 5 if options.quick else 20
     options.seconds = 5.0 if options.quick else 20.0
     return options

@@ -15,10 +15,12 @@ from typing import Any, Final
 import numpy as np
 from pyspark.sql import functions as F  # noqa: N812
 
+from benchmarks.spark import scans
 from benchmarks.spark.report import Latency, Measured
+from benchmarks.spark.scans import Way
 from benchmarks.spark.world import World
 
-__all__ = ["micro_batches", "scan", "steady_stream", "write"]
+__all__ = ["job", "micro_batches", "scan", "steady_stream", "write"]
 
 _PARTITIONS: Final = 4
 _PATIENCE_S: Final = 120.0
@@ -29,29 +31,31 @@ _WARM_UP_S: Final = 10.0
 _ROOT: Final = Path(__file__).resolve().parent.parent.parent
 
 
-def scan(world: World, frame: Callable[[], Any]) -> Measured:
-    """Every row with its key, value, offset and time."""
+def scan(world: World, way: Way) -> Measured:
+    """One more in a session that has done so before."""
 
     def work() -> None:
-        (found,) = (
-            frame()
-            .agg(
-                F.count("*"),
-                F.sum(F.length("key")),
-                F.sum(F.length("value")),
-                F.max("offset"),
-                F.max("timestamp"),
-            )
-            .collect()
-        )
-        assert found[0] == world.rows, f"{found[0]} rows of {world.rows} were read"
+        _check(world, scans.scan(world.read(way)))
 
     return world.measure(world.rows, work)
 
 
+def job(world: World, way: Way, times: int) -> list[float]:
+    """The same again and again in a session of its own, which has done nothing else: rows a second of each."""
+    command = [sys.executable, "-m", "benchmarks.spark.scans", way, str(world.directory), str(world.server.port)]
+    done = subprocess.run([*command, str(times)], check=True, cwd=_ROOT, stdout=subprocess.PIPE)
+    found = json.loads(done.stdout)
+    _check(world, found["rows"])
+    return [world.rows / seconds for seconds in found["seconds"]]
+
+
+def _check(world: World, rows: int) -> None:
+    assert rows == world.rows, f"{rows} rows of {world.rows} were read"
+
+
 def write(world: World, rows: int, number: int, delivery: str | None) -> Measured:
     """Rows of a Parquet file into a topic of four partitions; without a delivery to nowhere, for comparison."""
-    frame = world.from_parquet().where(F.col("offset") < rows // _PARTITIONS).select("key", "value")
+    frame = world.read("parquet").where(F.col("offset") < rows // _PARTITIONS).select("key", "value")
     count = frame.count()
     if delivery is None:
         return world.measure(count, lambda: frame.write.format("noop").mode("overwrite").save())

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import millstream
-import millstream.spark
 from benchmarks.contestants import Level, Millstream
 from benchmarks.servers import Server, family
 from benchmarks.spark.feed import fill
 from benchmarks.spark.report import Measured
+from benchmarks.spark.scans import SCANNED, Way, frame, open_session
 
 __all__ = ["World", "running"]
 
 _TICK_US: Final = 1_000_000 / os.sysconf("SC_CLK_TCK")
 _PARTITIONS: Final = 4
-_SCAN: Final = "scanned"
 
 
 @dataclass(slots=True)
@@ -37,19 +36,8 @@ class World:
     def address(self) -> dict[str, str]:
         return {"bootstrap.servers": f"127.0.0.1:{self.server.port}"}
 
-    def through_broker(self) -> Any:
-        return self._messages(self.address)
-
-    def from_segments(self) -> Any:
-        return self._messages({"path": str(self.directory / "broker")})
-
-    def _messages(self, place: dict[str, str]) -> Any:
-        # Only these are in the Parquet files as well, so that nobody reads what nobody asked for.
-        columns = "key binary, value binary, offset bigint not null, timestamp timestamp not null"
-        return self.spark.read.format("millstream").schema(columns).options(subscribe=_SCAN, **place).load()
-
-    def from_parquet(self) -> Any:
-        return self.spark.read.parquet(str(self.directory / "parquet"))
+    def read(self, way: Way) -> Any:
+        return frame(self.spark, way, self.directory, self.server.port)
 
     def measure(self, rows: int, work: Callable[[], object]) -> Measured:
         """How long some work takes, and how many microseconds each kind of process works per row."""
@@ -83,29 +71,15 @@ def running(directory: Path, rows: int) -> Iterator[World]:
     server = Millstream("interval").start(directory / "broker", Level.NORMAL)
     try:
         with millstream.connect(f"127.0.0.1:{server.port}", timeout_s=120) as client:
-            client.create_topic(_SCAN, _PARTITIONS, config={"fsync": "interval"})
-            fill(client, _SCAN, rows)
-            spark = _session(directory)
+            client.create_topic(SCANNED, _PARTITIONS, config={"fsync": "interval"})
+            fill(client, SCANNED, rows)
+            spark = open_session(directory)
             try:
                 jvm = int(spark.sparkContext._jvm.java.lang.ProcessHandle.current().pid())
                 world = World(directory, server, client, spark, rows, jvm)
-                world.through_broker().write.option("compression", "none").parquet(str(directory / "parquet"))
+                world.read("broker").write.option("compression", "none").parquet(str(directory / "parquet"))
                 yield world
             finally:
                 spark.stop()
     finally:
         server.stop()
-
-
-def _session(directory: Path) -> Any:
-    spark = millstream.spark.session(
-        "millstream-benchmark",
-        master="local[2]",
-        conf={
-            "spark.driver.memory": "2g",
-            "spark.local.dir": str(directory / "spark"),
-            "spark.sql.streaming.numRecentProgressUpdates": "1000",
-        },
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
