@@ -81,6 +81,7 @@ def test_batches_and_timeouts(client: Client) -> None:
 
 
 def test_namespaces_do_not_hear_each_other(broker: BrokerForTests, client: Client) -> None:
+    client.create_namespace("elsewhere")
     with millstream.connect(broker.address, namespace="elsewhere") as other:
         theirs, ours = other.subscribe("#"), client.subscribe("#")
         client.publish("news", b"ours")

@@ -440,6 +440,7 @@ def test_webhooks_belong_to_their_namespace(broker: BrokerForTests, client: Clie
         with pytest.raises(WebhookNotFound):
             ask(made.webhook.id)
     client.delete_namespace("shop", force=True)
+    client.create_namespace("shop")
     assert shop.webhooks.list() == []
 
 

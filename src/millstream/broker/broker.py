@@ -53,7 +53,7 @@ from millstream.broker.stages.stages import Stages
 from millstream.broker.state import StateLog
 from millstream.broker.stats.stats import SAMPLE_S as STATS_S
 from millstream.broker.stats.stats import Stats
-from millstream.broker.topic_calls import TopicCalls
+from millstream.broker.topic_calls import TopicCalls, check_is_there
 from millstream.broker.topics import PartitionOpener, Topics
 from millstream.broker.traces.recorder import Recorder
 from millstream.broker.traces.spans import Spans, open_provider
@@ -550,14 +550,17 @@ class Broker:
 
     async def call(self, session: Session, call: object) -> object:
         """Answer one of the control calls (see wire/calls.py) with something that can be written as JSON."""
-        handler = self._handlers[type(call)]
         try:
             if session.access is EVERYTHING:
-                return await handler(session, call)
-            return await self.access.perform(session, call, handler)
+                return await self._answer(session, call)
+            return await self.access.perform(session, call, self._answer)
         finally:
             if session.closed:  # meanwhile: what the call has opened must not stay open for nobody
                 self.session_closed(session)
+
+    async def _answer(self, session: Session, call: object) -> object:
+        check_is_there(self, session.namespace, call)
+        return await self._handlers[type(call)](session, call)
 
     def _call_handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
         return {

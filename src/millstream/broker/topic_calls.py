@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
+from millstream.broker.access.permissions import looks_inside
 from millstream.errors import InvalidArgument
 from millstream.wire import calls
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from millstream.broker.broker import Broker
     from millstream.broker.sessions import Session
 
-__all__ = ["TopicCalls"]
+__all__ = ["TopicCalls", "check_is_there"]
 
 _LIST_LIMIT_MAX: Final = 10_000
 
@@ -118,3 +119,12 @@ class TopicCalls:
 
     async def _new_producer(self, _: Session, __: calls.NewProducer) -> calls.ProducerIdentity:
         return calls.ProducerIdentity(producer_id=await self._topics.new_producer_id(), epoch=0)
+
+
+def check_is_there(host: Broker, namespace: str, call: object) -> None:
+    """Raises NamespaceNotFound where a call would find nothing because there is no such namespace."""
+    if namespace in host.topics.registry.namespaces or not looks_inside(call):
+        return
+    # Groups may wait in a namespace until it is made, and clients of MQTT may do without it.
+    if not host.groups.summaries(namespace) and not host.mqtt.has_any(namespace):
+        host.topics.registry.topics(namespace)

@@ -78,5 +78,7 @@ def test_retained_messages_are_browsed_and_cleared(http: httpx.Client, mqtt: Wir
 
 def test_another_namespace_has_its_own(http: httpx.Client, mqtt: Wires) -> None:
     mqtt.connect(V5, "here")
+    assert http.get("/namespaces/elsewhere/mqtt").json()["code"] == "NAMESPACE_NOT_FOUND"
+    http.post("/namespaces", json={"name": "elsewhere"})
     assert http.get("/namespaces/elsewhere/mqtt/sessions").json() == {"sessions": [], "after": ""}
     assert http.get("/namespaces/elsewhere/mqtt").json()["sessions"] == 0

@@ -368,6 +368,7 @@ def test_a_namespace_takes_its_queries_along() -> None:
         await client.call(CreateTopic(name="orders"))
         await stage_values(client, 0, [b"a"])
         await client.call(DeleteNamespace(name="team", force=True))
+        await client.call(CreateNamespace(name="team"))
         assert await queries(client) == []
         assert client.broker.stages.bytes == 0
 

@@ -183,6 +183,46 @@ def test_a_bad_call_gets_one_sentence_and_the_connection_goes_on(
     assert client.call("topic.describe", name="exists")["name"] == "exists"
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"op": "group.list"},
+        {"op": "group.describe", "name": "audit"},
+        {"op": "group.pause", "name": "audit", "paused": True},
+        {"op": "queue.list"},
+        {"op": "webhook.list"},
+        {"op": "webhook.show", "id": "wh-1"},
+        {"op": "mqtt.overview"},
+        {"op": "mqtt.sessions"},
+        {"op": "mqtt.retained"},
+        {"op": "dlq.list"},
+        {"op": "dlq.replays"},
+        {"op": "schedule.repeating"},
+        {"op": "pipeline.list"},
+        {"op": "stage.list"},
+        {"op": "stats.overview"},
+        {"op": "sub.open", "patterns": ["#"]},
+    ],
+    ids=lambda call: str(call["op"]),
+)
+def test_a_namespace_that_is_not_there_is_not_taken_for_an_empty_one(
+    broker: BrokerForTests, call: dict[str, object]
+) -> None:
+    with NativeClient(broker.address, namespace="typo") as client:
+        with pytest.raises(NamespaceNotFound, match="'typo'"):
+            client.call(**call)  # type: ignore[arg-type]
+        assert client.call("broker.describe")
+        assert client.call("stats.overview", everywhere=True)
+        assert client.call("stats.history", metric="published_rate")
+        assert client.call("namespace.list") == ["default"]
+
+
+def test_who_waits_in_a_namespace_that_is_not_there_yet_is_shown(broker: BrokerForTests) -> None:
+    with NativeClient(broker.address, namespace="later") as client:
+        client.call("group.join", group="audit", topics=["orders.#"])
+        assert [group["name"] for group in client.call("group.list")] == ["audit"]
+
+
 def test_requests_for_what_is_not_there_say_what_is_missing(client: NativeClient) -> None:
     client.call("topic.create", name="orders")
     with pytest.raises(TopicNotFound, match="'missing'"):

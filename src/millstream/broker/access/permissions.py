@@ -33,7 +33,7 @@ from millstream.wire import (
     webhook_calls,
 )
 
-__all__ = ["PERMISSIONS", "UNKNOWN", "Need", "Rule", "names_of"]
+__all__ = ["PERMISSIONS", "UNKNOWN", "Need", "Rule", "looks_inside", "names_of"]
 
 
 class Need(NamedTuple):
@@ -341,6 +341,21 @@ PERMISSIONS: Final[dict[type, Rule]] = {
 
 #: For a call that somebody forgot: not an open door.
 UNKNOWN: Final = _broker()
+
+
+def looks_inside(call: object) -> bool:
+    """Whether a call is about what is in the caller's namespace already, so that there must be one.
+
+    Who publishes, or makes a topic, makes the namespace with it.  Streams may wait for it.  The history of no topic
+    is the broker's.
+    """
+    rule = PERMISSIONS.get(type(call), UNKNOWN)
+    if isinstance(call, calls.CreateTopic | stats_calls.ReadHistory):
+        return False
+    if rule.permission not in ("read", "admin") and not isinstance(call, subscription_calls.OpenSubscription):
+        return False
+    return all(need.kind not in ("namespace", "within") for need in rule.needs(call))
+
 
 #: Fields that name things, in the order in which an audit entry shows them; values and secrets are not among them.
 _NAMING: Final = (

@@ -168,6 +168,10 @@ class Mqtt:
         """The broker's side of a new connection."""
         return Client(self, line, address)
 
+    def has_any(self, namespace: str) -> bool:
+        """Whether there is anything of MQTT in a namespace."""
+        return namespace in self.worlds or self.retained.kept_in(namespace)[0] > 0
+
     def world(self, namespace: str) -> World:
         world = self.worlds.get(namespace)
         if world is None:
