@@ -64,6 +64,7 @@ __all__ = [
     "allowed_values",
     "environment_name",
     "load_settings",
+    "overlooked_variables",
     "parse_bytes",
     "parse_duration_ms",
     "setting_fields",
@@ -291,12 +292,27 @@ def _is_null(node: yaml.Node) -> bool:
 def _from_environment(env: Mapping[str, str]) -> Iterator[_Given]:
     """Settings among the variables: those with a double underscore.
 
-    The others are not ours to judge: Kubernetes gives every pod beside a service called `millstream` a MILLSTREAM_PORT.
+    Others are not ours to refuse: Kubernetes gives every pod beside a service called `millstream` a MILLSTREAM_PORT.
     """
     for name in sorted(env):
         rest = name.removeprefix(ENVIRONMENT_PREFIX)
         if rest != name and "__" in rest:
             yield _Given(rest.lower().replace("__", ".", 1), env[name], name)
+
+
+def overlooked_variables(env: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that was surely meant as a setting and is none.
+
+    No error: it could be of a service of that name, though not with what Kubernetes puts into those, `tcp://...`.
+    """
+    meant = {environment_name(key).replace("__", "_"): environment_name(key) for key in _FIELDS}
+    for key, flag in FLAGS.items():
+        meant.setdefault(ENVIRONMENT_PREFIX + flag.strip("-").replace("-", "_").upper(), environment_name(key))
+    return [
+        f"the variable {name} sets nothing; did you mean {meant[name]}?"
+        for name in sorted(env)
+        if name in meant and not env[name].startswith("tcp://")
+    ]
 
 
 #: Settings have words in common, so what is only somewhat like one of them is a wrong guess.

@@ -452,6 +452,13 @@ def test_a_bad_setting_stops_serve_before_anything_is_touched(alone: Run, tmp_pa
 # --- log -------------------------------------------------------------------------------------------------------------
 
 
+def test_a_variable_that_sets_nothing_is_said_so(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_SERVER_PORT", "9192")
+    shown = alone("config", "show", "--json")
+    assert shown.json["server.port"] == {"value": 9092, "from": "default"}
+    assert "did you mean MILLSTREAM_SERVER__PORT?" in shown.err
+
+
 @pytest.fixture
 def stopped_data(tmp_path: Path) -> Path:
     data = tmp_path / "stopped"

@@ -10,6 +10,7 @@ from millstream.config import (
     allowed_values,
     environment_name,
     load_settings,
+    overlooked_variables,
     parse_bytes,
     parse_duration_ms,
     setting_fields,
@@ -77,6 +78,22 @@ def test_variables_of_kubernetes_are_not_ours() -> None:
     """A service called millstream gives every pod MILLSTREAM_PORT=tcp://...; that must not stop a broker."""
     env = {"MILLSTREAM_PORT": "tcp://10.0.0.1:9092", "MILLSTREAM_SERVER_PORT": "tcp://10.0.0.1:9092", "PATH": "/bin"}
     assert load_settings(None, env, {})[0] == Settings()
+    assert overlooked_variables(env) == []
+
+
+def test_a_variable_with_too_few_underscores_is_pointed_out() -> None:
+    env = {"MILLSTREAM_SERVER_PORT": "9192", "MILLSTREAM_DATA": "/tmp/x", "MILLSTREAM_TOPICS_AUTO_CREATE": "false"}
+    assert overlooked_variables({**env, "MILLSTREAM_BROKER": "b:9092", "MILLSTREAM_HTTP__PORT": "0"}) == [
+        "the variable MILLSTREAM_DATA sets nothing; did you mean MILLSTREAM_STORAGE__DATA?",
+        "the variable MILLSTREAM_SERVER_PORT sets nothing; did you mean MILLSTREAM_SERVER__PORT?",
+        "the variable MILLSTREAM_TOPICS_AUTO_CREATE sets nothing; did you mean MILLSTREAM_TOPICS__AUTO_CREATE?",
+    ]
+
+
+def test_no_variable_that_means_something_is_taken_for_a_misspelt_setting() -> None:
+    """Those of clients, of examples and of these tests."""
+    others = ["BROKER", "NAMESPACE", "KEY", "CA", "CONFIG", "DEBUG", "SEED", "WEBHOOK_SECRET", "SPARK_LOG"]
+    assert overlooked_variables({f"MILLSTREAM_{name}": "x" for name in others}) == []
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ def settings_page() -> str:
         "```yaml\nserver:\n  port: 9092\nstorage:\n  data: /var/lib/millstream\n  segment_bytes: 128MiB\n"
         "topics:\n  retention_ms: 30d\n```",
         f"The variable of `server.port` is `{environment_name('server.port')}`, with two underscores after the "
-        "section. The option of any setting is `--set server.port=9092`; the common ones have options of their own.",
+        "section; with one it sets nothing, and `serve` warns of it. The option of any setting is "
+        "`--set server.port=9092`; the common ones have options of their own.",
         "Sizes are bytes or have a unit: `KiB`, `MiB`, `GiB`, `TiB` count in 1024s and `KB`, `MB`, `GB`, `TB` in "
         "1000s. Durations are milliseconds or have a unit: `ms`, `s`, `m`, `h`, `d`, `w`.",
     ]

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.text import Text
 
 from millstream.cli.arguments import parse_pairs
 from millstream.cli.failure import UsageProblem
+from millstream.cli.output import stderr
 from millstream.errors import ConfigInvalid
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ def read_settings(
     config: Path | None, flags: Mapping[str, str | bool | None], overrides: Sequence[str] | None
 ) -> tuple[Settings, dict[str, str]]:
     """Settings from file, environment and flags, and where each came from."""
-    from millstream.config import load_settings  # here, so that no other command waits for the model to load
+    # Here, so that no other command waits for the model to load.
+    from millstream.config import load_settings, overlooked_variables
 
     settings, sources = load_settings(
         _read_file(config),
@@ -79,6 +82,8 @@ def read_settings(
         overrides=parse_pairs(overrides or [], "--set"),
         file_name=str(config),
     )
+    for warning in overlooked_variables(os.environ):
+        stderr.print(Text(f"warning: {warning}", style="yellow"), soft_wrap=True)
     # Only a shell expands `~`; from a file it would become a directory of that name.
     data = os.path.expanduser(settings.storage.data)
     if data != settings.storage.data:
