@@ -33,6 +33,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return run
 
 
+@pytest.mark.parametrize("wrong", [("--role", "boss"), ("--role", "admin", "--scope", "no:such:scope")])
+def test_a_key_that_is_refused_leaves_no_directory(tmp_path: Path, run: Run, wrong: tuple[str, ...]) -> None:
+    data = tmp_path / "new"
+    assert "INVALID" in run("key", "create", *wrong, "--data", str(data), code=1)
+    assert not data.exists()
+
+
 def test_from_the_first_key_to_the_last(tmp_path: Path, run: Run) -> None:
     ports = ("--port", "0", "--http-port", "0", "--mqtt-port", "0")
     refused = run("serve", "--data", str(tmp_path), *ports, "--set", "access.mode=keys", code=1)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from millstream.cli.arguments import parse_span, refuse_empty
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
     JsonOption,
     document_of,
@@ -66,6 +67,8 @@ def create(
     """Make a key, and show it this once."""
     refuse_empty(data, "--data")
     lasts = None if expires is None else parse_span(expires, "--expires")
+    if lasts is not None and not lasts:
+        raise UsageProblem("--expires is more than 0; leave it out for a key that does not expire")
     if data is not None:
         made = _create_offline(os.path.expanduser(data), roles, scopes or [], name, lasts)
     else:
@@ -125,12 +128,15 @@ def revoke(key_id: IdArgument, yes: YesOption = False, broker: BrokerOption = DE
 
 
 def _create_offline(data: str, roles: Sequence[str], scopes: list[str], name: str, expires: timedelta | None) -> NewKey:
+    from millstream.access.keys import Key
     from millstream.client.access import create_call
     from millstream.config import LogSettings, Settings
     from millstream.server import lifecycle  # here, so that no other command waits for the broker to load
     from millstream.server.logs import set_up_logs
 
     call = create_call(roles, scopes, name, expires)
+    # Says what is wrong with it before a directory is made for it.
+    Key(id="", name=name, roles=call.roles, scopes=call.scopes, created_ms=0, secrets=[])
     set_up_logs(LogSettings(level="warning"), sys.stderr)
     settings = Settings.model_validate({"storage": {"data": data}})
     return asyncio.run(lifecycle.offline(settings, lambda broker: broker.access.create(call)))

@@ -94,6 +94,7 @@ def test_an_output_without_room_is_no_bug() -> None:
         (("key", "rotate", "x", "--grace", "junk"), "--grace 'junk' is not a length of time", "--help"),
         (("key", "create", "-r", "read", "--data", ""), "--data is empty", "--help"),
         (("backup", ""), "FILE is empty", "--help"),
+        (("key", "create", "-r", "read", "--expires", "0"), "--expires is more than 0", "--help"),
         (("backup", "", "--verify"), "FILE is empty", "--help"),
         (("restore", "x", "--data", ""), "--data is empty", "--help"),
         (("dlq", "list", "--max", "99999999999999999999"), "invalid value for '--max'", "--help"),
