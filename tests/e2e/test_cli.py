@@ -261,6 +261,9 @@ def test_a_group_goes_on_where_it_stopped_and_can_be_moved(run: Run) -> None:
         "offsets": [{"topic": "orders", "partition": 0, "from": 5, "to": 3}],
     }
     assert run("group", "lag", "audit", "--json").json[0]["lag"] == 0
+    asked = run("group", "reset", "audit", "orders", "--to", "shift:-2", "--json", code=2)
+    assert "moves by" in asked.err, "who is asked must see what for"
+    assert asked.out == ""
     run("group", "reset", "audit", "orders", "--to", "shift:-2", "--yes")
     assert "audit" in run("group", "show", "audit").out
     assert run("consume", "orders", "--group", "audit", "--no-follow").lines == ["d", "e"]
@@ -449,14 +452,14 @@ def test_a_bad_setting_stops_serve_before_anything_is_touched(alone: Run, tmp_pa
     assert not (tmp_path / "data").exists()
 
 
-# --- log -------------------------------------------------------------------------------------------------------------
-
-
 def test_a_variable_that_sets_nothing_is_said_so(alone: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILLSTREAM_SERVER_PORT", "9192")
     shown = alone("config", "show", "--json")
     assert shown.json["server.port"] == {"value": 9092, "from": "default"}
     assert "did you mean MILLSTREAM_SERVER__PORT?" in shown.err
+
+
+# --- log -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -17,7 +17,14 @@ from millstream.broker.group import Group, GroupsHost, Standing, assignment_of, 
 from millstream.broker.metrics import Metrics
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
-from millstream.errors import GroupNotEmpty, GroupNotFound, InvalidArgument, TopicNotFound, UnknownMember
+from millstream.errors import (
+    GroupNotEmpty,
+    GroupNotFound,
+    InvalidArgument,
+    PartitionNotFound,
+    TopicNotFound,
+    UnknownMember,
+)
 from millstream.groups.beginnings import newly_covered
 from millstream.groups.core import (
     decide_expire,
@@ -59,7 +66,7 @@ from millstream.groups.records import (
     name_member,
 )
 from millstream.groups.sessions import Sessions
-from millstream.names import check_group
+from millstream.names import check_group, check_topic
 from millstream.wire import calls
 
 __all__ = ["Groups"]
@@ -333,10 +340,10 @@ class Groups:
     async def reset(self, namespace: str, call: calls.ResetOffsets) -> list[calls.OffsetEntry]:
         count = self._host.partition_counts(namespace).get(call.topic)
         if count is None:
-            raise InvalidArgument(f"topic {call.topic!r} does not exist")
+            raise TopicNotFound(f"topic {check_topic(call.topic)!r} does not exist in namespace {namespace!r}")
         numbers = range(count) if call.partitions is None else call.partitions
         if any(not 0 <= number < count for number in numbers):
-            raise InvalidArgument(f"topic {call.topic!r} has partitions 0 to {count - 1}")
+            raise PartitionNotFound(f"topic {call.topic!r} has partitions 0 to {count - 1}")
         partitions = [TopicPartition(call.topic, number) for number in numbers]
         bounds = {partition: self._host.bounds(namespace, partition) for partition in partitions}
         target = self._reset_target(namespace, call, partitions)

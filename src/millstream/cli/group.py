@@ -169,12 +169,14 @@ def reset(
     with open_client(broker, namespace) as client:
         before = {entry.partition: entry.offset for entry in client.committed(name, [topic])}
         planned = client.reset_group(name, topic, kind, value, partitions=partition, dry_run=True)
-        if not as_json:
+        asks = not (yes or dry_run)
+        if asks or not as_json:
             rows = [(entry.partition, before.get(entry.partition), entry.offset) for entry in planned]
             print_table(
                 ("partition", "from", "to", "moves by"),
                 [(*row, _moves_by(row[1], row[2])) for row in rows],
                 numbers="partition|from|to|moves by",
+                console=stderr if as_json else stdout,
             )
         if dry_run:
             outcome = planned

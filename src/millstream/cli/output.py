@@ -79,13 +79,19 @@ def _lacks_letters() -> bool:
 
 
 def print_table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], *, empty: str = "nothing to show", numbers: str = ""
+    columns: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    empty: str = "nothing to show",
+    numbers: str = "",
+    console: Console | None = None,
 ) -> None:
     """Rows under a header; `numbers` names the columns to align on the right, separated by `|`.
 
     An empty table says so on standard error: a program that reads the output then sees no rows, not a sentence.  On a
     terminal too narrow for it, each row is a paragraph of its own: half a number is a wrong number.
     """
+    console = console or stdout
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     aligned = set(numbers.split("|"))
     for column in columns:
@@ -94,12 +100,12 @@ def print_table(
     cells = [[_cell(value) for value in row] for row in rows]
     if not cells:
         stderr.print(f"[dim]{escape(empty)}[/]")
-    elif stdout.width < _PIPE_WIDTH and _least_width(columns, cells, aligned) > stdout.width:
-        _print_paragraphs(columns, cells)
+    elif console.width < _PIPE_WIDTH and _least_width(columns, cells, aligned) > console.width:
+        _print_paragraphs(columns, cells, console)
     else:
         for row in cells:
             table.add_row(*row)
-        stdout.print(table)
+        console.print(table)
 
 
 def _least_width(columns: Sequence[str], cells: Sequence[Sequence[str | Text]], aligned: set[str]) -> int:
@@ -115,16 +121,16 @@ def _cell_width(cell: str | Text) -> int:
     return (cell if isinstance(cell, Text) else Text.from_markup(cell)).cell_len
 
 
-def _print_paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str | Text]]) -> None:
+def _print_paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str | Text]], console: Console) -> None:
     for number, row in enumerate(cells):
         if number:
-            stdout.print()
+            console.print()
         grid = Table.grid(padding=(0, 2))
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(overflow="fold")
         for column, cell in zip(columns, row, strict=True):
             grid.add_row(Text(column), cell)
-        stdout.print(grid)
+        console.print(grid)
 
 
 def _cell(value: object) -> str | Text:
