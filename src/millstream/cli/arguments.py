@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 _OFFSET: Final = re.compile(r"\d+")
-_AGO: Final = re.compile(r"\d+(\.\d+)?\s*[a-zA-Z]+")
+_SPAN: Final = re.compile(r"(\d+(\.\d+)?\s*[a-zA-Z]+\s*)+")
 
 START_FORMS: Final = "earliest, latest, an offset, a time such as 2026-01-31T09:30, or an age such as 15m"
 PAST_FORMS: Final = "a time such as 2026-01-31T09:30, or an age such as 15m"
@@ -54,7 +54,7 @@ def parse_duration(text: str) -> int | None:
 
 
 def parse_length(text: str, option: str) -> int:
-    """A length of time, in milliseconds."""
+    """A length of time, in milliseconds.  A bare number counts seconds, as everywhere on the command line."""
     try:
         length_ms = parse_ms(text)
     except InvalidArgument:
@@ -77,12 +77,7 @@ def refuse_empty(text: str | None, option: str) -> None:
 
 def parse_timeout_s(text: str | None) -> float | None:
     """What `--timeout` says, in seconds."""
-    if text is None:
-        return None
-    duration_ms = parse_duration(text)
-    if duration_ms is None:
-        raise UsageProblem(f"--timeout {text!r} is not a duration: use 10s, 5m or a number of milliseconds")
-    return duration_ms / 1000
+    return None if text is None else parse_length(text, "--timeout") / 1000
 
 
 def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
@@ -114,9 +109,8 @@ def parse_topic_config(pairs: Iterable[str]) -> dict[str, Any]:
 
 def parse_moment(text: str, now: datetime.datetime) -> datetime.datetime | None:
     """A point in time: ISO 8601 (UTC unless it says otherwise), or how long ago.  None when it is neither."""
-    if _AGO.fullmatch(text):
-        age_ms = parse_duration(text)
-        return None if age_ms is None else _shifted(now, -age_ms)
+    if _SPAN.fullmatch(text):
+        return _shifted(now, text, -1)
     try:
         moment = datetime.datetime.fromisoformat(text)
     except ValueError:
@@ -124,11 +118,11 @@ def parse_moment(text: str, now: datetime.datetime) -> datetime.datetime | None:
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=datetime.UTC)
 
 
-def _shifted(now: datetime.datetime, by_ms: int) -> datetime.datetime | None:
-    """None when no calendar has that day."""
+def _shifted(now: datetime.datetime, span: str, sign: int) -> datetime.datetime | None:
+    """None when that is no length of time, or no calendar has that day."""
     try:
-        return now + datetime.timedelta(milliseconds=by_ms)
-    except OverflowError:
+        return now + sign * datetime.timedelta(milliseconds=parse_ms(span))
+    except (InvalidArgument, OverflowError):
         return None
 
 
@@ -142,11 +136,7 @@ def parse_past(text: str, now: datetime.datetime, option: str) -> datetime.datet
 
 def parse_ahead(text: str, now: datetime.datetime, option: str) -> datetime.datetime:
     """A point in time: ISO 8601 (UTC unless it says otherwise), or how far ahead."""
-    if _AGO.fullmatch(text):
-        ahead_ms = parse_duration(text)
-        moment = None if ahead_ms is None else _shifted(now, ahead_ms)
-    else:
-        moment = parse_moment(text, now)
+    moment = _shifted(now, text, +1) if _SPAN.fullmatch(text) else parse_moment(text, now)
     if moment is None:
         raise UsageProblem(f"{option} {text!r} is not a time: use {AHEAD_FORMS}")
     return moment

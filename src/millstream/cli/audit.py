@@ -24,9 +24,7 @@ EPILOG: Final = examples(
 def audit(
     key: Annotated[str, typer.Option("--key-id", metavar="ID", help="By whoever had this key.")] = "",
     call: Annotated[str, typer.Option("--call", metavar="OP", help="Only this call, such as topic.delete.")] = "",
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="From this time on: 2h ago, or a moment.")
-    ] = None,
+    since: Annotated[str | None, typer.Option("--since", metavar="TIME", help="From a time on, or an age: 2h")] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")] = 50,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,

@@ -58,7 +58,7 @@ def consume(
         bool, typer.Option("--follow/--no-follow", help="Wait for new messages, or stop at the end.")
     ] = True,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="Stop when nothing came for so long: 10s, 5m.")
+        str | None, typer.Option("--timeout", metavar="TIME", help="Stop when nothing came for so long: 10s, 5m.")
     ] = None,
     line_format: Annotated[
         str, typer.Option("--format", metavar="TEXT", help="What to print for a message; see above.")

@@ -44,7 +44,8 @@ def commands_page() -> str:
         "# Commands",
         NOTICE,
         "Noun, then verb. Results go to standard output; progress, hints and errors to standard error. Every command "
-        "that reads takes `--json`.",
+        "that reads takes `--json`. Lengths of time are written `500ms`, `30s`, `5m` or `1h30m`; a bare number counts "
+        "seconds.",
         "An error is one sentence with its code and a hint. `millstream errors explain CODE` tells more, and with "
         "`MILLSTREAM_DEBUG=1` the traceback is shown as well.",
         table("| Exit code | Meaning |", (f"| {int(code)} | {text} |" for code, text in _EXIT_CODES.items())),

@@ -35,7 +35,7 @@ def subscribe(
         int | None, typer.Option("--max", "-m", min=1, metavar="N", help="Stop after so many messages.")
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="Stop when nothing came for so long: 10s, 5m.")
+        str | None, typer.Option("--timeout", metavar="TIME", help="Stop when nothing came for so long: 10s, 5m.")
     ] = None,
     line_format: Annotated[
         str, typer.Option("--format", metavar="TEXT", help="What to print for a message; see `millstream consume`.")

@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from millstream.cli.arguments import parse_length
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import JsonOption, bytes_text, document_of, duration_text, examples, print_json, stdout
@@ -32,21 +33,23 @@ __all__ = ["EPILOG", "Screen", "sparkline", "top"]
 
 EPILOG: Final = examples(
     "millstream top",
-    "millstream top --everywhere --interval 5",
+    "millstream top --everywhere --interval 5s",
     "# for a script or a mail",
     "millstream top --once --json",
 )
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _WIDTH: Final = 40
+_INTERVAL_MS_MIN: Final = 200
+_INTERVAL_MS_MAX: Final = 3_600_000
 _PLOTTED: Final = ("published", "consumed", "acked", "failed")
 _MODE_STYLES: Final = {"normal": "green", "throttled": "yellow"}
 
 
 def top(
-    interval_s: Annotated[
-        float, typer.Option("--interval", "-i", min=0.2, max=3600, metavar="SECONDS", help="Time between two looks.")
-    ] = 2.0,
+    interval: Annotated[
+        str, typer.Option("--interval", "-i", metavar="TIME", help="Time between two looks, 200ms to 1h.")
+    ] = "2s",
     limit: Annotated[
         int, typer.Option("--limit", "-l", min=1, max=100, metavar="N", help="Topics and groups to show at most.")
     ] = 10,
@@ -62,6 +65,9 @@ def top(
     """
     if as_json and not once:
         raise UsageProblem("--json shows one look: add --once")
+    interval_ms = parse_length(interval, "--interval")
+    if not _INTERVAL_MS_MIN <= interval_ms <= _INTERVAL_MS_MAX:
+        raise UsageProblem(f"--interval is 200ms to 1h, not {interval}")
     with open_client(broker, namespace) as client:
         overview = client.overview(limit=limit, everywhere=everywhere)
         if as_json:
@@ -77,7 +83,7 @@ def top(
             _keys() as wait_for_key,
             Live(screen.render(overview, mqtt), console=stdout, screen=True, auto_refresh=False) as live,
         ):
-            while wait_for_key(interval_s) not in ("q", "Q"):
+            while wait_for_key(interval_ms / 1000) not in ("q", "Q"):
                 overview = client.overview(limit=limit, everywhere=everywhere)
                 live.update(screen.render(overview, client.mqtt.overview(everywhere=everywhere)), refresh=True)
 

@@ -6,7 +6,15 @@ import datetime
 
 import pytest
 
-from millstream.cli.arguments import parse_headers, parse_moment, parse_reset, parse_start, parse_topic_config
+from millstream.cli.arguments import (
+    parse_headers,
+    parse_moment,
+    parse_reset,
+    parse_span,
+    parse_start,
+    parse_timeout_s,
+    parse_topic_config,
+)
 from millstream.cli.failure import UsageProblem
 
 NOW = datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.UTC)
@@ -29,10 +37,17 @@ def moment(*parts: int) -> datetime.datetime:
         ("2026-01-31T09:30Z", moment(2026, 1, 31, 9, 30)),
         ("15m", moment(2026, 3, 1, 11, 45)),
         ("1.5h", moment(2026, 3, 1, 10, 30)),
+        ("1h30m", moment(2026, 3, 1, 10, 30)),
     ],
 )
 def test_places_to_start(text: str, expected: object) -> None:
     assert parse_start(text, NOW) == expected
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("5", 5), ("0.5", 0.5), ("200ms", 0.2), ("1h30m", 5400), (None, None)])
+def test_a_bare_number_counts_seconds_whatever_the_option(text: str | None, seconds: float | None) -> None:
+    assert parse_timeout_s(text) == seconds
+    assert text is None or parse_span(text, "--wait").total_seconds() == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "15 parsecs", "2026-13-45", "offset:3"])
