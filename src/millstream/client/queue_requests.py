@@ -80,7 +80,7 @@ def settle_call(
     action: Action, receipts: Iterable[str], reason: str, delay: Duration | None
 ) -> queue_calls.SettleMessages:
     delay_ms = None if delay is None else parse_ms(delay, "delay")
-    if action == "extend" and delay_ms == 0:  # which the broker takes for nothing said
+    if action == "extend" and delay_ms == 0:
         raise InvalidArgument("an extension is more than 0; without a delay it is the lease's own length")
     return queue_calls.SettleMessages(
         items=[

@@ -288,12 +288,13 @@ class Ledger:
     def extend(self, nonce: int, ms: int, *, now_us: int, consumer: str | None = None) -> Outcome:
         """The lease, all of it, lasts until `ms` from now, but never longer than processing_ms since it was granted.
 
+        Less than 0 stands for as long as it was given out for.
         It is never made shorter: a lease has one deadline, and others of its messages may rely on it.
         """
         lease, _ = self._held(nonce, -1, 0, consumer)
         if lease is None:
             return INVALID
-        deadline_us = now_us + ms * 1000
+        deadline_us = now_us + (ms * 1000 if ms >= 0 else lease.length_us)
         if self.rules.processing_ms:
             deadline_us = min(deadline_us, lease.granted_us + self.rules.processing_ms * 1000)
         lease.deadline_us = max(lease.deadline_us, deadline_us)

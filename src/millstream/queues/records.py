@@ -218,7 +218,18 @@ class Lease:
     bit 0 is always one of the granted.
     """
 
-    __slots__ = ("base", "bits", "consumer", "deadline_us", "granted", "granted_us", "history", "nonce", "terms")
+    __slots__ = (
+        "base",
+        "bits",
+        "consumer",
+        "deadline_us",
+        "granted",
+        "granted_us",
+        "history",
+        "length_us",
+        "nonce",
+        "terms",
+    )
 
     def __init__(
         self, nonce: int, base: int, bits: int, consumer: str, history: History, terms: Terms, now_us: int, due_us: int
@@ -232,6 +243,7 @@ class Lease:
         self.terms = terms
         self.granted_us = now_us
         self.deadline_us = due_us
+        self.length_us = due_us - now_us
 
     @property
     def span(self) -> int:

@@ -94,6 +94,26 @@ def test_what_no_journal_could_hold_is_refused_and_changes_nothing(action: Any, 
     run(scenario)
 
 
+def test_without_a_length_it_is_extended_by_its_own() -> None:
+    async def scenario() -> None:
+        client = await with_topic()
+        await client.send([b"1"])
+        [message] = await client.call(queue_calls.LeaseMessages(topic="orders", lease_ms=60_000))  # type: ignore[misc]
+
+        async def extended_by(delay_ms: int | None) -> int:
+            item = queue_calls.SettleItem(receipt=message.receipt, action="extend", delay_ms=delay_ms)
+            [outcome] = await client.call(queue_calls.SettleMessages(items=[item]))  # type: ignore[misc]
+            return outcome.deadline_ms - client.broker.now_us() // 1000  # type: ignore[no-any-return]
+
+        await asyncio.sleep(10)
+        with pytest.raises(InvalidArgument, match="more than 0"):
+            await extended_by(0)
+        assert 59_990 <= await extended_by(None) <= 60_000, "and not by what leases of the queue last otherwise"
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_what_a_consumer_holds_is_settled_by_its_own_session_unless_it_says_otherwise() -> None:
     async def scenario() -> None:
         client = await with_topic()

@@ -177,13 +177,13 @@ class TextLeases:
         if part is None or topic is None or (topic.namespace, topic.name, part.number) != (namespace, *handle[:2]):
             return SettleEntry(kind, 0)
         value = -1 if item.delay_ms is None else item.delay_ms
-        if kind == Settle.EXTEND:
-            value = item.delay_ms or part.group.policy.lease_ms or topic.config.lease_ms
         return SettleEntry(kind, handle.nonce, Scope.ONE, handle.offset, value, reason=item.reason)
 
 
 def _check(item: queue_calls.SettleItem) -> None:
     if item.delay_ms is not None and not 0 <= item.delay_ms <= DURATION_MS_MAX:
         raise InvalidArgument(f"delay_ms must be between 0 and {DURATION_MS_MAX}, not {item.delay_ms}")
+    if item.action == "extend" and item.delay_ms == 0:
+        raise InvalidArgument("an extension is more than 0; without delay_ms it is the lease's own length")
     if len(item.reason) > _REASON_MAX:
         raise InvalidArgument(f"a reason has {_REASON_MAX} characters at most, not {len(item.reason)}")
