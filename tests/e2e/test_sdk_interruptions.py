@@ -113,6 +113,63 @@ for number in range(10):
         assert [message.value for message in stream] == [b"%d" % number for number in range(10)]
 
 
+def test_a_signal_that_finds_its_producer_at_work_does_not_wait_for_it(broker: BrokerForTests) -> None:
+    """It would wait for itself."""
+    program = """
+import signal, sys, threading, millstream
+from millstream.client.outbox import Outbox
+
+client = millstream.connect(sys.argv[1])
+producer = client.producer("t", linger_ms=1000)
+next_frame = Outbox.next_frame
+
+def interrupted(outbox):
+    if threading.current_thread() is threading.main_thread():
+        Outbox.next_frame = next_frame
+        signal.raise_signal(signal.SIGUSR1)
+    return next_frame(outbox)
+
+def handle(*_):
+    for ask in (producer.flush, producer.close, client.close, lambda: producer.send(b"2", headers={"a": "b"})):
+        try:
+            ask()
+        except millstream.errors.InvalidArgument as refusal:
+            assert "interrupted" in str(refusal), refusal
+            print("refused")
+
+signal.signal(signal.SIGUSR1, handle)
+Outbox.next_frame = interrupted
+producer.send(b"1")
+producer.flush()
+producer.close()
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(millstream.__file__).parents[1])}
+    ended = subprocess.run(
+        [sys.executable, "-c", program, broker.address],
+        check=True,
+        timeout=30,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.split() == ["refused"] * 4
+    with broker.connect().stream("t", timeout_s=0.5) as stream:
+        assert [message.value for message in stream] == [b"1"]
+
+
+def test_a_client_may_be_closed_by_a_signal_that_comes_while_it_notes_a_new_stream(broker: BrokerForTests) -> None:
+    client = millstream.connect(broker.address)
+
+    def close() -> None:
+        with client._children_lock:  # as the code has that was interrupted
+            client.close()
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(10)
+    assert not closing.is_alive()
+
+
 def test_a_handler_may_stop_its_worker_and_run_returns(broker: BrokerForTests) -> None:
     with millstream.connect(broker.address) as client:
         client.publish_many("t", [b"0", b"1", b"2"])

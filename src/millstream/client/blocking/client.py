@@ -91,7 +91,7 @@ class Client(Admin, PubSub, Work):
         self._open_pubsub()
         self._prepare_work()
         self._children: weakref.WeakSet[Producer | Stream | Queue | Subscription] = weakref.WeakSet()
-        self._children_lock = threading.Lock()  # the background thread looks at them too
+        self._children_lock = threading.RLock()  # the background thread looks at them, and a signal's handler may
         self._closed = Flag()
         self._keeper = threading.Thread(
             target=_keep_alive, args=(weakref.ref(self), self._closed), name="millstream-keepalive", daemon=True

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 import weakref
+from _thread import RLock
 from collections.abc import Callable
 from typing import Final, Unpack
 
@@ -72,7 +73,7 @@ class Producer:
         self._on_error = on_error
         self._outbox = Outbox(topic, settings, identity, request_timeout_s=target.timeout_s)
         self._accumulator = self._outbox.accumulator
-        self._lock = threading.Lock()
+        self._lock = RLock()
         #: Threads that wait until something is settled.
         self._waiting: list[Knock] = []
         self._wake = Knock()
@@ -120,6 +121,7 @@ class Producer:
     def _send_closely(self, entry: AnyEntry, partition: int | None) -> None:
         """The slow path: whatever may be in the way of a message is dealt with here."""
         outbox = self._outbox
+        self._check_thread()
         self._accumulator.check_size(entry)
         if not outbox.knows(partition):
             self._look_again()
@@ -133,6 +135,7 @@ class Producer:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is confirmed.  Raises the first error, or RequestTimeout."""
         outbox = self._outbox
+        self._check_thread()
         marks: list[SealedBatch] = []
         with self._lock:
             if not self._ended:
@@ -150,6 +153,7 @@ class Producer:
 
         What other threads send from now on is refused.
         """
+        self._check_thread()
         with self._lock:
             closing, self._closing = self._closing, True
             # Before the flush: behind it, a message on the fast path would be taken and never sent.
@@ -184,15 +188,25 @@ class Producer:
 
     def _forked(self) -> None:
         """What waits here is sent by the parent, whose thread and connection this is."""
-        self._lock = threading.Lock()
+        self._lock = RLock()
         self._closing = self._ended = True
         _live.discard(self)
         self._accumulator.close_gate()
 
     @property
     def stats(self) -> ProducerStats:
+        self._check_thread()
         with self._lock:
             return self._outbox.stats(self._connections)
+
+    def _check_thread(self) -> None:
+        """A signal's handler may have interrupted this thread in the middle of a change: to wait for its end would be
+        to wait for itself, and to begin another one would spoil both."""
+        if self._lock._is_owned():  # type: ignore[attr-defined]
+            raise InvalidArgument(
+                "a signal's handler has interrupted the producer and cannot use it: "
+                "let the handler set a flag or raise, and close the producer where the program goes on"
+            )
 
     # --- under the lock ------------------------------------------------------------------------------------------
 
