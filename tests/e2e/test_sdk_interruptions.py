@@ -17,6 +17,7 @@ import millstream
 from millstream import aio
 from millstream.errors import InvalidArgument
 from millstream.testing.broker import BrokerForTests
+from tests.waiting import eventually
 
 
 class Interrupted(Exception):
@@ -188,6 +189,38 @@ def test_a_handler_may_stop_its_worker_and_run_returns(broker: BrokerForTests) -
                 handle.start()
         with client.queue("t") as queue:
             assert [message.value for message in (queue.next(5), queue.next(0.2)) if message] == [b"2"]
+
+
+def test_a_signal_that_comes_while_workers_stop_by_themselves_ends_at_once(broker: BrokerForTests) -> None:
+    """The first one was taken for the wish to stop, which they did already."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    begun, over, main = threading.Event(), threading.Event(), threading.main_thread().ident
+    assert main is not None
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with millstream.connect(broker.address) as client:
+            client.publish_many("t", [b"0", b"1"])
+
+            @client.worker("t", concurrency=2)
+            def handle(message: millstream.QueueMessage) -> None:
+                if message.value == b"0":
+                    begun.wait(20)
+                    raise SystemExit(3)
+                begun.set()
+                eventually(lambda: handle._stopped)
+                signal.pthread_kill(main, signal.SIGTERM)
+                over.wait(60)
+
+            try:
+                with pytest.raises(Interrupted):
+                    client.run_workers()
+            finally:
+                over.set()
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_asynchronous_handler_may_stop_its_worker_and_run_returns(broker: BrokerForTests) -> None:

@@ -271,16 +271,15 @@ def run_workers(workers: Iterable[Worker]) -> None:
     """Work until SIGINT or SIGTERM, or until a worker fails or all were stopped by their handlers; then stop in good
     order.  A second signal ends at once."""
     running = list(workers)
-    with _stop_signals() as stop:
-        try:
+    try:
+        with _stop_signals() as stop:
             for worker in running:
                 worker.start()
             while not stop.wait(0.2) and not any(worker.failure for worker in running):
                 if all(worker._engine is not None and worker._engine.has_ended for worker in running):
                     break
-        finally:
-            stop.set()  # from now on signals have their usual effect
-            _stop(running, _STOP_S)
+    finally:
+        _stop(running, _STOP_S)  # here signals have their usual effect again
     for worker in running:
         if worker.failure is not None:
             raise worker.failure
