@@ -26,6 +26,7 @@ from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
 from millstream.client.blocking.worker import _stop_signals
 from millstream.errors import ConnectionLost, QuotaExceeded
+from millstream.testing.broker import BrokerForTests
 from tests.examples import seeds
 
 _LARGE = b"x" * 20_000
@@ -225,6 +226,32 @@ def test_interrupted_anywhere_while_it_fetches_a_stream_skips_nothing(
 ) -> None:
     """All of an answer was lost, or an answer was awaited that had come."""
     _interrupt_reading(fake, read, itertools.count(first, 10), in_hand=0)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("read", [_read_next, _read_on, _read_batch])
+@pytest.mark.parametrize("first", seeds(1, 10))
+def test_interrupted_anywhere_a_subscription_repeats_nothing_and_says_when_it_missed_something(
+    broker: BrokerForTests, read: Callable[[Any, list[Any]], None], first: int
+) -> None:
+    got: list[Any] = []
+    with broker.connect() as client, client.subscribe("t", timeout_s=2) as subscription:
+        for step in itertools.count(first, 10):
+            sent = client.publish_many("t", [b"1", b"2", b"3"])
+            connections, before = subscription.reconnects, len(got)
+            interrupted = _interrupted_at(step, partial(read, subscription, got))
+            while subscription._transport is None:
+                got += filter(None, [subscription.next(0.01)])
+            last = client.publish("t", b"last")
+            while not got or got[-1].offset < last.offset:
+                read(subscription, got)
+            offsets = [message.offset for message in got]
+            assert offsets == sorted(set(offsets)), f"repeated at step {step}"
+            if subscription.reconnects == connections:
+                assert offsets[before:] == list(range(sent[0].offset, last.offset + 1)), f"missed at step {step}"
+            if not interrupted:
+                break
+        assert step > 10, "the client was not traced"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -67,12 +67,14 @@ class Subscription(Subscribing):
         """The next message; None when none comes within `timeout_s` (None waits forever) or after `close`."""
         if not self._has_pending and not self._advance(timeout_s):
             return None
-        return next(self._pending)
+        for message in self._pending:  # a call of `next` could be interrupted with the message in nobody's hands
+            return message
+        raise AssertionError("there is one")
 
     def batches(self) -> Iterator[list[Message]]:
         """Messages in lists, each from one partition: less work per message."""
         while True:
-            if messages := list(self._pending):
+            if messages := [*self._pending]:  # not by a call: see `next`
                 yield messages
             if not self._advance(self._timeout_s):
                 return
@@ -82,7 +84,8 @@ class Subscription(Subscribing):
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._closed:
             if self._ready:
-                self._pending = iter(self._ready.popleft())
+                self._pending = iter(self._ready[0])
+                del self._ready[0]  # not by a call: see `next`
                 return True
             remaining_s = 1.0 if deadline_s is None else deadline_s - time.monotonic()
             self._receive(max(0.0, min(1.0, remaining_s)))
@@ -95,19 +98,30 @@ class Subscription(Subscribing):
         if transport is None:
             return
         try:
-            if not transport.receive(0):
-                if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
-                    self._check_silence(transport)
-                    return
-                self._bell.clear()
-                if not transport.receive(0):
-                    return
-            self._heard_s = time.monotonic()
-            self._take_in(transport)
-            if transport.goaway:
-                raise ConnectionLost("the broker asks its clients to go")
+            if self._take_what_came(transport):
+                return
+            if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
+                self._check_silence(transport)
+                return
+            self._bell.clear()
+            self._take_what_came(transport)
         except ConnectionLost as error:
             self._disconnect(error)
+
+    def _take_what_came(self, transport: Transport) -> bool:
+        try:
+            if not transport.receive(0):
+                return False
+            self._heard_s = time.monotonic()
+            self._take_in(transport)
+        except MillstreamError:
+            raise
+        except BaseException as problem:  # of a signal's handler: what came may be lost, or taken in twice
+            self._disconnect(ConnectionLost(f"interrupted by {problem!r}"))
+            raise
+        if transport.goaway:
+            raise ConnectionLost("the broker asks its clients to go")
+        return True
 
     def _take_in(self, transport: Transport) -> bool:
         """Work through what has arrived; True when the answer to `sub.open` was among it."""
