@@ -13,6 +13,7 @@ import pytest
 from fake_queues import FakeQueues
 
 import millstream
+from millstream.client.blocking.queue import Queue
 from millstream.client.settling import is_lost
 from millstream.errors import InvalidArgument, ReceiptInvalid, ShuttingDown, TopicNotFound
 from millstream.wire.leases import Scope, Settled
@@ -34,6 +35,28 @@ def fill(client: millstream.Client, count: int, topic: str = "t") -> list[bytes]
 
 def leased(fake: FakeQueues) -> int:
     return sum(held.left.bit_count() for held in list(fake.leases.values()))
+
+
+def test_the_thread_that_extends_leases_outlives_what_it_does_not_know(
+    fake: FakeQueues, client: millstream.Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It ended, and leases ran out in the hands of those who worked on."""
+    looks: list[float] = []
+    look_after = Queue._look_after
+
+    def look(queue: Queue) -> float:
+        looks.append(0.0)
+        if len(looks) == 1:
+            raise RuntimeError("what nobody thought of")
+        return look_after(queue)
+
+    monkeypatch.setattr(Queue, "_look_after", look)
+    with client.queue("t") as queue:
+        queue._wake.knock()
+        eventually(lambda: looks)
+        queue._wake.knock()
+        eventually(lambda: len(looks) > 1)
+    assert "what nobody thought of" in caplog.text
 
 
 # --- handing out -----------------------------------------------------------------------------------------------------

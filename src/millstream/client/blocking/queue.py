@@ -537,6 +537,9 @@ def _tend(queue_ref: weakref.ref[Queue], wake: Knock) -> None:
             wait_s = queue._look_after()
         except MillstreamError as error:
             _log.warning("queue %s: %s", queue._settings.name, error)
+        except Exception:  # without this thread nobody extends leases, and those who work on would not know
+            _log.exception("queue %s: what is leased could not be looked after", queue._settings.name)
+            wait_s = 1.0
         del queue
 
 
