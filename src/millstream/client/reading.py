@@ -66,6 +66,7 @@ class Reading:
         #: Set by others when the stream has to look at something before it hands out the next message.
         self._attention = False
         self._membership: Membership | None = None
+        self._closing = False
         self._closed = False
 
     def reply_with(self, reply: Callable[..., object]) -> None:

@@ -642,6 +642,25 @@ def test_a_client_whose_close_was_cancelled_can_be_closed(fake: FakeBroker) -> N
     run(fake, scenario)
 
 
+def test_a_stream_that_is_closed_twice_at_a_time_is_revoked_once(fake: FakeBroker) -> None:
+    revoked: list[object] = []
+    fill(fake)
+
+    async def main() -> None:
+        async def on_revoked(partitions: object, lost: bool) -> None:
+            revoked.append(partitions)
+            assert len(revoked) == 1
+            await stream.close()
+
+        async with aio.connect(fake.address) as client:
+            stream = await client.stream("t", group="g", on_revoked=on_revoked)
+            assert await stream.next(5) is not None
+            await asyncio.gather(stream.close(), stream.close())
+
+    asyncio.run(main())
+    assert len(revoked) == 1
+
+
 def test_a_callback_that_raises_does_not_keep_the_client_from_closing_the_rest(fake: FakeBroker) -> None:
     def on_revoked(_: object, lost: bool) -> None:
         raise ValueError("no")

@@ -355,6 +355,24 @@ def test_a_callback_that_raises_does_not_keep_the_client_from_closing_the_rest(
     assert client._link.closed
 
 
+def test_a_stream_that_is_closed_twice_at_a_time_is_revoked_once(group: FakeBroker, client: millstream.Client) -> None:
+    """By another thread, or by the callback itself, which called itself for ever."""
+    revoked: list[object] = []
+
+    def on_revoked(partitions: object, lost: bool) -> None:
+        revoked.append(partitions)
+        assert len(revoked) == 1
+        stream.close()
+        other = threading.Thread(target=stream.close)
+        other.start()
+        other.join()
+
+    stream = client.stream("t", group="g", on_revoked=on_revoked)
+    assert stream.next(5) is not None
+    stream.close()
+    assert len(revoked) == 1
+
+
 def test_progress_is_committed_at_the_end_up_to_what_is_finished(group: FakeBroker, client: millstream.Client) -> None:
     with client.stream("t", group="g", timeout_s=10) as stream:
         for number, _ in enumerate(stream):

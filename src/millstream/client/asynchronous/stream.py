@@ -261,8 +261,9 @@ class AsyncStream(Following):
 
     async def close(self) -> None:
         """Commit what is finished (commit="auto"), leave the group, end the iteration."""
-        if self._closed:
+        if self._closed or self._closing:  # by another one, or by whom we tell that its partitions go
             return
+        self._closing = True
         try:
             await self._let_go()
         finally:
