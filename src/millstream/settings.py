@@ -60,11 +60,21 @@ def merge_settings(kind: type[S], values: Mapping[str, Any], base: S | None, *, 
             hint = did_you_mean(key, fields) or f"; known keys: {', '.join(sorted(fields))}"
             raise ConfigInvalid(f"unknown {what} setting {key!r}{hint}")
         try:
-            if key.endswith("_ms") and isinstance(value, str) and not value.isdecimal():
-                value = parse_ms(value)
+            if key.endswith("_ms") and isinstance(value, str):
+                value = _milliseconds(value)
             # Not strict: settings also come from command lines, where every value is text.
             merged[key] = msgspec.convert(value, fields[key].type, strict=False)
         except (msgspec.ValidationError, InvalidArgument) as problem:
             reason = problem if isinstance(problem, InvalidArgument) else in_words(problem, kind=fields[key].type)
             raise ConfigInvalid(f"{what} setting {key}={given!r} is not allowed: {reason}") from None
     return kind(**merged)
+
+
+def _milliseconds(text: str) -> object:
+    """A number without a unit counts what the name of the setting says, whatever it counts elsewhere."""
+    if not any(map(str.isalpha, text)):
+        return text
+    try:
+        return parse_ms(text)
+    except InvalidArgument:
+        raise InvalidArgument("use milliseconds, or a length such as '30s', '5m' or '1h30m'") from None

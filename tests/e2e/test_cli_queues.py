@@ -256,7 +256,7 @@ def test_settings_are_changed_by_name(run: Run, topic: str) -> None:
     [
         ("leas_ms=2m", "did you mean 'lease_ms'?"),
         ("lease_ms", "is not of the form key=value"),
-        ("lease_ms=soon", "is not a length of time"),
+        ("lease_ms=soon", "use milliseconds, or a length such as"),
         ("poison=maybe", "it must be true or false"),
         ("retry=durabel", "did you mean 'durable'?"),
         ("ordering=random", "ordering='random' is not allowed"),

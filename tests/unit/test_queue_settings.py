@@ -16,6 +16,12 @@ from millstream.retries import parse_retry
 from millstream.topics import TopicConfig, parse_lanes
 
 
+@pytest.mark.parametrize(("text", "ms"), [("5000", 5000), ("5s", 5000), ("1h30m", 5_400_000), ("5000.0", 5000)])
+def test_a_number_without_a_unit_counts_what_the_name_of_the_setting_says(text: str, ms: int) -> None:
+    """With a point in it, it counted seconds."""
+    assert QueuePolicy.from_mapping({"lease_ms": text}).lease_ms == ms
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
@@ -24,7 +30,8 @@ from millstream.topics import TopicConfig, parse_lanes
         ({"fair_by": "tenant"}, "fair_by is 'header:NAME'"),
         ({"fair_by": "header:tenant", "ordering": "key"}, "fair_by needs ordering=none"),
         ({"retry": "sometimes"}, "retry profile 'sometimes' is unknown"),
-        ({"lease_ms": "a while"}, "lease_ms='a while' is not allowed"),
+        ({"lease_ms": "a while"}, "lease_ms='a while' is not allowed: use milliseconds, or a length such as '30s'"),
+        ({"lease_ms": "5000.5"}, "lease_ms='5000.5' is not allowed"),
         ({"max_deliveries": -1}, "max_deliveries must be between 0 .no limit. and"),
         ({"max_deliveries": 2**53 + 1}, "max_deliveries must be between 0 .no limit. and"),
         ({"processing_ms": "36501d"}, "processing_ms must be between 0 .no limit. and"),
