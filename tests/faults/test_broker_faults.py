@@ -277,6 +277,54 @@ def test_positions_beyond_a_log_that_lost_its_end_are_taken_back() -> None:
     run(scenario)
 
 
+def test_positions_in_a_log_that_cannot_be_opened_keep_the_broker_from_nothing() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=6)
+        client = await started(storage, segment_bytes=1 << 24)
+        for topic in ("orders", "payments"):
+            await client.call(calls.CreateTopic(name=topic))
+        await client.send([bytes(300_000)] * 3)
+        await client.send([b"x"], topic="payments")
+        read = [calls.OffsetEntry(topic="orders", partition=0, offset=2)]
+        await client.call(calls.CommitOffsets(group="audit", offsets=read))
+        storage.inject(Fault.NO_SPACE, times=100, when=lambda operation: operation.path.startswith("topics/default/o"))
+        client = await after_kill(client, storage)
+        assert await client.read_all("payments") == [b"x"]
+        assert await client.call(calls.CommittedOffsets(group="audit")) == read
+        with pytest.raises(StorageFailed, match="No space left"):
+            await client.send([b"new"])
+        storage.heal()
+        assert await client.send([b"new"]) == 3
+        assert await client.call(calls.CommittedOffsets(group="audit")) == read
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_log_that_could_not_be_opened_takes_nothing_until_positions_beyond_its_end_are_taken_back() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=6)
+        client = await started(storage, segment_bytes=1 << 24)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([bytes(300_000)] * 3)
+        beyond = [calls.OffsetEntry(topic="orders", partition=0, offset=8)]
+        await client.call(calls.CommitOffsets(group="audit", offsets=beyond))
+        storage.inject(Fault.NO_SPACE, times=100, when=lambda operation: operation.path.startswith("topics/default/o"))
+        client = await after_kill(client, storage)
+        storage.heal()
+        with pytest.raises(StorageFailed, match="restart the broker"):
+            await client.send([b"would be taken for read"])
+        assert await client.call(calls.CommittedOffsets(group="audit")) == beyond
+        await client.broker.stop()
+        client = await started(storage)
+        taken_back = [calls.OffsetEntry(topic="orders", partition=0, offset=3)]
+        assert await client.call(calls.CommittedOffsets(group="audit")) == taken_back
+        assert await client.send([b"new"]) == 3
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_a_topic_that_came_in_the_moment_of_a_crash_is_read_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unseen(self: Groups, namespace: str) -> None:
         """The crash comes before the groups hear of the topic."""

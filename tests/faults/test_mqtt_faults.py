@@ -7,6 +7,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
+from millstream.errors import StorageFailed
 from millstream.mqtt.packets import V4, V5, Connect, Disconnect, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from millstream.testing.broker import BrokerForTests
 from millstream.testing.storage import Fault, Operation, PowerCut, SimulatedStorage
@@ -116,6 +117,33 @@ def test_a_session_gets_what_is_stored_at_offsets_that_a_power_cut_gave_back(qos
             wire.nothing()
             wire.close()
         storage.kill()
+
+
+def test_a_topic_that_cannot_be_opened_after_a_power_cut_takes_nothing_that_sessions_would_miss() -> None:
+    storage = SimulatedStorage(7)
+    with suppress(PowerCut, OSError), BrokerForTests(storage=storage, mqtt=True) as broker:
+        with broker.connect() as client:
+            client.create_topic("others")
+            client.create_topic("readings", config={"fsync": "never"})
+            client.publish("readings", bytes(300_000), fsync="always")
+            wire = _connect(broker, V5)
+            wire.subscribe("readings", qos=1)
+            for _ in range(5):
+                client.publish("readings", b"lost")
+        for _ in range(5):
+            wire.send(Puback(wire.receive(Publish).packet_id))
+        _finish(wire, Publish("others", b"", 2, packet_id=1))  # on disk, with everything before it
+        storage.go_down()
+    storage.restart(lose_everything=True)
+    storage.inject(Fault.NO_SPACE, times=100, when=lambda operation: operation.path.startswith("topics/default/r"))
+    with BrokerForTests(storage=storage, mqtt=True) as broker, broker.connect() as client:
+        storage.heal()
+        with pytest.raises(StorageFailed, match="restart the broker"):
+            client.publish("readings", b"would be taken for sent")
+    with BrokerForTests(storage=storage, mqtt=True) as broker:
+        with broker.connect() as client:
+            assert client.publish("readings", b"new").offset == 1
+        assert _connect(broker, V5).receive(Publish).payload == b"new"
 
 
 def test_a_session_gets_what_comes_to_a_topic_in_memory_after_a_restart() -> None:

@@ -354,7 +354,7 @@ class Broker:
         await self._committer.close()
         self.stats.close()
         self.recorder.store.close()
-        close_all(self._storage, partitions, settled=not self.topics.moves_undone)
+        close_all(self._storage, partitions, settled=not self.topics.moves_undone and not self.topics.unchecked)
 
     async def _topic_changed(self, topic: Topic) -> None:
         """Made or altered, by a client or by the broker itself."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from millstream.broker.lost_ends import recovered_end
 from millstream.broker.topics import Topics
 from millstream.groups.offsets import Bounds
 from millstream.groups.records import TopicPartition
@@ -34,6 +35,11 @@ class GroupTopics:
             return Bounds(0, 0)
         running = self._topics.partition_of(topic, partition.partition)
         return Bounds(running.log.start_offset, running.high_watermark)
+
+    def recovered_end(self, namespace: str, partition: TopicPartition, position: int) -> int | None:
+        """Where a log ends after a start, for a group that has a position in it; None when nobody can tell."""
+        topic = self._topics.registry.get(namespace, partition.topic)
+        return recovered_end(self._topics, topic, partition.partition, position)
 
     def offset_at_time(self, namespace: str, partition: TopicPartition, time_us: int) -> int:
         running = self._topics.partition(namespace, partition.topic, partition.partition)

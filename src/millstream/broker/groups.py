@@ -125,8 +125,8 @@ class Groups:
             moved: dict[TopicPartition, Committed | None] = {}
             for at, committed in group.offsets:
                 if at.partition < counts.get(at.topic, 0) and (at.topic in emptied or not clean):
-                    end = self._host.bounds(group.namespace, at).end
-                    if committed.offset > end:
+                    end = self._host.recovered_end(group.namespace, at, committed.offset)
+                    if end is not None and committed.offset > end:
                         moved[at] = decide_commit(end, metadata=committed.metadata, now_ms=self._now_ms())
             if moved:
                 _log.warning("the log lost its end; positions beyond it are taken back", group=group.name)

@@ -3,19 +3,27 @@
 Under fsync `interval` and `never` a message can be delivered and settled before it is on disk.  A power cut may take
 the message and leave the settle, which is in another file.  The next message gets the same offset, and would be taken
 for settled.  So before anything is appended to a partition, its journal is told where the log ends.
+
+Positions of readers, which are in other files again, are compared with the ends of their logs at the start.  A log that
+cannot be opened then takes nothing before that is made up for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 
 from millstream.broker.journal import EntityFact, Fact, Journal
+from millstream.broker.registry import Registry, Topic
+from millstream.errors import MillstreamError, StorageFailed
 from millstream.queues.facts import CUT, START, cut_fact, end_of
 
-__all__ = ["forget_lost"]
+if TYPE_CHECKING:
+    from millstream.broker.topics import Topics
+
+__all__ = ["UncheckedEnds", "forget_lost", "recovered_end"]
 
 _log = structlog.get_logger("millstream.journal")
 
@@ -51,3 +59,49 @@ def _end_of_all(facts: Iterable[Fact]) -> int:
 
 def _owed_until(fact: Fact) -> int:
     return int(fact[2]) + int.from_bytes(fact[3], "little").bit_length() if fact[0] == "owed" else 0
+
+
+def recovered_end(topics: Topics, topic: Topic, number: int, position: int) -> int | None:
+    """Where a log ends after a start, for a reader that has a position in it.
+
+    None when it cannot be opened; then it takes messages only once it turns out to reach that far.
+    """
+    try:
+        return 0 if topics.is_untouched(topic, number) else topics.partition_of(topic, number).log.next_offset
+    except (OSError, MillstreamError) as error:
+        topics.unchecked.add(topic, number, position, error)
+        return None
+
+
+class UncheckedEnds:
+    """Logs that could not be opened when positions were to be compared with their ends."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        #: The largest of the positions, by the uid of the partition.
+        self._positions: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether there are any; then the next start has to look again."""
+        return any(self._registry.place_of(uid) is not None for uid in self._positions)
+
+    def add(self, topic: Topic, number: int, position: int, error: Exception) -> None:
+        uid = topic.partition_uids[number]
+        if uid not in self._positions:
+            place = {"namespace": topic.namespace, "topic": topic.name, "partition": number}
+            _log.error("positions in a log that cannot be opened are not checked", **place, reason=str(error))
+        self._positions[uid] = max(position, self._positions.get(uid, 0))
+
+    def check(self, topic: Topic, number: int, end: int) -> None:
+        """It can be opened now.  Raises StorageFailed when readers are beyond its end: what comes would count as read.
+
+        They may be reading by now, so it is for the next start to take their positions back.
+        """
+        uid = topic.partition_uids[number]
+        position = self._positions.get(uid, 0)
+        if position > end:
+            raise StorageFailed(
+                f"partition {number} of topic {topic.name!r} lost its end while it could not be opened: it ends at "
+                f"{end}, a reader is at {position}; restart the broker, which puts that right"
+            )
+        self._positions.pop(uid, None)

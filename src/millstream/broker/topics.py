@@ -16,7 +16,7 @@ import structlog
 from millstream.broker.committer import Committer
 from millstream.broker.journal import SEGMENT_BYTES, Journal
 from millstream.broker.logs import details
-from millstream.broker.lost_ends import forget_lost
+from millstream.broker.lost_ends import UncheckedEnds, forget_lost
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Registry, Topic
@@ -151,6 +151,7 @@ class Topics:
         self.on_opened: Callable[[Topic, int, Partition], None] = lambda *_: None
         #: Called when the log of what is scheduled for a partition was opened.
         self.on_schedule_log: Callable[[Topic, int, Partition], None] = lambda *_: None
+        self.unchecked = UncheckedEnds(registry)
         self._ephemeral = MemoryStorage()
         self._changing = asyncio.Lock()
         self._producer_ids: list[int] = []
@@ -353,13 +354,14 @@ class Topics:
             segment_bytes=topic.config.segment_bytes,
             ephemeral=self._ephemeral if topic.config.mode == "ephemeral" else None,
         )
-        if partition.is_durable and self._opener.storage.names(f"{_directory(topic)}/{number}.state"):
-            try:
+        try:
+            self.unchecked.check(topic, number, partition.log.next_offset)
+            if partition.is_durable and self._opener.storage.names(f"{_directory(topic)}/{number}.state"):
                 forget_lost(self.journal(topic, number), partition.log.next_offset)
-            except BaseException:
-                # What it takes in now could be taken for what was lost; the next one who asks tries again.
-                partition.log.close()
-                raise
+        except BaseException:
+            # What it takes in now could be taken for what was lost; the next one who asks tries again.
+            partition.log.close()
+            raise
         topic.partitions[number] = partition
         self.on_opened(topic, number, partition)
         return partition

@@ -10,6 +10,7 @@ import structlog
 
 from millstream.broker.answers import FetchAnswer
 from millstream.broker.journal import Fact
+from millstream.broker.lost_ends import recovered_end
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError, OffsetOutOfRange
@@ -89,6 +90,10 @@ class Position:
                 facts.append(self.begin(topic_filter, end))
         return facts
 
+    @property
+    def furthest(self) -> int:
+        return max(self.next, *(self._since or {}).values(), 0)
+
     def early(self, offset: int) -> frozenset[str]:
         """Filters that do not count yet."""
         return frozenset(name for name, since in (self._since or {}).items() if offset < since)
@@ -155,30 +160,28 @@ class Reading:
         """
         facts: list[Fact] = []
         for position in session.positions.values():
-            if (end := self._end(position, clean)) is not None:
+            if (end := self._end(position, position.furthest, clean)) is not None:
                 facts += position.take_back(end)
         for packet_id, state, qos, flight in session.outgoing.facts():
             place = flight.place
             if state != PUBLISHED or place is None or not place.topic:
                 continue
-            end = self._end(Position(place.topic, place.partition, place.uid, place.offset), clean)
+            at = Position(place.topic, place.partition, place.uid, place.offset)
+            end = self._end(at, place.offset + 1, clean)
             if end is not None and place.offset >= end:
                 facts.append(session.lose(packet_id, qos))
         return facts
 
-    def _end(self, position: Position, clean: bool) -> int | None:
+    def _end(self, position: Position, known: int, clean: bool) -> int | None:
+        """Where the log of a position ends, of which a session knows so much; None when that is as it was, or nobody
+        can tell."""
         topics = self._world.room.broker.topics
         topic = topics.registry.find(self._world.namespace, position.topic)
         if topic is None or position.uid not in topic.partition_uids:
             return None
         if clean and topic.config.mode != "ephemeral":
             return None
-        if topics.is_untouched(topic, position.partition):
-            return 0
-        try:
-            return topics.partition_of(topic, position.partition).log.next_offset
-        except MillstreamError:  # nobody can publish there either
-            return None
+        return recovered_end(topics, topic, position.partition, known)
 
     def _tidy(self, session: Session) -> None:
         """Forget positions in topics that are gone."""
