@@ -146,6 +146,30 @@ def test_that_a_replay_has_ended_is_noted_although_the_disk_refused_it_at_first(
     run(scenario)
 
 
+def test_a_replay_whose_order_has_rotted_keeps_neither_the_broker_nor_other_replays_from_going_on() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        for name in ("orders", "orders.dlq"):
+            await client.call(calls.CreateTopic(name=name))
+        await publish(client, [b"x"] * 3, topic="orders.dlq")
+        for _ in range(2):
+            await client.call(letter_calls.ReplayLetters(everything=True, target="orders", rate=0.001))
+        first, second = client.broker.replays._jobs.values()
+        first.changed = True
+        await client.broker.replays.note()
+        log = client.broker.replays._log.partition.log
+        log.note_durable()  # so that it is rot, and not the end of a write that was cut short
+        storage.flip(log.segments[0].path, 150)
+        client = await after_kill(client, storage)
+        assert list(client.broker.replays._jobs) == [second.info.id]
+        for job in client.broker.replays._jobs.values():
+            assert job.task is not None
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_replays_that_begin_at_once_forget_the_oldest_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replays, "_REPORTS_MAX", 1)
 

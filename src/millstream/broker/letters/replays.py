@@ -72,8 +72,13 @@ class Replays:
         """Take facts as true, at start."""
         for key, document in documents.items():
             if key.startswith(_PROGRESS):
-                info = msgspec.convert(document, ReplayInfo)
-                order = msgspec.convert(documents[_ORDER + info.id], ReplayOrder)
+                try:
+                    info = msgspec.convert(document, ReplayInfo)
+                    order = msgspec.convert(documents[_ORDER + info.id], ReplayOrder)
+                except (KeyError, msgspec.ValidationError) as error:  # damage; the letters are where they were
+                    replay = key.removeprefix(_PROGRESS)
+                    _log.error("a replay cannot be read and does not go on", replay=replay, reason=repr(error))
+                    continue
                 self._jobs[info.id] = ReplayJob(self._host, order, info)
 
     def resume(self) -> None:
