@@ -292,6 +292,82 @@ def test_a_power_cut_between_two_seals_leaves_no_producer_with_a_batch_that_is_l
             log.producers.record(BatchHeader(batch), append(log, batch)[0].offset, log.last_append_us)
 
 
+@pytest.mark.parametrize("kind", ["create", "write"])
+@pytest.mark.parametrize("note", [".producers.tmp", ".index.tmp"])
+@pytest.mark.parametrize("then", ["room", "cut", "kill", "close"])
+def test_a_disk_without_room_for_the_notes_of_full_segments_stops_nothing(kind: str, note: str, then: str) -> None:
+    """Their messages are on disk; the notes only spare the next start a scan, and are left when there is room."""
+    storage = SimulatedStorage(4)
+    log = open_log(storage)
+    log.sync()
+    messages: list[Message] = []
+    storage.inject(Fault.NO_SPACE, times=2, when=lambda it: it.kind == kind and it.path.endswith(note))
+    batches = [plain(b"%d" % n, producer=7 << 16, sequence=n) for n in range(4)]
+    for number, batch in enumerate(batches):
+        messages += append(log, batch)
+        log.producers.record(BatchHeader(batch), messages[-1].offset, log.last_append_us)
+        log.roll()
+        if number in (1, 2):
+            log.sync()
+            assert log.seals_pending
+            assert not any(segment.stored for segment in log.segments), "a seal vouches for everything before it"
+    log.sync()
+    assert not log.seals_pending
+    assert [segment.stored for segment in log.segments] == [True] * 4 + [False]
+    if then == "cut":
+        storage.power_cut(lose_everything=True)
+    elif then == "kill":
+        storage.kill()
+    elif then == "close":
+        log.close()
+    if then != "room":
+        log = open_log(storage)
+    assert read_back(log) == (messages, [])
+    assert not log.recovery.rebuilt_indexes
+    assert log.producers.check(BatchHeader(batches[-1])) is not None
+    assert append(log, plain(b"on"))[0].offset == 4
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_what_lies_in_segments_whose_notes_were_put_off_survives(clean: bool) -> None:
+    storage = SimulatedStorage(4)
+    log = open_log(storage)
+    log.sync()
+    storage.inject(Fault.NO_SPACE, times=9, when=lambda it: it.path.endswith(".tmp"))
+    batches = [plain(b"%d" % n, producer=7 << 16, sequence=n) for n in range(3)]
+    messages: list[Message] = []
+    for batch in batches:
+        messages += append(log, batch)
+        log.producers.record(BatchHeader(batch), messages[-1].offset, log.last_append_us)
+        if len(messages) < 3:
+            log.roll()
+    log.sync()
+    assert log.seals_pending
+    if clean:
+        with suppress(StorageFailed):
+            log.close()
+    storage.heal()
+    storage.power_cut(lose_everything=True)
+    log = open_log(storage)
+    assert read_back(log) == (messages, [])
+    assert log.recovery.damaged == []
+    assert log.producers.check(BatchHeader(batches[-1])) is not None
+
+
+@pytest.mark.parametrize("name", ["log", "producers.tmp", "index.tmp", ""])
+def test_a_sync_that_fails_while_a_segment_is_sealed_is_final(name: str) -> None:
+    storage = SimulatedStorage(4)
+    log = open_log(storage)
+    log.sync()
+    batch = plain(b"x", producer=7 << 16)
+    log.producers.record(BatchHeader(batch), append(log, batch)[0].offset, log.last_append_us)
+    log.roll()
+    storage.inject(Fault.SYNC_ERROR, when=lambda it: it.path.endswith(name) if name else it.kind == "sync_directory")
+    with pytest.raises(StorageFailed):
+        log.sync()
+    assert log.failure is not None
+
+
 def test_two_segments_may_be_torn_at_once() -> None:
     """Without a sync between them, the older segment can be torn while the newer one is whole."""
     storage = SimulatedStorage(5)

@@ -168,7 +168,7 @@ class Committer:
     def _note_seals(commit: Commit) -> None:
         for place, file in commit.files():
             if isinstance(file, Seals) and place not in commit.errors:
-                directory, sealed = file.seals[0].directory, len(file.seals)
-                _log.debug(
-                    "segments sealed", directory=directory, segments=sealed, end=file.seals[-1].segment.next_offset
-                )
+                sealed = [seal for seal in file.seals if seal.stored]
+                if sealed:
+                    end = sealed[-1].segment.next_offset
+                    _log.debug("segments sealed", directory=sealed[0].directory, segments=len(sealed), end=end)

@@ -300,9 +300,12 @@ class PartitionLog:
 
     def _finish(self, done: SyncRound) -> None:
         for seal in done.seals:
-            seal.segment.stored = True
-            seal.segment.use_stored_index()
-            self._files.unpin(self._storage, seal.segment.path)
+            if seal.stored:
+                seal.segment.stored = True
+                seal.segment.use_stored_index()
+                self._files.unpin(self._storage, seal.segment.path)
+        # There was no room for the rest: the next sync tries again.
+        self._seals[:0] = [seal for seal in done.seals if not seal.stored]
         self._durable = done.active, done.active_bytes, done.next_offset
         if done.active is self._active and done.active_bytes - self._durable_noted_bytes >= _DURABLE_STEP_BYTES:
             self.note_durable()
@@ -454,11 +457,11 @@ class PartitionLog:
         segment = self._segments[0]
         for seal in self._seals:
             if seal.segment is segment:
-                # Never synced and now never needed, except for what it knows of the producers.
-                self._seals.remove(seal)
+                # Never needed from now on, except for what it knows of the producers.
                 if seal.snapshot is not None:
                     path = segment_name(self.directory, segment.next_offset, "producers")
                     self._storage.replace(path, seal.snapshot)
+                self._seals.remove(seal)
                 break
         self._forget_files(segment)
         self._reader.forget()

@@ -5,19 +5,26 @@ the segment that is complete.  Sealing means: cut off
 unused room, sync the log file, then store a snapshot of the producer table as of its
 end, then put its index in place.  In that order, because a sealed index is recovery's licence not to look at the log
 file.
+
+Snapshot and index are notes that spare recovery a scan.  Where the disk has no room for them they are put off: the
+messages are on disk, and nobody has to do without them.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from millstream.log.index import IndexFlags, LiveIndex
 from millstream.log.segment import Segment, segment_name
 from millstream.log.storage import File, Storage
 
 __all__ = ["DirectorySync", "Seal", "Seals", "SyncRound", "remove_snapshots_before", "store_index"]
+
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +38,7 @@ class DirectorySync:
         self.storage.sync_directory(self.directory)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Seal:
     """A segment that takes no more batches."""
 
@@ -40,16 +47,29 @@ class Seal:
     segment: Segment
     file: File
     snapshot: bytes | None  # of the producer table; None when it was empty
+    synced: bool = False
+    stored: bool = False
 
     def sync(self) -> None:
-        self.segment.give_back_room(self.file)
-        self.file.sync()
+        """Have the messages on disk."""
+        if not self.synced:
+            self.segment.give_back_room(self.file)
+            self.file.sync()
+            self.synced = True
+
+    def store(self) -> None:
+        """Leave the notes; `stored` says whether there was room for them."""
         next_offset = self.segment.next_offset
-        if self.snapshot is not None:
-            self.storage.replace(segment_name(self.directory, next_offset, "producers"), self.snapshot)
         self.segment.no_producers = self.snapshot is None
-        store_index(self.storage, self.segment)
-        remove_snapshots_before(self.storage, self.directory, next_offset)
+        notes = {self.segment.index_path: _sealed_index(self.segment)}
+        if self.snapshot is not None:
+            notes = {segment_name(self.directory, next_offset, "producers"): self.snapshot, **notes}
+        if all(_write_aside(self.storage, path, data) for path, data in notes.items()):
+            for path in notes:
+                self.storage.rename(f"{path}.tmp", path)
+                self.storage.sync_directory(self.directory)
+            remove_snapshots_before(self.storage, self.directory, next_offset)
+            self.stored = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +85,10 @@ class Seals:
     def sync(self) -> None:
         for seal in self.seals:
             seal.sync()
+        for seal in self.seals:
+            seal.store()
+            if not seal.stored:
+                return
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +101,43 @@ class SyncRound:
     active_bytes: int
 
 
+def _write_aside(storage: Storage, path: str, data: bytes) -> bool:
+    """Have the next contents of a file on disk under another name; False when there is no room for them.
+
+    Whatever else fails, a sync above all, is no matter of room.
+    """
+    try:
+        file = storage.open(f"{path}.tmp", create=True)
+    except OSError as problem:
+        _raise_unless_full(problem)
+        return False
+    try:
+        # A leftover of an earlier try may be longer than what we write now.
+        file.truncate(0)
+        try:
+            file.write(data, 0)
+        except OSError as problem:
+            _raise_unless_full(problem)
+            return False
+        file.sync()
+    finally:
+        file.close()
+    return True
+
+
+def _raise_unless_full(problem: OSError) -> None:
+    if problem.errno not in _NO_ROOM:
+        raise problem
+
+
+def _sealed_index(segment: Segment) -> bytes:
+    assert isinstance(segment.index, LiveIndex)
+    return segment.header(IndexFlags.SEALED).encode() + segment.index.encode()
+
+
 def store_index(storage: Storage, segment: Segment) -> None:
     """Put the index of a segment whose log file is synced in place, sealed."""
-    assert isinstance(segment.index, LiveIndex)
-    storage.replace(segment.index_path, segment.header(IndexFlags.SEALED).encode() + segment.index.encode())
+    storage.replace(segment.index_path, _sealed_index(segment))
 
 
 def remove_snapshots_before(storage: Storage, directory: str, next_offset: int) -> None:
