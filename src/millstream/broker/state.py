@@ -14,15 +14,17 @@ import msgspec
 import structlog
 
 from millstream.broker.logs import details
-from millstream.broker.partition import Partition
+from millstream.broker.partition import Partition, PublishReply
+from millstream.errors import MillstreamError
 from millstream.log.partition import PartitionLog
 from millstream.records import Batch, encode_batch
 
-__all__ = ["StateLog", "all_batches"]
+__all__ = ["StateLog", "all_batches", "hand_over"]
 
 _log = structlog.get_logger("millstream.recovery")
 
 _READ_BYTES: Final = 1024 * 1024
+_MESSAGE_BYTES_MAX: Final = 1 << 30
 
 
 def all_batches(log: PartitionLog) -> Iterator[Batch]:
@@ -39,6 +41,20 @@ def all_batches(log: PartitionLog) -> Iterator[Batch]:
             yield batch
             at += batch.header.length
         offset = chunk.next_offset
+
+
+def hand_over(partition: Partition, batch: bytearray) -> None:
+    """Give a batch of the broker's own to the operating system, for whoever does not wait for the disk.
+
+    Raises MillstreamError when it is refused.
+    """
+    answers: list[MillstreamError | None] = []
+    reply: PublishReply = lambda error, *_: answers.append(error)  # noqa: E731
+    partition.publish(memoryview(batch), fsync="never", max_message_bytes=_MESSAGE_BYTES_MAX, reply=reply)
+    partition.flush()
+    for error in answers:
+        if error is not None:
+            raise error
 
 
 class StateLog:

@@ -8,7 +8,9 @@ import pytest
 
 from millstream import aio
 from millstream.broker.history.tiers import Series
+from millstream.records import encode_batch
 from millstream.testing import BrokerForTests, virtual_broker, virtual_time
+from millstream.testing.storage import Fault
 from millstream.testing.virtual import VirtualBroker
 from millstream.wire.stats_calls import History
 
@@ -119,6 +121,40 @@ async def test_a_topic_that_is_deleted_leaves_no_plot_behind() -> None:
         await client.create_topic("orders")
         history = await client.history("depth", topic="orders")
         assert history.points == []
+
+
+@pytest.mark.parametrize("kind", ["create", "write"])
+@virtual_time
+async def test_a_disk_that_was_full_for_a_while_costs_the_history_nothing(kind: str) -> None:
+    async with virtual_broker() as broker:
+        storage = broker._machine.storage
+        storage.inject(Fault.NO_SPACE, times=10**6, when=lambda it: it.kind == kind and it.path.startswith("history/"))
+        client = await broker.connect()
+        await publish_for(broker, client, 3)
+        storage.heal()
+        await publish_for(broker, client, 2)
+        before = await published(client)
+        assert len(before.points) > 50
+        await broker.restart()
+        after = await published(client)
+        assert after.points[: len(before.points)] == before.points
+
+
+@virtual_time
+async def test_a_slot_that_cannot_be_read_costs_no_other() -> None:
+    async with virtual_broker() as broker:
+        client = await broker.connect()
+        await publish_for(broker, client, 2)
+        before = await published(client)
+        assert broker._machine.broker is not None
+        for partition in broker._machine.broker.stats.history._logs.values():
+            await partition.append_durably(encode_batch([b"of another version"], base_timestamp_us=1))
+        await publish_for(broker, client, 2)
+        for _ in range(2):
+            await broker.restart()
+            after = await published(client)
+            assert after.points[: len(before.points)] == before.points
+            assert len(after.points) > 1.5 * len(before.points)
 
 
 def test_a_disk_that_fails_costs_the_history_its_past_and_nobody_anything_else(tmp_path: Path) -> None:

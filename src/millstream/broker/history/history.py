@@ -1,7 +1,8 @@
 """History on disk: the rings of tiers.py, written once a minute to logs like any other and read back at the start.
 
-A slot is a message of the log of its ring.  Nobody waits for a disk: what a crash takes is the last minute.  A disk
-that fails costs the history its memory of the past and nobody anything else.
+A slot is a message of the log of its ring.  Nobody waits for a disk: what a crash takes is the last minute.  What is
+refused is tried again a minute later; a disk that fails costs the history its memory of the past and nobody anything
+else.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -17,7 +19,7 @@ import structlog
 
 from millstream.broker.history.tiers import Point, Series, Tier, Tiers
 from millstream.broker.partition import Partition
-from millstream.broker.state import all_batches
+from millstream.broker.state import all_batches, hand_over
 from millstream.broker.topics import PartitionOpener
 from millstream.errors import MillstreamError
 from millstream.log.retention import Retention
@@ -65,30 +67,31 @@ class KeptHistory:
         self._opener = opener
         self._logs: dict[Tier, Partition] = {}
         self._unwritten: dict[Tier, deque[int]] = {tier: deque(maxlen=tier.size.slots) for tier in self.tiers.tiers}
-        #: Why nothing is written any more.
+        #: Why the last try to read or write failed.
         self._trouble = ""
 
     async def load(self) -> None:
         """Read what earlier processes have left; measurements count from then on."""
         try:
             for tier in self.tiers.tiers:
-                if self._opener.storage.names(_directory(tier)):
-                    await self._load(tier)
+                try:
+                    if self._opener.storage.names(_directory(tier)):
+                        await self._load(tier)
+                except (OSError, MillstreamError) as error:
+                    self._failed(error)
             now_ms = self._opener.clock.now_us() // 1000
             for tier, numbers in self.tiers.mend().items():
                 # The slot of now is written when it is complete.  Until then each start makes it of the fine ones,
                 # which it would not do if there were a part of it.
                 self._unwritten[tier].extend(n for n in numbers if n != now_ms // tier.size.step_ms)
-        except (OSError, MillstreamError, msgspec.MsgspecError, ValueError) as error:
-            self._failed(error)
         finally:
             self.loaded.set()
 
     async def _load(self, tier: Tier) -> None:
         for count, batch in enumerate(all_batches(self._open(tier).log)):
             for value in batch.values():
-                if value is not None:
-                    tier.put(*decode_slot(value))
+                with suppress(msgspec.MsgspecError, ValueError):  # of a version that is not this one
+                    tier.put(*decode_slot(value or b""))
             if count % _AT_A_TIME == 0:
                 await asyncio.sleep(0)
 
@@ -119,24 +122,22 @@ class KeptHistory:
         self._logs.clear()
 
     def _write(self) -> None:
-        if self._trouble:
-            return
         now_us = self._opener.clock.now_us()
         try:
             for tier, numbers in self._unwritten.items():
                 slots = [encode_slot(number, tier.slot(number)) for number in numbers if tier.has(number)]
-                numbers.clear()
                 if slots:
                     partition = self._open(tier)
-                    batch = encode_batch(slots, base_timestamp_us=now_us, codec=Codec.ZSTD)
-                    partition.publish(memoryview(batch), fsync="never", max_message_bytes=1 << 30, reply=None)
-                    partition.flush()
+                    hand_over(partition, encode_batch(slots, base_timestamp_us=now_us, codec=Codec.ZSTD))
+                    numbers.clear()
                     retention = Retention(max_age_ms=tier.size.span_ms, max_bytes=_BYTES_MAX)
                     partition.log.retain(retention, now_us)
-                    if partition.failed is not None:
-                        raise OSError(partition.failed)
         except (OSError, MillstreamError) as error:
             self._failed(error)
+        else:
+            if self._trouble:
+                self._trouble = ""
+                _log.info("history is written again")
 
     def _open(self, tier: Tier) -> Partition:
         partition = self._logs.get(tier)
@@ -149,7 +150,7 @@ class KeptHistory:
     def _failed(self, error: Exception) -> None:
         if not self._trouble:
             self._trouble = str(error)
-            _log.warning("history is kept in memory only from now on", reason=self._trouble)
+            _log.warning("history is kept in memory only for now", reason=self._trouble)
 
     def subjects(self) -> Iterator[tuple[str, str, str]]:
         """What had a history of its own before: namespace, topic and group."""

@@ -1,6 +1,7 @@
 """Records of traces on disk: a log like any other, written a few times a second by nobody who waits.
 
-What a crash takes is the last moment.  A disk that fails costs the traces and nobody anything else.
+What a crash takes is the last moment.  A disk that fails costs the traces and nobody anything else; one that has room
+again gets those that come then.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import structlog
 
 from millstream.broker.messages.reading import Backward, Forward
 from millstream.broker.partition import Partition
+from millstream.broker.state import hand_over
 from millstream.broker.topics import PartitionOpener
 from millstream.config import TraceSettings
 from millstream.errors import MillstreamError
@@ -31,6 +33,8 @@ _READ_BYTES: Final = 256 * 1024
 #: A record is written this long after what it tells, at most.
 _LATE_MS: Final = 10_000
 _TIDY_EVERY_US: Final = 10_000_000
+#: How long nothing is written after the disk has refused something.
+_TRY_AGAIN_US: Final = 1_000_000
 #: Compressing less takes longer than writing it.
 _COMPRESSED_FROM: Final = 20
 
@@ -43,29 +47,31 @@ class TraceStore:
         self._settings = settings
         self._partition: Partition | None = None
         self._tidied_us = 0
-        #: Why nothing is written any more.
-        self.trouble = ""
+        #: Why the last try failed, and when that was.
+        self._trouble = ""
+        self._failed_us = 0
 
     def write(self, records: Sequence[Record], now_us: int) -> bool:
         """Hand records to the operating system; False when they are lost."""
-        if self.trouble:
+        if self._trouble and abs(now_us - self._failed_us) < _TRY_AGAIN_US:
             return False
         codec = Codec.ZSTD if len(records) >= _COMPRESSED_FROM else Codec.NONE
         batch = encode_batch([encode_record(record) for record in records], base_timestamp_us=now_us, codec=codec)
         try:
             partition = self._open()
             self.tidy(now_us)
-            partition.publish(memoryview(batch), fsync="never", max_message_bytes=1 << 30, reply=None)
-            partition.flush()
-            if partition.failed is not None:
-                raise OSError(partition.failed)
+            hand_over(partition, batch)
         except (OSError, MillstreamError) as error:
-            self._failed(error)
-        return not self.trouble
+            self._failed(error, now_us)
+            return False
+        if self._trouble:
+            self._trouble = ""
+            _log.info("what happens to messages is recorded again")
+        return True
 
     def tidy(self, now_us: int) -> None:
         """Let go of what is too old or too much, now and then."""
-        if self._partition is None or self.trouble or abs(now_us - self._tidied_us) < _TIDY_EVERY_US:
+        if self._partition is None or abs(now_us - self._tidied_us) < _TIDY_EVERY_US:
             return
         self._tidied_us = now_us
         retention = Retention(max_age_ms=self._settings.retention_ms or None, max_bytes=self._settings.max_bytes)
@@ -74,8 +80,8 @@ class TraceStore:
             if retention.decide_roll(log.segments, now_us=now_us):
                 log.roll()
             log.retain(retention, now_us)
-        except (OSError, MillstreamError) as error:
-            self._failed(error)
+        except (OSError, MillstreamError) as error:  # it is tried again
+            _log.warning("old records of messages could not be removed", reason=str(error))
 
     def close(self) -> None:
         """Let go of the files."""
@@ -83,7 +89,7 @@ class TraceStore:
             try:
                 self._partition.log.close()
             except (OSError, MillstreamError) as error:
-                self._failed(error)
+                _log.warning("the records of messages could not be closed in order", reason=str(error))
             self._partition = None
 
     def _open(self) -> Partition:
@@ -92,10 +98,10 @@ class TraceStore:
             self._partition = self._opener.open(_DIRECTORY, 0, segment_bytes=segment_bytes, counted=False)
         return self._partition
 
-    def _failed(self, error: Exception) -> None:
-        if not self.trouble:
-            self.trouble = str(error)
-            _log.warning("what happens to messages is not recorded any more", reason=self.trouble)
+    def _failed(self, error: Exception, now_us: int) -> None:
+        if not self._trouble:
+            _log.warning("what happens to messages is not recorded for now", reason=str(error))
+        self._trouble, self._failed_us = str(error), now_us
 
     # --- reading -------------------------------------------------------------------------------------------------
 
