@@ -14,6 +14,7 @@ from millstream.broker.access import control
 from millstream.broker.broker import Broker
 from millstream.broker.letters import replays
 from millstream.broker.schedules import recurring
+from millstream.broker.webhooks import webhooks
 from millstream.clock import Clock
 from millstream.config import Settings
 from millstream.errors import MillstreamError, QuotaExceeded, Throttled
@@ -27,6 +28,7 @@ from millstream.wire.messages import PublishRequest
 from millstream.wire.schedule_calls import Repeat
 from millstream.wire.stage_calls import StagePart
 from millstream.wire.subscription_calls import OpenInbox, Subscribed
+from millstream.wire.webhook_calls import CreateWebhook
 from tests.simulated_broker import Client, run
 from tests.staging import open_stage, publish, put
 
@@ -178,5 +180,21 @@ def test_recurring_schedules_do_not_grow_without_end(monkeypatch: pytest.MonkeyP
         made = (Repeat(name=f"s{number}", topic="orders", cron="0 0 1 1 *", value=b"x") for number in range(4))
         assert await made_at_once(*map(client.call, made)) == 2
         await client.call(Repeat(name="s0", topic="orders", cron="0 0 2 1 *", value=b"y"))  # is there already
+
+    run(scenario)
+
+
+def test_webhooks_that_are_made_at_once_are_no_more_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "_WEBHOOKS_MAX", 2)
+
+    async def scenario() -> None:
+        client = await limited(webhooks={"allow_private": True})
+        for topic in ("nowhere", "nowhere either"):  # one that is refused for something else takes nobody's place
+            with pytest.raises(MillstreamError):
+                await client.call(CreateWebhook(topic=topic, url="http://127.0.0.1:9/"))
+        webhook = CreateWebhook(topic="orders", url="http://127.0.0.1:9/")
+        assert await made_at_once(*(client.call(webhook) for _ in range(4))) == 2
+        assert await made_at_once(client.call(webhook)) == 0
+        await client.broker.stop()
 
     run(scenario)

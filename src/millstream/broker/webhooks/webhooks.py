@@ -105,6 +105,7 @@ class Webhooks:
         self._draw_id = draw_id
         self._draw_secret = draw_secret
         self._entries: dict[str, _Entry] = {}
+        self._creating = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -211,8 +212,16 @@ class Webhooks:
     # --- calls ---------------------------------------------------------------------------------------------------
 
     async def _create(self, session: Session, call: webhook_calls.CreateWebhook) -> WebhookCreated:
-        if len(self._entries) >= _WEBHOOKS_MAX:
+        # With those that are being made: it takes a while, and many may be made at once.
+        if len(self._entries) + self._creating >= _WEBHOOKS_MAX:
             raise QuotaExceeded(f"a broker has {_WEBHOOKS_MAX} webhooks at most")
+        self._creating += 1
+        try:
+            return await self._make(session, call)
+        finally:
+            self._creating -= 1
+
+    async def _make(self, session: Session, call: webhook_calls.CreateWebhook) -> WebhookCreated:
         secret = check_secret(call.secret) if call.secret else self._draw_secret()
         webhook = Webhook(
             id=self._draw_id(),
