@@ -176,7 +176,8 @@ class Broker:
     def _open_topics(self, loop: asyncio.AbstractEventLoop) -> None:
         """Topics, and those who only read them: subscriptions and stream groups."""
         log = self._open_state(TOPICS_STATE)
-        registry = Registry(topics_max=self.settings.topics.max_topics)
+        limits = self.settings.topics
+        registry = Registry(topics_max=limits.max_topics, namespaces_max=limits.max_namespaces)
         registry.replay(log.replay())
         self.topics = Topics(
             registry,

@@ -101,8 +101,9 @@ class PartitionCounts(Mapping[str, int]):
 class Registry:
     """Every namespace and topic of the broker."""
 
-    def __init__(self, *, topics_max: int) -> None:
+    def __init__(self, *, topics_max: int, namespaces_max: int) -> None:
         self._topics_max = topics_max
+        self._namespaces_max = namespaces_max
         self.namespaces: dict[str, dict[str, Topic]] = {DEFAULT_NAMESPACE: {}}
         self.producer_ids_until = 1
         self._topic_of: dict[int, Topic] = {}  # by the uid of a partition
@@ -171,6 +172,8 @@ class Registry:
     def decide_create_namespace(self, name: str, *, now_ms: int) -> Facts:
         if check_namespace(name) in self.namespaces:
             raise InvalidArgument(f"namespace {name!r} exists already")
+        if len(self.namespaces) >= self._namespaces_max:
+            raise QuotaExceeded(f"the broker holds {self._namespaces_max} namespaces already (topics.max_namespaces)")
         return {f"namespace/{name}": {"created_ms": now_ms}}
 
     def decide_delete_namespace(self, name: str, *, force: bool) -> Facts:

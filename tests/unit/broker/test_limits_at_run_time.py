@@ -184,6 +184,21 @@ def test_recurring_schedules_do_not_grow_without_end(monkeypatch: pytest.MonkeyP
     run(scenario)
 
 
+def test_namespaces_are_no_more_than_there_may_be_also_if_they_are_made_with_their_first_topic() -> None:
+    async def scenario() -> None:
+        client = await limited(topics={"max_namespaces": 3})
+        made = (client.call(calls.CreateNamespace(name=f"shop-{number}")) for number in range(4))
+        assert await made_at_once(*made) == 2
+        other = client.broker.open_session(namespace="other", client_id="", address="", push=lambda _: None)
+        with pytest.raises(QuotaExceeded, match=r"3 namespaces already \(topics.max_namespaces\)"):
+            await client.broker.call(other, calls.Metadata(topics=["orders"], create=True))
+        await client.call(calls.DeleteNamespace(name="shop-0"))
+        await client.broker.call(other, calls.Metadata(topics=["orders"], create=True))
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_webhooks_that_are_made_at_once_are_no_more_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "_WEBHOOKS_MAX", 2)
 
