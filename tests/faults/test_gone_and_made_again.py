@@ -51,6 +51,8 @@ def test_a_namespace_that_gets_a_topic_while_it_waits_to_be_deleted_is_not_empty
         storage = SimulatedStorage()
         client = await started(storage)
         shop = await inside(client)
+        await client.call(access_calls.SetQuota(namespace="shop", topics=1))
+        await shop.open_queue("#", group="workers")
         making = asyncio.ensure_future(shop.call(calls.CreateTopic(name="orders")))
         going = asyncio.ensure_future(client.call(calls.DeleteNamespace(name="shop")))
         await making
@@ -58,6 +60,11 @@ def test_a_namespace_that_gets_a_topic_while_it_waits_to_be_deleted_is_not_empty
         with pytest.raises(NamespaceNotEmpty):
             await going
         assert await shop.read_all() == [b"mine"]
+        quota = await client.call(access_calls.ShowQuota(namespace="shop"))
+        assert isinstance(quota, access_calls.QuotaInfo)
+        assert quota.topics == 1, "what is not deleted loses nothing"
+        orders = client.broker.topics.registry.get("shop", "orders")
+        assert [group.name for group in client.broker.queues.registry.on_topic(orders)] == ["workers"]
 
     run(scenario)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from millstream.broker.access.permissions import looks_inside
@@ -45,10 +46,9 @@ class TopicCalls:
         return sorted(name for name in self._topics.registry.namespaces if session.access.may("any", name))
 
     async def _delete_namespace(self, _: Session, call: calls.DeleteNamespace) -> None:
-        self._topics.registry.decide_delete_namespace(call.name, force=call.force)  # or say why not
         # First of all, so that nothing of it is left to whoever has its name later, not even after a crash.
-        await self._forget_namespace(call.name)
-        await self._topics.delete_namespace(call.name, force=call.force)
+        forget = partial(self._forget_namespace, call.name)
+        await self._topics.delete_namespace(call.name, force=call.force, forget=forget)
         await self._forget_namespace(call.name)  # of those who have come back meanwhile
         # Not before: a batch may wait for a topic that takes nothing, until that is gone.
         await self._host.stages.forget_namespace(call.name)

@@ -492,18 +492,16 @@ class Topics:
             raise StorageFailed(f"topic {topic.name!r} cannot be removed: {error}; delete it again") from None
         await self._record({topic.key: None})
 
-    async def create_namespace(self, name: str) -> None:
+    async def create_namespace(self, name: str, *, if_missing: bool = False) -> None:
         async with self._changing:
-            await self._record(self.registry.decide_create_namespace(name, now_ms=self._now_us() // 1000))
-
-    async def ensure_namespace(self, name: str) -> None:
-        async with self._changing:
-            if name not in self.registry.namespaces:
+            if not if_missing or name not in self.registry.namespaces:
                 await self._record(self.registry.decide_create_namespace(name, now_ms=self._now_us() // 1000))
 
-    async def delete_namespace(self, name: str, *, force: bool) -> None:
+    async def delete_namespace(self, name: str, *, force: bool, forget: Callable[[], Awaitable[None]]) -> None:
         """With its topics, also those whose deletion was cut short: the next of their names would find their files."""
         self.registry.decide_delete_namespace(name, force=force)  # or say why not
+        if force:
+            await forget()
         while True:
             for topic in list(self.registry.topics(name)):
                 with suppress(TopicNotFound):  # somebody else has deleted it meanwhile
@@ -511,6 +509,8 @@ class Topics:
             async with self._changing:
                 facts = self.registry.decide_delete_namespace(name, force=force)
                 if not self.registry.topics(name):  # nobody has made another one meanwhile
+                    if not force:
+                        await forget()  # what else it has; not before it is certain that it goes
                     await self._record(facts)
                     return
 

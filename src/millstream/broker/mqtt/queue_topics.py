@@ -307,7 +307,7 @@ class QueueTopics:
             raise MqttViolation(Reason.TOPIC_FILTER_INVALID, "no topic can match this filter")
         self._who.access.require("consume", self._who.namespace, pattern)
         if is_pattern(pattern):
-            await self._room.broker.topics.ensure_namespace(self._world.namespace)
+            await self._room.broker.topics.create_namespace(self._world.namespace, if_missing=True)
         elif not self._world.has_topic(pattern):
             await self._world.make_topic(pattern, self._world.own)
         settled_by: SettledBy = "arrival" if subscription.qos else "sending"

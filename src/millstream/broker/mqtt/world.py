@@ -286,7 +286,7 @@ class World:
         broker = self.room.broker
         if name == self.room.catch_all:
             if self.topic(name) is None:
-                await broker.topics.ensure_namespace(self.namespace)
+                await broker.topics.create_namespace(self.namespace, if_missing=True)
                 # Longer than any session is remembered nobody waits for it.
                 config = {
                     "retention_ms": self.room.settings.session_expiry_max_ms or 1,
