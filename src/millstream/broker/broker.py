@@ -365,6 +365,7 @@ class Broker:
     async def _topic_deleted(self, namespace: str, name: str) -> None:
         await self.groups.forget_topic(namespace, name)
         await self.queues.registry.forget_topic(namespace, name)
+        self.letters.forget_topic(namespace, name)
 
     async def _finish_moves(self) -> None:
         """What a crash has interrupted is taken up in the background; a move is safe as soon as it is recorded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from functools import partial
 
 import pytest
 
@@ -13,6 +14,7 @@ from millstream.dead_letters import LetterFilter
 from millstream.errors import StorageFailed
 from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire import calls, letter_calls
+from millstream.wire.leases import Settle
 from tests.simulated_broker import Client, after_kill, run, started
 from tests.unit.broker.test_queues_at_run_time import lives, publish, topic_of
 from tests.waiting import eventually_async
@@ -197,5 +199,24 @@ def test_what_was_read_of_dead_letters_goes_with_their_topic() -> None:
         await client.call(calls.DeleteTopic(name="orders.dlq"))
         gc.collect()
         assert box() is None
+
+    lives(work)
+
+
+def test_nothing_is_remembered_of_the_letters_and_replays_of_topics_that_are_gone() -> None:
+    async def work(client: Client) -> None:
+        for name in ("stays", "goes"):
+            await client.call(calls.CreateTopic(name=name))
+            await client.send([b"x"], topic=name)
+            consumer = await client.open_queue(name)
+            await client.settle(Settle.REJECT, *await client.lease(consumer))
+            await eventually_async(partial(client.broker.letters._said.__contains__, ("default", name)))
+            await client.call(letter_calls.ReplayLetters(filter=LetterFilter(topic=name)))
+        recorder = client.broker.recorder
+        await eventually_async(lambda: len(recorder.watched) == 2)
+        await client.call(calls.DeleteTopic(name="goes", force=True))
+        await recorder.tidy()
+        assert list(recorder.watched) == topic_of(client, "stays").partition_uids
+        assert list(client.broker.letters._said) == [("default", "stays")]
 
     lives(work)

@@ -110,6 +110,9 @@ class Letters:
     async def stop(self) -> None:
         await self._alerts.close()
 
+    def forget_topic(self, namespace: str, name: str) -> None:
+        self._said.pop((namespace, name), None)
+
     # --- looking through them ------------------------------------------------------------------------------------
 
     def topics(self, namespace: str) -> list[Topic]:

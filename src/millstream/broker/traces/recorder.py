@@ -282,7 +282,9 @@ class Recorder:
                 self._write(records)
 
     async def tidy(self) -> None:
-        """Let go of old records, also when nothing happens."""
+        """Let go of old records, also when nothing happens, and of messages in topics that are gone."""
+        place_of = self._host.topics.registry.place_of
+        self.watched = {uid: offsets for uid, offsets in self.watched.items() if place_of(uid) is not None}
         self.store.tidy(self._clock.now_us())
 
     async def stop(self) -> None:
