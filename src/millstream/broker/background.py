@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import structlog
 
 from millstream.errors import MillstreamError
 
-__all__ = ["comes_within", "every"]
+__all__ = ["comes_within", "every", "to_its_end"]
 
 _log = structlog.get_logger("millstream.broker")
 
@@ -41,3 +42,17 @@ async def comes_within(event: asyncio.Event, seconds: float | None) -> bool:
     except TimeoutError:
         return False
     return True
+
+
+async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+    """Do something that must not be left half done: a cancellation counts when it is over."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait((task,))
+        if not task.cancelled() and (problem := task.exception()) is not None:
+            _log.warning("what was cancelled has failed", reason=str(problem))
+        raise

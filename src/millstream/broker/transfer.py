@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from millstream.broker.background import to_its_end
 from millstream.broker.journal import EntityFact, Fact, Journal
 from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError, OutOfSequence, ProducerFenced, RequestError
@@ -132,8 +133,8 @@ class Transfer:
         """Append a batch (as encode_batch makes it) to another partition; returns its first offset there.
 
         `facts` are asked for when they are written, after other moves had their turn.  `on_recorded` is called when
-        they are on disk: from there on the move happens, whatever happens.  Raises StorageFailed when they are not, and
-        the target's error when it will never take the batch.
+        they are on disk: from there on the move happens, whatever happens.  A cancellation waits for that.  Raises
+        StorageFailed when they are not, and the target's error when it will never take the batch.
         """
         async with self._turn(target):
             if not self._producer:
@@ -147,11 +148,14 @@ class Transfer:
             self._number += 1
             number = self._number
             intent: Fact = ["intent", number, *target, first, bytes(batch)]
-            await self._journal.record_durably(*facts, (_ENTITY, intent))
-            self._apply(intent)
-            if on_recorded is not None:
-                on_recorded()
+            await to_its_end(self._intend(intent, facts, on_recorded))
             return await self._finish(number)
+
+    async def _intend(self, intent: Fact, facts: Iterable[EntityFact], on_recorded: Callable[[], None] | None) -> None:
+        await self._journal.record_durably(*facts, (_ENTITY, intent))
+        self._apply(intent)
+        if on_recorded is not None:
+            on_recorded()
 
     async def recover(self) -> None:
         """Finish what a crash has interrupted."""

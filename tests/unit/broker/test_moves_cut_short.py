@@ -11,7 +11,10 @@ from millstream.broker.state import all_batches
 from millstream.broker.transfer import Target, deliver
 from millstream.records import Batch, encode_batch
 from millstream.testing.broker import BrokerForTests
+from millstream.testing.storage import SimulatedStorage
 from millstream.wire.calls import CreateTopic
+from tests.simulated_broker import after_kill, run, started
+from tests.waiting import eventually_async
 
 
 def test_the_next_move_waits_for_the_one_that_was_cut_short(
@@ -87,3 +90,37 @@ def test_nothing_is_remembered_of_targets_that_are_gone(broker: BrokerForTests) 
 
     expected = [0, 1, 0, 1, 0, 1, 0, 1], [Target("default", "lasting", 0)]
     assert broker.run(move_to_many()) == expected
+
+
+@pytest.mark.parametrize("orderly", [False, True])
+@pytest.mark.parametrize("another", [False, True])
+def test_a_move_that_is_cancelled_while_it_is_written_down_happens(orderly: bool, another: bool) -> None:
+    """It will be on disk, with all that it means, so it must not be forgotten, nor its number be used again."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        for name in ("source", "target"):
+            await client.call(CreateTopic(name=name))
+        topics, target = client.broker.topics, Target("default", "target", 0)
+        transfer = topics.transfer(topics.registry.get("default", "source"), 0)
+        await transfer.move(target, encode_batch([b"0"], base_timestamp_us=1))
+        moving = asyncio.ensure_future(transfer.move(target, encode_batch([b"1"], base_timestamp_us=1)))
+        while not transfer._journal._in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        moving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await moving
+        if another:
+            await transfer.move(target, encode_batch([b"2"], base_timestamp_us=1))
+        if orderly:
+            await client.broker.stop()
+            client = await started(storage)
+        else:
+            client = await after_kill(client, storage)
+        partition = client.broker.topics.partition(*target)
+        await eventually_async(lambda: partition.high_watermark == 2 + another)
+        assert await client.read_all("target") == [b"0", b"1", b"2"][: 2 + another]
+        await client.broker.stop()
+
+    run(scenario)
