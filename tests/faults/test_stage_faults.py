@@ -354,3 +354,42 @@ def test_many_cuts_one_after_the_other(monkeypatch: pytest.MonkeyPatch, at_once:
         await check(client, 6)
 
     life(storage, afterwards)
+
+
+def test_a_query_whose_stages_cannot_be_read_keeps_no_broker_from_starting_and_is_published_when_they_can() -> None:
+    storage = world()
+    known: list[StagePart] = []
+
+    async def begin(client: Client) -> None:
+        known.append(await staged(client, 0))
+
+        async def move_nothing(*_: object) -> None:
+            raise asyncio.CancelledError
+
+        with pytest.MonkeyPatch.context() as patch, suppress(asyncio.CancelledError):
+            patch.setattr(stages_module, "move_all", move_nothing)
+            await publish(client, 0, known[0])
+
+    life(storage, begin)
+    storage.power_cut()
+    storage.inject(Fault.NO_SPACE, times=1_000, when=lambda operation: operation.path.startswith("stages/"))
+
+    async def afterwards(client: Client) -> None:
+        await client.send([b"others go on"], topic="other")
+        with pytest.raises(StorageFailed, match="No space left"):
+            await publish(client, 0, known[0])
+        with pytest.raises(StorageFailed, match="No space left"):
+            await open_stage(client, 1)
+        with pytest.raises(StorageFailed, match="No space left"):
+            await client.call(AbortStages(query="q", batch=1))
+        await client.broker.stages.sweep()
+        assert await client.read_all() == []
+        storage.heal()
+        await client.broker.stages.sweep()
+        await seen(client, BATCHES)
+        await seen(client, BATCHES + 1, "other")
+        assert (await publish(client, 0, known[0])).already
+        assert await client.read_all() == values_of("orders", 0)
+        await client.broker.stop()
+
+    life(storage, afterwards)

@@ -73,6 +73,8 @@ class Query:
         self.files = asyncio.Lock()
         #: A publication could not be recorded; whether it is on disk, the next start will find out.
         self.in_doubt = False
+        #: Why the stages that an earlier process has left are not known.
+        self.unread = ""
         self._open_log = open_log
         self._log: Partition | None = None
 
@@ -93,7 +95,7 @@ class Query:
 
     @property
     def is_idle(self) -> bool:
-        return not self.stages and self.document.publishing is None and not self.turn.locked()
+        return not (self.stages or self.unread or self.document.publishing is not None or self.turn.locked())
 
     def info(self, ttl_ms: int) -> QueryInfo:
         document = self.document
@@ -111,6 +113,7 @@ class Query:
 
     def load(self) -> None:
         """Find the stages that an earlier process has left."""
+        self.stages.clear()
         for stored in all_batches(self.log.log):
             (key,) = stored.keys() or (None,)
             assert key is not None

@@ -103,11 +103,34 @@ class Stages:
             number = str(query.document.number)
             if number in stored:
                 stored.discard(number)
-                query.load()
-                self._of_stage |= dict.fromkeys(query.stages, query)
+                self._load(query)
         for number in stored:  # of queries that are forgotten
-            self._opener.storage.remove_tree(f"{_DIRECTORY}/{number}")
+            try:
+                self._opener.storage.remove_tree(f"{_DIRECTORY}/{number}")
+            except OSError as error:  # the next start finds it and tries again
+                _log.warning("the files of stages could not be removed", directory=number, reason=str(error))
         self._recount()
+
+    def _load(self, query: Query) -> None:
+        """Find the stages of a query.  If that fails it waits, and what it has published is not taken for lost."""
+        try:
+            query.load()
+        except (OSError, MillstreamError) as error:
+            if not query.unread:
+                _log.error("stages cannot be read", query=query.document.query, reason=str(error))
+            query.unread = str(error)
+        else:
+            query.unread = ""
+            self._of_stage |= dict.fromkeys(query.stages, query)
+
+    def _load_again(self, query: Query) -> None:
+        """Once more, for a query that waits.  Raises StorageFailed when it still has to."""
+        self._load(query)
+        if query.unread:
+            raise StorageFailed(f"the stages of query {query.document.query!r} cannot be read: {query.unread}")
+        self._recount()
+        if query.document.publishing is not None:
+            self._own(self._finish_in_turn(query))
 
     async def forget_stale(self) -> None:
         """What queries of a namespace that is gone have published must not be taken for that of the next one."""
@@ -118,7 +141,7 @@ class Stages:
     def resume(self) -> None:
         """Finish what a crash has interrupted."""
         for query in self._queries.values():
-            if query.document.publishing is not None:
+            if query.document.publishing is not None and not query.unread:
                 _log.info("a publication goes on", query=query.document.query, batch=query.document.publishing.batch)
                 self._own(self._finish_in_turn(query))
 
@@ -209,6 +232,8 @@ class Stages:
         document = QueryDocument(number=0, namespace=namespace, query=name, used_ms=self._now_ms())
         query = self._queries.get(document.key)
         if query is not None:
+            if query.unread:
+                self._load_again(query)
             return query
         async with self._opening:
             query = self._queries.get(document.key)
@@ -364,6 +389,8 @@ class Stages:
         query = self._queries.get(f"query/{session.namespace}/{call.query}")
         if query is None:
             return stage_calls.StagesAborted(aborted=0)
+        if query.unread:
+            self._load_again(query)
         async with query.turn:
             _check_query(session, query)
             if query.in_doubt:
@@ -407,9 +434,12 @@ class Stages:
     async def sweep(self) -> None:
         """Forget stages that nobody comes back for, files that nobody needs, and queries that are long gone."""
         for query in list(self._queries.values()):
-            if query.turn.locked() or query.in_doubt or query.document.publishing is not None:
+            if query.turn.locked() or query.in_doubt or (query.document.publishing is not None and not query.unread):
                 continue
             try:
+                if query.unread:
+                    self._load_again(query)
+                    continue
                 await self._tidy(query, self._now_ms())
             except MillstreamError as error:  # its disk has failed; that of others has not
                 _log.error("a query could not be tidied up", query=query.document.query, reason=str(error))
