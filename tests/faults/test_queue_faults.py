@@ -17,6 +17,7 @@ import pytest
 
 from millstream import retries
 from millstream.broker import journal as journal_module
+from millstream.broker.cut_moves import CutMoves
 from millstream.broker.queues import queues as queues_module
 from millstream.errors import MillstreamError, StorageFailed, TopicNotFound
 from millstream.retries import parse_retry
@@ -69,7 +70,7 @@ async def drained(client: Client, topic: str = "orders") -> list[bytes | None]:
 
 
 async def letters(client: Client) -> list[bytes | None]:
-    await client.broker.topics.finish_moves()
+    await CutMoves(client.broker.topics, hidden=True).finish()
     try:
         return await client.read_all("orders.dlq")
     except TopicNotFound:

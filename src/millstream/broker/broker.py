@@ -23,6 +23,7 @@ from millstream.broker.answers import FetchAnswer, FetchHandle, FetchReply
 from millstream.broker.background import every
 from millstream.broker.cleanup import Cleanup
 from millstream.broker.committer import Committer, Rounds
+from millstream.broker.cut_moves import CutMoves
 from millstream.broker.group_calls import GroupCalls
 from millstream.broker.group_topics import GroupTopics
 from millstream.broker.groups import Groups
@@ -290,6 +291,7 @@ class Broker:
 
     def _begin(self, loop: asyncio.AbstractEventLoop, *, clean: bool) -> None:
         """What goes on by itself from now on."""
+        self._cut_moves = CutMoves(self.topics, hidden=not clean)
         sync_s = self.settings.storage.fsync_interval_ms / 1000
         cleanup_s = self.settings.storage.cleanup_interval_ms / 1000
         again_and_again: list[tuple[float, Callable[[], Awaitable[None]]]] = [
@@ -355,7 +357,8 @@ class Broker:
         await self._committer.close()
         self.stats.close()
         self.recorder.store.close()
-        close_all(self._storage, partitions, settled=not self.topics.moves_undone and not self.topics.unchecked)
+        settled = not (self._cut_moves.hidden or self.topics.moves_undone or self.topics.unchecked)
+        close_all(self._storage, partitions, settled=settled)
 
     async def _topic_changed(self, topic: Topic) -> None:
         """Made or altered, by a client or by the broker itself."""
@@ -369,12 +372,13 @@ class Broker:
 
     async def _finish_moves(self) -> None:
         """What a crash has interrupted is taken up in the background; a move is safe as soon as it is recorded."""
-        moving = asyncio.ensure_future(self.topics.finish_moves())
+        moving = asyncio.ensure_future(self._cut_moves.finish())
         stopping = asyncio.ensure_future(self._stopping.wait())
         await asyncio.wait((moving, stopping), return_when=asyncio.FIRST_COMPLETED)
         for task in (moving, stopping):
             task.cancel()
-        if moving.done() and not moving.cancelled() and (problem := moving.exception()) is not None:
+        await asyncio.wait((moving, stopping))
+        if not moving.cancelled() and (problem := moving.exception()) is not None:
             _log.error("moves between partitions could not be finished", reason=str(problem))
 
     def _open_state(self, directory: str) -> StateLog:

@@ -243,13 +243,6 @@ class Topics:
                     if kind == suffix and number.isdecimal() and int(number) < len(topic.partitions):
                         yield topic, int(number)
 
-    async def finish_moves(self) -> None:
-        """After a crash: complete every move between partitions that it has cut short."""
-        for topic, number in self.stored_beside("state"):
-            await asyncio.sleep(0)
-            if not topic.deleting:
-                await self.transfer(topic, number).recover()
-
     @property
     def moves_undone(self) -> int:
         transfers = (beside for topic in self.registry.all_topics() for beside in topic.beside.values())

@@ -158,10 +158,14 @@ class Transfer:
             on_recorded()
 
     async def recover(self) -> None:
-        """Finish what a crash has interrupted."""
-        for number, intent in list(self._intents.items()):
+        """Finish what a crash has interrupted; a target that takes nothing keeps no other waiting."""
+        targets = dict.fromkeys(intent.target for intent in self._intents.values())
+        await asyncio.gather(*(self._recover(target) for target in targets))
+
+    async def _recover(self, target: Target) -> None:
+        for number in [number for number, intent in self._intents.items() if intent.target == target]:
             try:
-                async with self._turn(intent.target):
+                async with self._turn(target):
                     if number in self._intents:  # otherwise somebody else saw to it meanwhile
                         await self._finish(number)
             except RequestError as error:

@@ -9,9 +9,9 @@ import pytest
 from millstream.broker.partition import Partition
 from millstream.broker.state import all_batches
 from millstream.broker.transfer import Target, deliver
-from millstream.records import Batch, encode_batch
+from millstream.records import Batch, assign_producer, encode_batch
 from millstream.testing.broker import BrokerForTests
-from millstream.testing.storage import SimulatedStorage
+from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire.calls import CreateTopic
 from tests.simulated_broker import after_kill, run, started
 from tests.waiting import eventually_async
@@ -121,6 +121,39 @@ def test_a_move_that_is_cancelled_while_it_is_written_down_happens(orderly: bool
         partition = client.broker.topics.partition(*target)
         await eventually_async(lambda: partition.high_watermark == 2 + another)
         assert await client.read_all("target") == [b"0", b"1", b"2"][: 2 + another]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("trouble", ["topics/default/a/0.state/", "topics/default/full/"], ids=["journal", "target"])
+def test_a_move_that_cannot_be_finished_after_a_crash_keeps_no_other_from_it(trouble: str) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage, segment_bytes=1 << 24)
+        for name in ("a", "b", "full", "target"):
+            await client.call(CreateTopic(name=name))
+        await client.send([bytes(300_000)], topic="full")
+        topics = client.broker.topics
+        for source, target in (("a", "full"), ("a", "target"), ("b", "target")):
+            transfer = topics.transfer(topics.registry.get("default", source), 0)
+            await transfer._name()
+            batch = encode_batch([source.encode()], base_timestamp_us=1)
+            assign_producer(batch, transfer._producer << 16, 0)
+            intent = ["intent", transfer._number + 1, "default", target, 0, 0, bytes(batch)]
+            await transfer._intend(intent, (), None)
+        await topics.journal(topics.registry.get("default", "a"), 0).checkpoint()
+        storage.inject(Fault.NO_SPACE, times=10**6, when=lambda operation: operation.path.startswith(trouble))
+        client = await after_kill(client, storage)
+        moved = 1 if trouble.endswith("state/") else 2
+        partition = client.broker.topics.partition("default", "target", 0)
+        await eventually_async(lambda: partition.high_watermark == moved)
+        await client.broker.stop()
+        storage.heal()
+        client = await started(storage, segment_bytes=1 << 24)
+        for name, end in (("full", 2), ("target", 2)):
+            partition = client.broker.topics.partition("default", name, 0)
+            await eventually_async(lambda partition=partition, end=end: partition.high_watermark == end)
         await client.broker.stop()
 
     run(scenario)
