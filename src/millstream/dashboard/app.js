@@ -42,26 +42,27 @@ const menu = [
 const refreshEvery = 5000;
 
 const main = document.getElementById("main");
-let current = { name: "", refresh: null, run: 0 };
-let dead = 0, live = true;
+let current = { name: "", refresh: null, run: 0, cutOff: false };
+let dead = 0, live = true, looking = 0;
 
 // The page before stays until the next one is ready: nothing flickers, and nothing late is drawn over it.
 async function show({ focus = false } = {}) {
   const [path, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name = "", ...words] = path.split("/").map(decoded);
   const run = current.run + 1;
-  current = { name, refresh: null, run };
+  current = { name, refresh: null, run, cutOff: false };
   drawMenu();
   document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   main.setAttribute("aria-busy", "true");
-  const page = pages[name], place = h("div");
+  const page = pages[name], place = h("div"), here = location.hash;
   const slow = setTimeout(() => { if (current.run === run) replace(main, h("p", { class: "soft", role: "status" }, "Loading…")); }, 400);
   let refresh = null;
   try {
     if (!page) replace(place, heading("There is no such page"), h("p", {}, h("a", { href: "#/" }, "Go to the overview")));
-    else refresh = await page.show(place, words, new URLSearchParams(search), () => show());
+    else refresh = await page.show(place, words, new URLSearchParams(search), () => (location.hash === here ? show() : null));  // whoever went on is not disturbed
   } catch (error) {
     replace(place, heading(page.title), problem(error));
+    if (current.run === run) current.cutOff = !(error.status > 0 && error.status < 500);
   }
   clearTimeout(slow);
   if (current.run !== run) return;
@@ -84,19 +85,34 @@ function drawMenu() {
   replace(document.getElementById("nav"), h("ul", {}, menu.map((entry) => h("li", { class: entry.apart ? "apart" : null }, h("a", { href: `#/${entry.name}`, "aria-current": here === entry.name ? "page" : null, title: `Keys: g ${entry.key}` }, entry.text, badge(entry))))));
 }
 
+const troubles = { 0: "not reachable", 401: "key needed", 403: "not allowed" };
+
 async function tick() {
+  looking += 1;
+  try { await look(namespace()); } finally { looking -= 1; }
+}
+
+async function look(asked) {
   const pill = document.getElementById("mode");
   const say = (kind, text, title = "") => { pill.className = `pill ${kind}`; pill.title = title; if (pill.textContent !== text) pill.textContent = text; };
   try {
     const seen = await get("/stats/overview", { limit: 1 });
+    if (asked !== namespace()) return;
     say(seen.mode === "normal" ? "good" : "warn", seen.mode === "normal" ? "● running" : `▲ ${plain(seen.mode)}`, seen.reason);
     if (dead !== seen.dead_letters) { dead = seen.dead_letters; drawMenu(); }
+    if (live && current.cutOff) show();
   } catch (error) {
-    say("bad", error.status === 401 ? "✕ key needed" : error.status ? "✕ not allowed" : "✕ not reachable", error.message);
+    if (asked === namespace()) say("bad", `✕ ${troubles[error.status] || "cannot answer"}`, error.message);
   }
   // Nothing moves under somebody who marks text or is in a dialog.
   if (live && !document.hidden && current.refresh && !document.querySelector("dialog[open]") && getSelection().type !== "Range") {
-    try { await current.refresh(); } catch { /* the pill says it; what is on screen stays */ }
+    const { run, refresh } = current;
+    try {
+      await refresh();
+    } catch (error) {
+      // What is gone, or not for this key any more, is not shown as if it were there.  Of the rest the pill tells.
+      if (current.run === run && [403, 404].includes(error.status)) show();
+    }
   }
 }
 
@@ -107,7 +123,8 @@ async function fillNamespaces() {
   if (!names.includes(namespace())) choose(names.includes("default") ? "default" : names[0] || "default");
   replace(select, names.map((name) => h("option", { value: name }, name)));
   select.value = namespace();
-  select.onchange = () => { choose(select.value); dead = 0; tick(); show(); };
+  // Nothing of the namespace before may be pressed any more: it would be done in the one that is chosen now.
+  select.onchange = () => { choose(select.value); dead = 0; replace(document.getElementById("toasts")); replace(main); tick(); show(); };
 }
 
 function askForKey() {
@@ -173,4 +190,4 @@ const asSystem = () => setTheme(localStorage.getItem("millstream.theme") || (dar
 dark.addEventListener("change", asSystem);
 asSystem();
 fillNamespaces().then(() => { tick(); return show(); });
-setInterval(tick, refreshEvery);
+setInterval(() => { if (!looking) tick(); }, refreshEvery);  // answers that are slow do not overtake each other

@@ -42,6 +42,9 @@ function pathTo(parent, element) {
   return path;
 }
 
+// Where somebody is led after something was done, unless they went elsewhere meanwhile.
+export function lead(place, hash) { if (place.isConnected) location.hash = hash; }
+
 // --- pieces -------------------------------------------------------------------------------------------------------
 
 export function heading(text, { crumbs = [], actions = [] } = {}) {

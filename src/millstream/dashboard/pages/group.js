@@ -1,6 +1,6 @@
 // A stream group: members, what each of them reads, how far behind it is.
 
-import { card, empty, field, h, heading, pill, replace, section } from "../dom.js";
+import { card, empty, field, h, heading, lead, pill, replace, section } from "../dom.js";
 import { get, part, post, remove } from "../api.js";
 import { button, doing, open } from "../dialogs.js";
 import { table } from "../tables.js";
@@ -21,7 +21,7 @@ export async function show(place, [name], query, again) {
     done: (now) => ({ text: said(now), undo: async () => said(await setPaused(!now)) }),
   });
   const rebalance = button("Rebalance", async () => { await post(`${here}/rebalance`); await refresh(); }, { ask: { title: `Rebalance ${name}?`, text: "The partitions are dealt anew; reading pauses for a moment.", action: "Rebalance", danger: false }, done: `Group ${name} rebalances.` });
-  const forget = button("Delete", async () => { await remove(here); location.hash = "#/groups"; }, { look: "danger", ask: { title: `Delete group ${name}?`, text: "Its progress is forgotten. Who joins again begins as if it were new. This cannot be undone.", action: "Delete the group", typed: name }, done: `Group ${name} was deleted.` });
+  const forget = button("Delete", async () => { await remove(here); lead(place, "#/groups"); }, { look: "danger", ask: { title: `Delete group ${name}?`, text: "Its progress is forgotten. Who joins again begins as if it were new. This cannot be undone.", action: "Delete the group", typed: name }, done: `Group ${name} was deleted.` });
   const draw = () => {
     const behind = group.lag.reduce((sum, one) => sum + one.lag, 0), oldest = Math.max(0, ...group.lag.map((one) => one.lag_ms));
     replace(paused, pausing());

@@ -1,6 +1,6 @@
 // One dead letter: why it died, what it says, and sending it again, mended if need be.
 
-import { empty, facts, field, h, heading, pill, replace, section } from "../dom.js";
+import { empty, facts, field, h, heading, lead, pill, replace, section } from "../dom.js";
 import { get, part, post } from "../api.js";
 import { button, doing } from "../dialogs.js";
 import { planned, watch } from "../replays.js";
@@ -12,7 +12,7 @@ export const title = "Dead letter";
 export async function show(place, [id], query, again) {
   const letter = await get(`/dead-letters/${part(id)}`, { encoding: "text" });
   const alive = (await get("/dead-letters", { topic: letter.original_topic, group: letter.group, reason: letter.reason, since_ms: letter.dead_ms, until_ms: letter.dead_ms + 1, limit: 1000, value_bytes: 0 })).letters.some((one) => one.id === id);
-  const purge = button("Purge", async () => { await post("/dead-letters/purge", { ids: [id] }); location.hash = "#/letters"; }, {
+  const purge = button("Purge", async () => { await post("/dead-letters/purge", { ids: [id] }); lead(place, "#/letters"); }, {
     look: "danger", done: "The dead letter was purged.",
     ask: { title: "Purge this dead letter?", text: "It is removed for good and cannot be replayed any more.", action: "Purge" },
   });

@@ -23,7 +23,7 @@ export async function show(place, words, query, again) {
   const purge = button("Purge…", async () => {
     const doomed = selection();
     const { total } = await post("/dead-letters/purge", { ...doomed, dry_run: true });
-    if (!(await confirm({ title: `Purge ${many(total, "dead letter")}?`, text: "They are removed for good and cannot be replayed any more.", action: `Purge ${number(total)}`, typed: total > 10 ? String(total) : "" }))) return null;
+    if (!place.isConnected || !(await confirm({ title: `Purge ${many(total, "dead letter")}?`, text: "They are removed for good and cannot be replayed any more.", action: `Purge ${number(total)}`, typed: total > 10 ? String(total) : "" }))) return null;
     const done = await post("/dead-letters/purge", doomed);
     await again();
     return done.total;

@@ -1,6 +1,6 @@
 // One MQTT session: its client, what it is subscribed to, and what waits for it.
 
-import { card, empty, facts, h, heading, pill, replace, section } from "../dom.js";
+import { card, empty, facts, h, heading, lead, pill, replace, section } from "../dom.js";
 import { get, part, post, remove } from "../api.js";
 import { button } from "../dialogs.js";
 import { table } from "../tables.js";
@@ -15,7 +15,7 @@ export async function show(place, [name]) {
   const [cards, about, subscriptions, behind, actions] = [h("div", { class: "cards" }), h("div"), h("div"), h("div"), h("span")];
   let session = await get(here);
   const refresh = async () => { session = await get(here); draw(); };
-  const leave = () => { location.hash = "#/mqtt"; };
+  const leave = () => lead(place, "#/mqtt");
   const disconnect = button("Disconnect", async () => {
     await post(`${here}/disconnect`, {});
     if (session.expiry_s) await refresh(); else leave();

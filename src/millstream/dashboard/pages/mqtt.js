@@ -31,7 +31,7 @@ export async function show(place, words, query) {
   };
   const clear = button("Clear…", async () => {
     const { cleared } = await remove("/mqtt/retained", { filter: wanted, dry_run: true });
-    if (!cleared || !(await confirm({ title: `Clear ${many(cleared, "retained message")}?`, text: `Those that match ${wanted}. Whoever subscribes later gets nothing in their place; subscribers are not told.`, action: `Clear ${number(cleared)}`, typed: cleared > 10 ? String(cleared) : "" }))) return null;
+    if (!cleared || !place.isConnected || !(await confirm({ title: `Clear ${many(cleared, "retained message")}?`, text: `Those that match ${wanted}. Whoever subscribes later gets nothing in their place; subscribers are not told.`, action: `Clear ${number(cleared)}`, typed: cleared > 10 ? String(cleared) : "" }))) return null;
     const done = await remove("/mqtt/retained", { filter: wanted });
     await Promise.all([retained.again(), figures()]);
     return done.cleared;

@@ -1,6 +1,6 @@
 // A queue group: what is in it, who works on it, and why something is not delivered.
 
-import { card, choices, empty, h, heading, pill, replace, section, settings } from "../dom.js";
+import { card, choices, empty, h, heading, lead, pill, replace, section, settings } from "../dom.js";
 import { get, part, post, put, remove } from "../api.js";
 import { button } from "../dialogs.js";
 import { plot, since, spans } from "../plots.js";
@@ -26,7 +26,7 @@ export async function show(place, [topic, name]) {
     look: "danger", done: (amount) => `${number(amount)} messages of ${whole} were purged.`,
     ask: { title: `Purge ${whole}?`, text: "Everything in this queue counts as settled, leased messages too. The messages stay in the log, but this group will not get them again. This cannot be undone.", action: "Purge", typed: name },
   });
-  const forget = button("Delete", async () => { await remove(here, { force: true }); location.hash = `#/topic/${part(topic)}`; }, {
+  const forget = button("Delete", async () => { await remove(here, { force: true }); lead(place, `#/topic/${part(topic)}`); }, {
     look: "danger", done: `Group ${whole} was deleted.`,
     ask: { title: `Delete ${whole}?`, text: "The group and its progress are forgotten, also while consumers are connected. The messages stay in the topic. This cannot be undone.", action: "Delete the group", typed: name },
   });

@@ -1,6 +1,6 @@
 // One topic: where it stands, who reads it, how it is set.
 
-import { card, choices, empty, field, h, heading, pill, replace, section, settings } from "../dom.js";
+import { card, choices, empty, field, h, heading, lead, pill, replace, section, settings } from "../dom.js";
 import { get, part, patch, remove } from "../api.js";
 import { button, doing, open } from "../dialogs.js";
 import { plot, since, spans } from "../plots.js";
@@ -15,7 +15,7 @@ export async function show(place, [name], query, again) {
   const [cards, graphs, range, readers, lanes, partitions, config] = [h("div", { class: "cards" }), h("div", { class: "plots" }), h("div"), h("div"), h("div"), h("div"), h("div")];
   let topic = null;
   const change = h("button", { type: "button", onclick: () => edit(here, topic, again) }, "Change settings");
-  const drop = button("Delete", async () => { await remove(here, { force: true }); location.hash = "#/topics"; }, {
+  const drop = button("Delete", async () => { await remove(here, { force: true }); lead(place, "#/topics"); }, {
     look: "danger", done: `Topic ${name} was deleted.`,
     ask: { title: `Delete topic ${name}?`, text: "All its messages, its groups and their progress are removed. This cannot be undone.", action: "Delete the topic", typed: name },
   });

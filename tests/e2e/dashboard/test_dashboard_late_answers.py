@@ -1,0 +1,150 @@
+"""Answers that come late, or from a broker or a namespace that is not there any more, in a real Chromium."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from tests.e2e.dashboard.screen import Screen
+from tests.e2e.dashboard.world import queue, told
+
+
+class Held:
+    """Requests that are let through only when the test says so."""
+
+    def __init__(self, page: Any, address: str, method: str = "GET") -> None:
+        self.asked: list[Any] = []
+        self._page, self._method, self._open = page, method, False
+        page.route(address, self._hold)
+
+    def _hold(self, route: Any) -> None:
+        if self._open or route.request.method != self._method:
+            route.fallback()
+        else:
+            self.asked.append(route)
+
+    def wait(self, amount: int = 1) -> None:
+        """Until so many have been asked."""
+        while len(self.asked) < amount:
+            self._page.wait_for_timeout(5)  # lets events of the browser in
+
+    def release(self) -> None:
+        self._open = True
+        for route in self.asked:
+            route.continue_()
+
+
+def look_again(screen: Screen) -> None:
+    """What happens every few seconds, at once."""
+    screen.press("Live")
+    screen.press("Stopped")
+
+
+def two_worlds(screen: Screen, http: httpx.Client, other: str) -> Any:
+    """A queue of one name in two namespaces; the choice between them."""
+    told(http.post("/namespaces", json={"name": other}))
+    queue(http, "shared", "worker")
+    told(http.post(f"/namespaces/{other}/topics", json={"name": "shared"}))
+    told(http.put(f"/namespaces/{other}/queues/shared/worker", json={}))
+    screen.open("queue/shared/worker")
+    return screen.page.get_by_label("Namespace")
+
+
+def test_an_undo_ends_with_the_namespace_it_is_about(screen: Screen, http: httpx.Client) -> None:
+    choice = two_worlds(screen, http, "second")
+    screen.press("Pause")
+    screen.press("Pause", within=screen.dialog())
+    screen.told("shared / worker is paused")
+    choice.select_option("second")
+    assert screen.page.get_by_role("button", name="Undo").count() == 0, "it would resume the group of the other one"
+
+
+def test_what_is_left_of_the_namespace_before_cannot_be_pressed(screen: Screen, http: httpx.Client) -> None:
+    choice = two_worlds(screen, http, "third")
+    screen.page.get_by_role("button", name="Purge").wait_for()
+    held = Held(screen.page, "**/namespaces/third/**")
+    choice.select_option("third")
+    assert screen.page.locator("main").get_by_role("button").count() == 0, "it would be done in the other one"
+    held.release()
+    screen.page.get_by_role("button", name="Purge").wait_for()
+
+
+def test_whoever_went_on_is_not_led_back_by_a_late_answer(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "doomed"}))
+    page = screen.open("topic/doomed").page
+    held = Held(page, "**/topics/doomed?*", "DELETE")
+    screen.press("Delete")
+    screen.dialog().get_by_role("textbox").fill("doomed")
+    screen.press("Delete the topic", within=screen.dialog())
+    held.wait()
+    screen.open("publish")
+    page.get_by_label("Value", exact=True).fill("half a sent")
+    held.release()
+    screen.told("Topic doomed was deleted")
+    assert page.get_by_label("Value", exact=True).input_value() == "half a sent"
+
+
+def test_an_undo_from_another_page_leaves_this_one_alone(screen: Screen, http: httpx.Client) -> None:
+    page = screen.open("topics").page
+    screen.press("New topic")
+    screen.dialog().get_by_label("Name").fill("too-early")
+    screen.press("Create", within=screen.dialog())
+    note = screen.told("Topic too-early was created")
+    page.get_by_role("link", name="too-early").wait_for()
+    screen.open("publish")
+    page.get_by_label("Value", exact=True).fill("half a sent")
+    screen.press("Undo", within=note)
+    screen.told("was deleted again")
+    assert page.get_by_label("Value", exact=True).input_value() == "half a sent"
+    assert http.get("/topics/too-early").status_code == 404
+
+
+def test_a_slow_broker_is_not_asked_again_before_it_answered(screen: Screen) -> None:
+    page = screen.page
+    page.clock.install()
+    screen.open("publish")
+    held = Held(page, "**/stats/overview?*")
+    page.clock.run_for(6000)
+    held.wait()
+    page.clock.run_for(60_000)
+    assert len(held.asked) == 1
+    held.release()
+
+
+def test_a_page_that_a_broker_could_not_answer_comes_with_the_broker(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "patient", "if_missing": True}))
+    screen.open("publish")
+    screen.page.route("**/api/**", lambda route: route.abort())
+    screen.open("topics")
+    screen.see("the broker does not answer")
+    screen.page.unroute("**/api/**")
+    look_again(screen)
+    screen.see("patient")
+    screen.troubles[:] = [trouble for trouble in screen.troubles if "ERR_FAILED" not in trouble]
+
+
+def test_what_is_deleted_meanwhile_is_not_shown_as_if_it_were_there(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/namespaces", json={"name": "passing"}))
+    told(http.post("/namespaces/passing/topics", json={"name": "fleeting"}))
+    told(http.post("/namespaces/passing/topics", json={"name": "staying"}))
+    screen.open("topics").page.get_by_label("Namespace").select_option("passing")
+    screen.see("fleeting")
+    screen.open("topic/fleeting")
+    told(http.delete("/namespaces/passing/topics/fleeting"))
+    look_again(screen)
+    screen.see("topic 'fleeting' does not exist")
+    screen.open("topics")
+    screen.see("staying")
+    told(http.delete("/namespaces/passing", params={"force": True}))
+    look_again(screen)
+    screen.see("namespace 'passing' does not exist")
+    screen.troubles[:] = [trouble for trouble in screen.troubles if "404" not in trouble]
+
+
+def test_a_broker_that_fails_is_not_said_to_refuse(screen: Screen) -> None:
+    screen.open("publish")
+    screen.page.route("**/stats/overview?*", lambda route: route.fulfill(status=503, json={"message": "too busy"}))
+    look_again(screen)
+    screen.page.locator("#mode").filter(has_text="cannot answer").wait_for()
+    screen.troubles[:] = [trouble for trouble in screen.troubles if "503" not in trouble]
