@@ -25,12 +25,13 @@ function add(parent, children) {
 // Pages draw themselves anew every few seconds: whoever is reading or tabbing through one must not notice.
 export function replace(parent, ...children) {
   const focused = pathTo(parent, document.activeElement);
-  const scrolled = [...parent.querySelectorAll(".table")].map((box) => [box.scrollLeft, box.scrollTop]);
+  const scrolling = () => [...parent.querySelectorAll(".table, pre")];
+  const scrolled = scrolling().map((box) => [box.scrollLeft, box.scrollTop]);
   const open = [...parent.querySelectorAll("details")].map((one) => one.open);
   const fresh = document.createDocumentFragment();
   add(fresh, children);
   parent.replaceChildren(fresh);
-  [...parent.querySelectorAll(".table")].forEach((box, index) => { if (scrolled[index]) [box.scrollLeft, box.scrollTop] = scrolled[index]; });
+  scrolling().forEach((box, index) => { if (scrolled[index]) [box.scrollLeft, box.scrollTop] = scrolled[index]; });
   [...parent.querySelectorAll("details")].forEach((one, index) => { if (open[index]) one.open = true; });
   if (focused) focused.reduce((at, index) => at?.children[index], parent)?.focus({ preventScroll: true });
 }

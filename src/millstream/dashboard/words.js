@@ -71,11 +71,21 @@ export function localInput(ms) { return new Date(ms - new Date(ms).getTimezoneOf
 
 export function plain(word) { return word.toLowerCase().replaceAll("_", " "); }
 
-export function keyed(key) { return key === null ? "–" : h("code", { title: key }, key); }
+// The key of a message; what is not text is said to be base64.
+export function keyed({ key, key_encoding }) {
+  if (key === null) return "–";
+  const text = key_encoding === "base64" ? `base64: ${key}` : key;
+  return h("code", { title: text }, text);
+}
 
-// Headers as they are typed: `name: value`, one per line.
+// Headers as they are typed: `name: value`, one per line.  A name that is there several times has a list of values.
 export function headersOf(text) {
-  return Object.fromEntries(text.split("\n").filter((line) => line.trim()).map((line) => line.split(/:(.*)/s)).map(([name, value = ""]) => [name.trim(), value.trim()]));
+  const found = Object.create(null);
+  for (const line of text.split("\n").filter((one) => one.trim())) {
+    const [name, value = ""] = line.split(/:(.*)/s).map((one) => one.trim());
+    found[name] = name in found ? [found[name], value].flat() : value;
+  }
+  return found;
 }
 
 // A setting, with what its number means.
@@ -85,16 +95,24 @@ export function setting(name, value) {
   return meaning ? h("code", { title: String(value) }, meaning) : h("code", {}, typeof value === "object" ? JSON.stringify(value) : String(value));
 }
 
+const deepest = 30;
+
 // JSON with line breaks.  Only white space is touched, so that long numbers and the order of keys stay what they are.
+// What is nested deeper than anybody reads stays as it is: brackets in brackets would become gigabytes of spaces.
 export function pretty(text) {
   try { JSON.parse(text); } catch { return text; }
   if (!/^\s*[[{]/.test(text)) return text;
-  let shown = "", depth = 0;
-  const line = () => `\n${"  ".repeat(depth)}`;
+  const shown = [], line = () => shown.push("\n", "  ".repeat(depth));
+  let depth = 0, opened = false;
   for (const token of text.match(/"(?:\\.|[^"\\])*"|[{}[\],:]|[^\s{}[\],:"]+/g) || []) {
-    if (token === "{" || token === "[") { depth += 1; shown += token + line(); }
-    else if (token === "}" || token === "]") { depth -= 1; shown = /[{[]\s*$/.test(shown) ? shown.trimEnd() + token : shown + line() + token; }
-    else shown += token === "," ? token + line() : token === ":" ? ": " : token;
+    const closes = token === "}" || token === "]";
+    if (closes) depth -= 1;
+    if (opened !== closes) line();  // what is empty stays on its line
+    shown.push(token === ":" ? ": " : token);
+    opened = token === "{" || token === "[";
+    if (opened) depth += 1;
+    if (depth > deepest) return text;
+    if (token === ",") line();
   }
-  return shown;
+  return shown.join("");
 }

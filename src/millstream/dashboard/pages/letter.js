@@ -5,13 +5,13 @@ import { get, part, post } from "../api.js";
 import { button, doing } from "../dialogs.js";
 import { planned, watch } from "../replays.js";
 import { table } from "../tables.js";
-import { ago, bytes, duration, headersOf, number, plain, pretty, priorities, when } from "../words.js";
+import { ago, bytes, duration, headersOf, keyed, number, plain, pretty, priorities, when } from "../words.js";
 
 export const title = "Dead letter";
 
 export async function show(place, [id], query, again) {
   const letter = await get(`/dead-letters/${part(id)}`, { encoding: "text" });
-  const alive = (await get("/dead-letters", { topic: letter.original_topic, group: letter.group, reason: letter.reason, since_ms: letter.dead_ms, until_ms: letter.dead_ms + 1, limit: 1000, value_bytes: 0 })).letters.some((one) => one.id === id);
+  const alive = await listed(letter);
   const purge = button("Purge", async () => { await post("/dead-letters/purge", { ids: [id] }); lead(place, "#/letters"); }, {
     look: "danger", done: "The dead letter was purged.",
     ask: { title: "Purge this dead letter?", text: "It is removed for good and cannot be replayed any more.", action: "Purge" },
@@ -29,11 +29,21 @@ export async function show(place, [id], query, again) {
           ["Made", when(letter.timestamp_ms)],
           ["Died", when(letter.dead_ms)],
           ["Kept until", letter.kept_until_ms ? [when(letter.kept_until_ms), " (", ago(letter.kept_until_ms), ")"] : null],
-          ["Key", letter.key === null ? null : h("code", {}, letter.key)],
+          ["Key", letter.key === null ? null : keyed(letter)],
           ["Priority", letter.priority === 2 ? null : priorities[letter.priority]],
           ["Size", bytes(letter.size)],
         ])))),
       mend(id, letter, alive, again)));
+}
+
+// Whether it is among the dead letters still.  Thousands may have died in the same moment, and pages may be short.
+async function listed(letter) {
+  let page = { after: "" };
+  do {
+    page = await get("/dead-letters", { topic: letter.original_topic, group: letter.group, reason: letter.reason, since_ms: letter.dead_ms, until_ms: letter.dead_ms + 1, limit: 1000, value_bytes: 0, after: page.after });
+    if (page.letters.some((one) => one.id === letter.id)) return true;
+  } while (page.after);
+  return false;
 }
 
 function attempts(letter) {
@@ -48,11 +58,12 @@ function attempts(letter) {
 // The value and the headers, to be changed before it is sent again.
 function mend(id, letter, alive, again) {
   const binary = letter.encoding === "base64";
-  const before = letter.value === null ? "" : binary ? letter.value : pretty(letter.value);
+  const value = h("textarea", { spellcheck: "false", value: letter.value === null ? "" : binary ? letter.value : pretty(letter.value), style: "min-height:240px", disabled: !alive, "aria-describedby": "value-hint" });
+  const before = value.value;  // as the field has it, which writes every end of a line in one way
   const isJson = !binary && before !== "" && reads(before);
-  const value = h("textarea", { spellcheck: "false", value: before, style: "min-height:240px", disabled: !alive, "aria-describedby": "value-hint" });
-  const lines = Object.entries(letter.headers).flatMap(([name, values]) => [values].flat().map((one) => `${name}: ${one}`)).join("\n");
-  const headers = h("textarea", { spellcheck: "false", value: lines, style: "min-height:70px", placeholder: "name: value, one per line", disabled: !alive });
+  const typed = Object.entries(letter.headers).flatMap(([name, values]) => [values].flat().map((one) => `${name}: ${one}`)).join("\n");
+  const headers = h("textarea", { spellcheck: "false", value: typed, style: "min-height:70px", placeholder: "name: value, one per line", disabled: !alive });
+  const lines = headers.value;
   const target = h("input", { placeholder: letter.original_topic, list: "jump-topics", autocomplete: "off", disabled: !alive });
   const [hint, outcome] = [h("span", { id: "value-hint", class: "soft" }), h("div", { role: "status" })];
   const look = h("button", { type: "button" }, "Dry run"), send = h("button", { class: "main", type: "submit" }, "Replay"), reset = h("button", { type: "button", class: "quiet" }, "As it was");
@@ -84,5 +95,7 @@ function reads(text) { try { JSON.parse(text); return /^\s*[[{]/.test(text); } c
 function headerChanges(before, now) {
   if (before === now) return {};
   const was = headersOf(before), is = headersOf(now);
-  return { set_headers: Object.fromEntries(Object.entries(is).filter(([name, value]) => was[name] !== value)), remove_headers: Object.keys(was).filter((name) => !(name in is)) };
+  const changed = Object.entries(is).filter(([name, value]) => String(was[name]) !== String(value));
+  for (const [name, value] of changed) if (Array.isArray(value) || Array.isArray(was[name])) throw new Error(`The header ${name} is there several times, which can only be left as it is or removed.`);
+  return { set_headers: Object.fromEntries(changed), remove_headers: Object.keys(was).filter((name) => !(name in is)) };
 }

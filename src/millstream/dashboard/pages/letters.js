@@ -44,7 +44,7 @@ export async function show(place, words, query, again) {
       { title: "Reason", cell: (row) => pill(plain(row.reason), "bad"), sort: (row) => row.reason },
       { title: "Error", wrap: true, cell: (row) => h("a", { href: `#/letter/${row.id}`, class: "clip", title: row.error }, row.error || "no error was given") },
       { title: "Tries", num: true, cell: (row) => number(row.deliveries), sort: (row) => row.deliveries },
-      { title: "Key", name: true, cell: (row) => keyed(row.key) },
+      { title: "Key", name: true, cell: (row) => keyed(row) },
       { title: "", act: true, cell: (row) => h("a", { class: "button small", href: `#/letter/${row.id}`, "aria-label": `Open dead letter ${row.id}` }, "Open") },
     ], rows, { key: "letters", sorted: { index: 1, down: true }, caption: "Dead letters", mark: (row) => chosen.has(row.id), empty: filtered ? empty("No dead letter matches", h("a", { href: "#/letters" }, "Show all of them")) : empty("No dead letters", "Every message was handled, or is still being tried.") }),
     after ? h("div", { class: "tools after" }, more, h("span", { class: "soft" }, `${number(rows.length)} of ${number(counted.total)} shown`)) : null);

@@ -2,7 +2,7 @@
 
 import { empty, facts, h, heading, pill, replace } from "../dom.js";
 import { get, part } from "../api.js";
-import { ago, bytes, duration, number, plain, pretty, priorities, when } from "../words.js";
+import { ago, bytes, duration, keyed, number, plain, pretty, priorities, when } from "../words.js";
 
 export const title = "Message";
 
@@ -10,16 +10,21 @@ const kinds = { stored: "good", published: "good", fired: "good", acked: "good",
 const words = { acked: "settled", nacked: "failed, to be retried", timeout: "lease timed out", returned: "returned by its consumer", dead_lettered: "dead letter", fired: "due and delivered", waiting: "waits for its next try" };
 
 export async function show(place, [id]) {
+  const [top, history, about, value] = ["div", "div", "div", "div"].map((name) => h(name));
+  let said;
   const draw = async () => {
     const [passport, message, why] = await Promise.all([get(`/messages/${part(id)}/passport`).catch((error) => ({ events: [], error })), get(`/messages/${part(id)}`, { encoding: "text" }).catch((error) => ({ error })), get("/why", { id }).catch(() => null)]);
     if (message.error && passport.error) throw message.error;
-    replace(place, heading(h("span", { class: "mono" }, id), { crumbs: crumbs(passport, message), actions: h("button", { type: "button", onclick: () => navigator.clipboard?.writeText(id) }, "Copy id") }),
-      why ? h("p", { class: "lead" }, pill(plain(why.state), "main"), " ", why.sentence) : null,
-      h("div", { class: "columns" },
-        h("section", { class: "card" }, h("h2", {}, "Passport"), stamps(passport)),
-        h("section", { class: "card" }, h("h2", {}, "Message"), message.error ? h("p", { class: "soft" }, message.error.message) : content(message, passport))));
+    replace(top, heading(h("span", { class: "mono" }, id), { crumbs: crumbs(passport, message), actions: h("button", { type: "button", onclick: () => navigator.clipboard?.writeText(id) }, "Copy id") }),
+      why ? h("p", { class: "lead" }, pill(plain(why.state), "main"), " ", why.sentence) : null);
+    replace(history, stamps(passport));
+    replace(about, message.error ? h("p", { class: "soft" }, message.error.message) : content(message, passport));
+    // Only once: it may be long, and does not change while somebody reads it.
+    if (message.value !== said) replace(value, message.error ? null : body(message));
+    said = message.value;
   };
   await draw();
+  replace(place, top, h("div", { class: "columns" }, h("section", { class: "card" }, h("h2", {}, "Passport"), history), h("section", { class: "card" }, h("h2", {}, "Message"), about, value)));
   return draw;
 }
 
@@ -55,11 +60,15 @@ function content(message, passport) {
     ["Place", scheduled ? "scheduled" : `partition ${message.partition}, offset ${number(message.offset)}`],
     ["Due", scheduled ? [when(message.deliver_at_ms), " (", ago(message.deliver_at_ms), ")"] : null],
     ["Stored", [when(message.append_time_ms), " (", ago(message.append_time_ms), ")"]],
-    ["Key", message.key === null ? null : h("code", {}, message.key)],
+    ["Key", message.key === null ? null : keyed(message)],
     ["Priority", message.priority === 2 ? null : priorities[message.priority]],
     ["Expires", message.expiry_ms ? when(message.expiry_ms) : null],
     ["Size", bytes(message.size)],
     ["Trace", passport.trace_id ? h("a", { href: `#/traces?trace_id=${passport.trace_id}`, class: "mono" }, passport.trace_id) : null],
-  ]), Object.keys(message.headers).length ? [h("h2", {}, "Headers"), facts(Object.entries(message.headers).map(([name, value]) => [h("code", {}, name), h("code", {}, [value].flat().join(", "))]))] : null,
-  h("h2", {}, "Value"), message.value === null ? h("p", { class: "soft" }, "None: it is a deletion marker.") : [message.encoding === "base64" ? h("p", { class: "soft" }, "Not text; shown as base64.") : null, h("pre", { tabindex: 0, "aria-label": "Value" }, message.encoding === "base64" ? message.value : pretty(message.value))]];
+  ]), Object.keys(message.headers).length ? [h("h2", {}, "Headers"), facts(Object.entries(message.headers).map(([name, value]) => [h("code", {}, name), h("code", {}, [value].flat().join(", "))]))] : null];
+}
+
+function body(message) {
+  const binary = message.encoding === "base64";
+  return [h("h2", {}, "Value"), message.value === null ? h("p", { class: "soft" }, "None: it is a deletion marker.") : [binary ? h("p", { class: "soft" }, "Not text; shown as base64.") : null, h("pre", { tabindex: 0, "aria-label": "Value" }, binary ? message.value : pretty(message.value))]];
 }

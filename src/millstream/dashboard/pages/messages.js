@@ -25,7 +25,7 @@ export async function show(place, words, query) {
     { title: "Stored", cell: (row) => ago(row.append_time_ms) },
     { title: "Partition", num: true, cell: (row) => row.partition },
     { title: "Offset", num: true, cell: (row) => row.offset },
-    { title: "Key", name: true, cell: (row) => keyed(row.key) },
+    { title: "Key", name: true, cell: (row) => keyed(row) },
     { title: "Size", num: true, cell: (row) => bytes(row.size) },
     { title: "Value", wrap: true, cell: (row) => (row.value === null ? h("span", { class: "soft" }, "deletion marker") : h("code", { class: "clip" }, row.encoding === "base64" ? `base64: ${row.value}` : row.value)) },
   ], rows, { caption: "Messages", empty: following ? empty("Waiting for messages", "What is published from now on appears here.") : after ? empty("Nothing so far", "The topic is not looked through to its end yet.") : empty("No message matches") }),

@@ -24,7 +24,7 @@ export async function show(place, words, query, again) {
       replace(list, table([
         { title: "Due", cell: (row) => [when(row.due_ms), " ", h("span", { class: "soft" }, ago(row.due_ms))] },
         { title: "Message", cell: (row) => h("a", { href: `#/message/${row.id}`, class: "mono" }, row.id) },
-        { title: "Key", name: true, wide: true, cell: (row) => keyed(row.key) },
+        { title: "Key", name: true, wide: true, cell: (row) => keyed(row) },
         { title: "Size", num: true, cell: (row) => bytes(row.size_bytes) },
         { title: "", act: true, cell: (row) => [move(row, refresh), " ", cancel(row, refresh)] },
       ], rows.slice(0, shown), { caption: "Scheduled messages", empty: empty("Nothing is pending for this topic") }), rows.length > shown ? h("p", { class: "soft" }, `The next ${shown} of ${rows.length === limit ? "more than " : ""}${number(rows.length)}.`) : null);

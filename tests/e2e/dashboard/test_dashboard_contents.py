@@ -1,0 +1,104 @@
+"""Messages that are long, deep, binary or odd, in a real Chromium: they are shown, and sent again as they were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from millstream.client import Outgoing
+from millstream.testing.broker import BrokerForTests
+from tests.e2e.dashboard.screen import Screen
+from tests.e2e.dashboard.world import queue, told
+
+
+def dead(http: httpx.Client, topic: str, message: dict[str, Any]) -> dict[str, Any]:
+    """A dead letter made of the message."""
+    queue(http, topic, "worker")
+    told(http.post(f"/topics/{topic}/messages", json={"encoding": "text", **message}))
+    [leased] = told(http.post(f"/queues/{topic}/worker/lease", json={}))
+    told(http.post("/queues/reject", json={"receipts": [leased["receipt"]], "reason": "no"}))
+    [letter] = told(http.get("/dead-letters", params={"topic": topic}))["letters"]
+    assert isinstance(letter, dict)
+    return letter
+
+
+def leased_again(http: httpx.Client, topic: str) -> dict[str, Any]:
+    [message] = told(http.post(f"/queues/{topic}/worker/lease", json={"encoding": "text"}))
+    assert isinstance(message, dict)
+    return message
+
+
+def test_json_of_many_or_deep_brackets_is_shown(screen: Screen, http: httpx.Client) -> None:
+    many, deep = "[" + ",".join(["{}"] * 150_000) + "]", "[" * 25_000 + "]" * 25_000
+    for text, shown in ((many, "[\n  {},\n  {},"), (deep, "[[[[[[")):
+        [receipt] = told(http.post("/topics/brackets/messages", json={"value": text, "encoding": "text"}))
+        screen.open(f"message/{receipt['id']}")
+        value = screen.page.get_by_label("Value", exact=True)
+        assert value.evaluate("one => one.textContent.slice(0, 50)").startswith(shown)
+
+
+def test_who_reads_in_the_middle_of_a_value_stays_there(screen: Screen, http: httpx.Client) -> None:
+    [receipt] = told(http.post("/topics/long/messages", json={"value": list(range(500))}))
+    page = screen.open(f"message/{receipt['id']}").page
+    value = page.get_by_label("Value", exact=True)
+    value.evaluate("one => { one.scrollTop = 1234; document.querySelector('main h1').dataset.old = 'yes'; }")
+    screen.press("Live")
+    screen.press("Stopped")
+    page.locator("main h1:not([data-old])").wait_for()
+    assert value.evaluate("one => one.scrollTop") == 1234
+
+
+def test_a_key_that_is_not_text_is_said_to_be_base64(screen: Screen, broker: BrokerForTests) -> None:
+    with broker.connect() as client:
+        client.publish_many("keys", [Outgoing(value=b"\xff\xfe", key=b"\xff\x00")])
+    page = screen.open("messages?topic=keys").page
+    screen.see("base64: /wA=")
+    screen.see("base64: //4=")
+    page.locator("tbody a.mono").click()
+    page.get_by_role("heading", name="Passport").wait_for()
+    screen.see("base64: /wA=")
+
+
+def test_a_letter_with_foreign_ends_of_lines_is_sent_again_as_it_was(screen: Screen, http: httpx.Client) -> None:
+    letter = dead(http, "faxes", {"value": "one\r\ntwo\rthree\n"})
+    screen.open(f"letter/{letter['id']}")
+    screen.press("Replay")
+    screen.told("was sent again to faxes")
+    assert leased_again(http, "faxes")["value"] == "one\r\ntwo\rthree\n"
+
+
+def test_a_header_that_is_there_twice_stays_so(screen: Screen, http: httpx.Client) -> None:
+    letter = dead(http, "tagged", {"value": "x", "headers": {"tag": ["red", "blue"], "from": "a"}})
+    page = screen.open(f"letter/{letter['id']}").page
+    headers = page.get_by_label("Headers")
+    headers.fill("tag: green\ntag: blue\nfrom: a")
+    screen.press("Replay with changes")
+    screen.told("The header tag is there several times")
+    headers.fill("tag: red\ntag: blue\nfrom: b")
+    screen.press("Replay with changes")
+    screen.told("was sent again to tagged")
+    assert leased_again(http, "tagged")["headers"].items() >= {"tag": ["red", "blue"], "from": "b"}.items()
+
+    screen.open("publish")
+    page.get_by_label("Topic", exact=True).fill("hand-made")
+    page.get_by_label("Headers").fill("tag: red\ntag: blue")
+    screen.press("Publish")
+    screen.told("Published to hand-made")
+    [message] = told(http.get("/topics/hand-made/messages"))["messages"]
+    assert message["headers"] == {"tag": ["red", "blue"]}
+
+
+def test_a_letter_behind_a_short_page_can_be_sent_again(screen: Screen, http: httpx.Client) -> None:
+    letter = dead(http, "crowded", {"value": "x"})
+
+    def answer(route: Any) -> None:
+        address, after, _ = route.request.url.partition("&after=")
+        if after:
+            route.continue_(url=address)
+        else:
+            route.fulfill(json={"letters": [], "after": "further"})
+
+    screen.page.route("**/dead-letters?*", answer)
+    screen.open(f"letter/{letter['id']}")
+    screen.page.get_by_role("button", name="Replay").wait_for()
