@@ -34,7 +34,7 @@ async function ask(method, path, { query = {}, body = undefined, whole = false }
   const text = await answer.text();
   const data = text && answer.headers.get("content-type")?.includes("json") ? JSON.parse(text) : text || null;
   if (!answer.ok) {
-    if (answer.status === 401) window.dispatchEvent(new CustomEvent("millstream-key"));
+    if (answer.status === 401) window.dispatchEvent(new CustomEvent("millstream-key", { detail: state.key ? data?.message : "" }));
     throw new Problem(answer.status, data);
   }
   if (Array.isArray(data) && answer.headers.has("x-total-count")) data.total = Number(answer.headers.get("x-total-count"));

@@ -43,7 +43,7 @@ const refreshEvery = 5000;
 
 const main = document.getElementById("main");
 let current = { name: "", refresh: null, run: 0, cutOff: false };
-let dead = 0, live = true, looking = 0;
+let dead = 0, live = true, looking = 0, waved = false;
 
 // The page before stays until the next one is ready: nothing flickers, and nothing late is drawn over it.
 async function show({ focus = false } = {}) {
@@ -51,6 +51,7 @@ async function show({ focus = false } = {}) {
   const [name = "", ...words] = path.split("/").map(decoded);
   const run = current.run + 1;
   current = { name, refresh: null, run, cutOff: false };
+  waved = false;
   drawMenu();
   document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   main.setAttribute("aria-busy", "true");
@@ -74,7 +75,7 @@ async function show({ focus = false } = {}) {
 }
 
 function problem(error) {
-  return h("div", { class: "notice bad", role: "alert" }, h("b", {}, error.message), error.suggestions?.length ? h("div", {}, error.suggestions.join(" ")) : null, h("div", { class: "tools after" }, h("button", { type: "button", onclick: () => show() }, "Try again")));
+  return h("div", { class: "notice bad", role: "alert" }, h("b", {}, error.message), error.suggestions?.length ? h("div", {}, error.suggestions.join(" ")) : null, h("div", { class: "tools after" }, h("button", { type: "button", onclick: () => show() }, "Try again"), error.status === 403 ? h("button", { type: "button", onclick: () => askForKey() }, "Use another key") : null));
 }
 
 function decoded(word) { try { return decodeURIComponent(word); } catch { return word; } }
@@ -127,14 +128,16 @@ async function fillNamespaces() {
   select.onchange = () => { choose(select.value); dead = 0; replace(document.getElementById("toasts")); replace(main); tick(); show(); };
 }
 
-function askForKey() {
+// `refused` is what the broker said about the key that was given.  Who waves it aside is asked again on the next page.
+function askForKey(refused = "") {
   if (document.querySelector("dialog[open]")) return;
-  open("This broker asks for a key", (close) => {
-    const input = h("input", { type: "password", "aria-label": "API key", autocomplete: "off", required: true, style: "width:100%" });
+  const asked = open("This broker asks for a key", (close) => {
+    const input = h("input", { type: "password", "aria-label": "API key", autocomplete: "off", required: true, pattern: "\\s*[!-~]+\\s*", title: "A key is made of plain letters, digits and signs.", style: "width:100%" });
     const use = h("button", { class: "main", type: "submit" }, "Use this key");
     return h("form", { onsubmit: doing(use, async () => { useKey(input.value.trim()); close(); await fillNamespaces(); await show(); tick(); }) },
-      h("p", { class: "soft" }, "It is kept in this tab only. Make one with ", h("code", {}, "millstream key create"), "."), input, h("div", { class: "tools end" }, use));
+      h("p", { class: "soft" }, "It is kept in this tab only. Make one with ", h("code", {}, "millstream key create"), "."), refused ? h("div", { class: "notice bad", role: "alert" }, refused) : null, input, h("div", { class: "tools end" }, use));
   });
+  asked.addEventListener("cancel", () => { waved = true; });
 }
 
 function showKeys() {
@@ -182,7 +185,7 @@ document.getElementById("theme").addEventListener("click", () => {
 });
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 window.addEventListener("hashchange", () => show({ focus: true }));
-window.addEventListener("millstream-key", askForKey);
+window.addEventListener("millstream-key", (event) => { if (!waved) askForKey(event.detail); });
 
 // Until somebody chooses, as the system has it.
 const dark = matchMedia("(prefers-color-scheme: dark)");

@@ -38,6 +38,7 @@ export function open(title, build, { large = false } = {}) {
   box.append(build(() => box.close()));
   box.showModal();
   box.querySelector("input, select, textarea")?.focus();
+  return box;
 }
 
 function dialog(title, look, ...content) {

@@ -46,7 +46,7 @@ export async function show(place, words, query, again) {
       { title: "Tries", num: true, cell: (row) => number(row.deliveries), sort: (row) => row.deliveries },
       { title: "Key", name: true, cell: (row) => keyed(row) },
       { title: "", act: true, cell: (row) => h("a", { class: "button small", href: `#/letter/${row.id}`, "aria-label": `Open dead letter ${row.id}` }, "Open") },
-    ], rows, { key: "letters", sorted: { index: 1, down: true }, caption: "Dead letters", mark: (row) => chosen.has(row.id), empty: filtered ? empty("No dead letter matches", h("a", { href: "#/letters" }, "Show all of them")) : empty("No dead letters", "Every message was handled, or is still being tried.") }),
+    ], rows, { key: "letters", sorted: { index: 1, down: true }, caption: "Dead letters", mark: (row) => chosen.has(row.id), empty: after ? empty("Nothing so far", "Not all dead letters are looked through yet.") : filtered ? empty("No dead letter matches", h("a", { href: "#/letters" }, "Show all of them")) : empty("No dead letters", "Every message was handled, or is still being tried.") }),
     after ? h("div", { class: "tools after" }, more, h("span", { class: "soft" }, `${number(rows.length)} of ${number(counted.total)} shown`)) : null);
     say();
   };
@@ -64,7 +64,13 @@ export async function show(place, words, query, again) {
   };
   replace(place, heading("Dead letters", { actions: [scope, replay, purge] }), h("p", { class: "lead" }, "Messages that a group has given up on. See why, mend the cause, then replay them."),
     progress.box, reasons, errors, h("form", { class: "tools", onsubmit: apply }, Object.entries(inputs).map(([name, input]) => field(name[0].toUpperCase() + name.slice(1), input)), h("div", { class: "tools", style: "align-self:end;margin:0" }, h("button", { type: "submit" }, "Filter"), filtered ? h("a", { href: "#/letters" }, "Clear") : null)), found, section("Replays", progress.past));
-  await Promise.all([load(), count(), progress.refresh()]);
+  try {
+    await Promise.all([load(), count(), progress.refresh()]);
+  } catch (error) {
+    if (error.status !== 403 || filter.topic) throw error;
+    replace(found, h("div", { class: "notice plain" }, "This key does not show the dead letters of all topics. Filter by a topic that it covers."));
+    return null;
+  }
   return async () => {
     await Promise.all([count(), progress.refresh()]);
     if (rows.length <= limit && !chosen.size) { const page = await read("", limit); rows = page.letters; after = page.after; draw(); }

@@ -32,5 +32,5 @@ export async function show(place, words, query) {
   more.onclick = doing(more, look);
   replace(place, heading("Traces", { crumbs: [["Messages", "#/messages"]] }), h("p", { class: "lead" }, "What happened to messages, the newest first: of a trace, of a key of a topic, or everything that failed."),
     h("form", { class: "card", onsubmit: begin }, h("div", { class: "fields" }, field("Trace id", inputs.trace_id), field("Topic", inputs.topic), field("Key", inputs.key), field("Only failures", failures)), h("div", { class: "tools after" }, search)), h("div", { class: "section" }, found));
-  await look();
+  await begin();
 }
