@@ -1,6 +1,7 @@
 // Line plots.  The figures are in the text as well, for those who do not see the lines.
 
-import { empty, h, replace } from "./dom.js";
+import { choices, empty, h, replace } from "./dom.js";
+import { doing } from "./dialogs.js";
 import { bytes, duration, rate, short } from "./words.js";
 
 const colours = ["var(--one)", "var(--two)", "var(--three)", "var(--four)"];
@@ -21,9 +22,26 @@ function rounded(value) {
 }
 
 // Since when; a little less, because what is older than an hour is kept in coarser steps.
-export function since(span) { return Date.now() - Math.round(span * 0.99); }
+function since(span) { return Date.now() - Math.round(span * 0.99); }
 
-export const spans = [[900000, "15 min"], [3600000, "1 h"], [21600000, "6 h"], [86400000, "24 h"], [604800000, "7 d"], [2592000000, "30 d"]];
+const spans = [[900000, "15 min"], [3600000, "1 h"], [21600000, "6 h"], [86400000, "24 h"], [604800000, "7 d"], [2592000000, "30 d"]];
+
+let span = 3600000;
+
+// Plots, and the choice of how far back they go, which is the same on all pages.  `read(since)` answers with plots.
+export function overTime(read) {
+  const [graphs, range] = [h("div", { class: "plots" }), h("div")];
+  let asked = 0;
+  const draw = async () => {
+    const turn = (asked += 1);
+    const found = await read(since(span));
+    if (turn === asked) replace(graphs, found);  // or somebody has chosen another span meanwhile
+  };
+  const pick = (chosen) => { span = chosen; offer(); doing(range.querySelector("[aria-pressed=true]"), draw)(); };
+  const offer = () => replace(range, choices("Time span", spans, span, pick));
+  offer();
+  return { graphs, range, draw };
+}
 
 // series: [{name, history}], a history as /stats/history answers it.
 export function plot(title, series, { unit = "count" } = {}) {
@@ -45,9 +63,10 @@ export function plot(title, series, { unit = "count" } = {}) {
     [0, 50].map((at) => h("line", { class: "grid", x1: 0, x2: 100, y1: at, y2: at, "vector-effect": "non-scaling-stroke" })));
   series.forEach((one, index) => {
     for (const run of unbroken(one.history)) {
+      if (run.length === 1) run.push(run[0]);  // with round ends, a dot
       const line = run.map((point) => `${x(point.time_ms).toFixed(2)},${y(point.avg).toFixed(2)}`).join(" ");
       if (index === 0) svg.append(h("polygon", { fill: colours[0], opacity: 0.1, points: `${x(run[0].time_ms)},100 ${line} ${x(run.at(-1).time_ms)},100` }));
-      svg.append(h("polyline", { fill: "none", stroke: colours[index], "stroke-width": 1.8, "stroke-linejoin": "round", "vector-effect": "non-scaling-stroke", points: line }));
+      svg.append(h("polyline", { fill: "none", stroke: colours[index], "stroke-width": 1.8, "stroke-linejoin": "round", "stroke-linecap": "round", "vector-effect": "non-scaling-stroke", points: line }));
     }
   });
   const area = h("div", { class: "area" }, svg);
@@ -85,7 +104,7 @@ function point(area, svg, series, { from, until, text }) {
     tip.style.left = `${share * 100}%`;
     replace(tip, h("div", {}, new Date(ms).toLocaleString("sv")), series.map((one) => {
       const nearest = one.history.points.reduce((best, here) => (Math.abs(here.time_ms - ms) < Math.abs(best.time_ms - ms) ? here : best), one.history.points[0]);
-      return nearest ? h("div", {}, `${one.name} ${text(nearest.avg)}`) : null;
+      return nearest ? h("div", {}, `${one.name} ${Math.abs(nearest.time_ms - ms) <= one.history.step_ms * 2.5 ? text(nearest.avg) : "not measured"}`) : null;
     }));
     if (!line.isConnected) { svg.append(line); area.append(tip); }
   });

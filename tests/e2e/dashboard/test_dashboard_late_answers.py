@@ -29,8 +29,11 @@ class Held:
         while len(self.asked) < amount:
             self._page.wait_for_timeout(5)  # lets events of the browser in
 
-    def release(self) -> None:
+    def let_others_pass(self) -> None:
         self._open = True
+
+    def release(self) -> None:
+        self.let_others_pass()
         for route in self.asked:
             route.continue_()
 
@@ -148,3 +151,50 @@ def test_a_broker_that_fails_is_not_said_to_refuse(screen: Screen) -> None:
     look_again(screen)
     screen.page.locator("#mode").filter(has_text="cannot answer").wait_for()
     screen.troubles[:] = [trouble for trouble in screen.troubles if "503" not in trouble]
+
+
+def test_the_time_span_that_was_chosen_last_is_drawn(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "charted"}))
+    page = screen.open("topic/charted").page
+    held = Held(page, "**/stats/history?*")
+    screen.press("30 d")
+    held.wait(3)
+    held.let_others_pass()
+    page.evaluate("document.querySelector('.plots').firstChild.dataset.old = 'yes'")
+    screen.press("15 min")
+    page.locator(".plots > :not([data-old])").first.wait_for()
+    page.evaluate("document.querySelector('.plots').firstChild.dataset.last = 'yes'")
+    with page.expect_event("requestfinished", lambda asked: asked == held.asked[-1].request):
+        held.release()
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    assert page.locator(".plots > [data-last]").count() == 1
+
+
+def test_a_time_span_that_cannot_be_read_is_said_so(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "charted", "if_missing": True}))
+    page = screen.open("topic/charted").page
+    page.route("**/stats/history?*", lambda route: route.abort())
+    screen.press("6 h")
+    screen.told("the broker does not answer")
+    screen.troubles[:] = [trouble for trouble in screen.troubles if "ERR_FAILED" not in trouble]
+
+
+def test_a_gap_is_not_measured_and_a_point_alone_is_a_dot(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "charted", "if_missing": True}))
+    minutes = [0, 1, 2, 30, 58, 59, 60]
+    points = [{"time_ms": 60_000 * (1 + one), "avg": 5.0, "max": 5.0, "min": 5.0} for one in minutes]
+    history = {"step_ms": 60_000, "points": points}
+    page = screen.page
+    page.route("**/stats/history?*", lambda route: route.fulfill(json=history))
+    screen.open("topic/charted")
+    lines = page.locator(".plot polyline").evaluate_all(
+        "all => all.map((one) => one.getAttribute('points').split(' '))"
+    )
+    assert [len(line) for line in lines[:3]] == [3, 2, 3]
+    assert lines[1][0] == lines[1][1]
+    area = page.locator(".graph .area").first
+    width = area.bounding_box()["width"]
+    area.hover(position={"x": width / 4, "y": 40})
+    assert "not measured" in page.locator(".tip").inner_text()
+    area.hover(position={"x": width / 2, "y": 40})
+    assert "published 5/s" in page.locator(".tip").inner_text()

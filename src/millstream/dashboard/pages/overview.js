@@ -1,8 +1,8 @@
 // Is everything all right, and if not, where?
 
-import { card, choices, h, heading, pill, replace, section } from "../dom.js";
+import { card, h, heading, pill, replace, section } from "../dom.js";
 import { get, part } from "../api.js";
-import { plot, since, spans } from "../plots.js";
+import { overTime, plot } from "../plots.js";
 import { table } from "../tables.js";
 import { bytes, count, duration, many, number, plain, rate, short } from "../words.js";
 
@@ -17,7 +17,6 @@ const plots = [
   ["Memory", "bytes", [["memory_bytes", "memory"]]],
 ];
 const old = 5 * 60 * 1000;
-let span = 3600000;
 
 function page(row) { return row.kind === "stream" ? `#/group/${part(row.group)}` : `#/queue/${part(row.topic)}/${part(row.group)}`; }
 
@@ -27,15 +26,13 @@ function standing(row) {
 }
 
 export async function show(place) {
-  const [attention, cards, graphs, range, worst, busiest] = ["div", "div", "div", "div", "div", "div"].map((name) => h(name));
+  const [attention, cards, worst, busiest] = ["div", "div", "div", "div"].map((name) => h(name));
   cards.className = "cards four";
-  graphs.className = "plots";
-  const drawPlots = async () => {
-    const histories = (metrics) => Promise.all(metrics.map(async ([metric, name]) => ({ name, history: await get("/stats/history", { metric, from_ms: since(span), points: 150 }) })));
+  const past = overTime(async (from_ms) => {
+    const histories = (metrics) => Promise.all(metrics.map(async ([metric, name]) => ({ name, history: await get("/stats/history", { metric, from_ms, points: 150 }) })));
     const found = await Promise.all(plots.map(([, , metrics]) => histories(metrics)));
-    replace(graphs, plots.map(([name, unit], index) => plot(name, found[index], { unit })));
-    replace(range, choices("Time span", spans, span, (chosen) => { span = chosen; drawPlots(); }));
-  };
+    return plots.map(([name, unit], index) => plot(name, found[index], { unit }));
+  });
   const refresh = async () => {
     const [now, health, hooks] = await Promise.all([get("/stats/overview"), get("/health", {}, { whole: true }).catch((error) => error.data), get("/webhooks", { limit: 1000 }).catch(() => [])]);
     replace(attention, h("ul", { class: "attention", "aria-label": "What needs attention" }, concerns(now, health, hooks).map(([kind, text, href, label]) => h("li", { class: kind }, h("span", {}, text), href ? h("a", { href }, label) : null))));
@@ -61,10 +58,10 @@ export async function show(place) {
       { title: "Unsettled", num: true, cell: (row) => count(row.depth) },
     ], now.busiest.filter((row) => row.published_rate || row.consumed_rate), { caption: "Busiest topics", empty: "Nothing is published or read right now." }));
   };
-  replace(place, heading("Overview"), attention, cards, section("Over time", graphs, { actions: range, note: "of the whole broker" }), h("div", { class: "columns" }, section("Furthest behind", worst), section("Busiest topics", busiest)));
-  await Promise.all([refresh(), drawPlots()]);
+  replace(place, heading("Overview"), attention, cards, section("Over time", past.graphs, { actions: past.range, note: "of the whole broker" }), h("div", { class: "columns" }, section("Furthest behind", worst), section("Busiest topics", busiest)));
+  await Promise.all([refresh(), past.draw()]);
   let turns = 0;
-  return async () => { await refresh(); if ((turns += 1) % 2 === 0) await drawPlots(); };
+  return async () => { await refresh(); if ((turns += 1) % 2 === 0) await past.draw(); };
 }
 
 // What somebody should look at, the worst first: [kind, sentence, link, its words].

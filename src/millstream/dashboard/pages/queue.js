@@ -1,19 +1,18 @@
 // A queue group: what is in it, who works on it, and why something is not delivered.
 
-import { card, choices, empty, h, heading, lead, pill, replace, section, settings } from "../dom.js";
+import { card, empty, h, heading, lead, pill, replace, section, settings } from "../dom.js";
 import { get, part, post, put, remove } from "../api.js";
 import { button } from "../dialogs.js";
-import { plot, since, spans } from "../plots.js";
+import { overTime, plot } from "../plots.js";
 import { table } from "../tables.js";
 import { ago, count, duration, number, plain, priorities, setting, short } from "../words.js";
 
 export const title = "Queue group";
-let span = 3600000;
 
 export async function show(place, [topic, name]) {
   const here = `/queues/${part(topic)}/${part(name)}`, whole = `${topic} / ${name}`;
-  const [paused, why, cards, graphs, range, consumers, held, lanes, policy] = ["span", "p", "div", "div", "div", "div", "div", "div", "div"].map((kind) => h(kind));
-  [why.className, cards.className, graphs.className] = ["lead", "cards", "plots"];
+  const [paused, why, cards, consumers, held, lanes, policy] = ["span", "p", "div", "div", "div", "div", "div"].map((kind) => h(kind));
+  [why.className, cards.className] = ["lead", "cards"];
   let stopped = false;
   const setPaused = async (wanted) => { await put(here, { paused: wanted }); await refresh(); return wanted; };
   const said = (now) => (now ? `${whole} is paused.` : `${whole} goes on.`);
@@ -67,14 +66,13 @@ export async function show(place, [topic, name]) {
     ], queue.lanes, { caption: "Priorities" })) : null);
     replace(policy, settings(Object.entries(queue.policy).map(([key, value]) => [h("code", {}, key), setting(key, value)])));
   };
-  const drawPlots = async () => {
-    const [lag, oldest] = await Promise.all(["lag", "oldest_ms"].map((metric) => get("/stats/history", { metric, topic, group: name, from_ms: since(span), points: 150 })));
-    replace(graphs, plot("Unsettled", [{ name: "unsettled", history: lag }]), plot("Oldest unsettled message", [{ name: "age", history: oldest }], { unit: "time" }));
-    replace(range, choices("Time span", spans, span, (chosen) => { span = chosen; drawPlots(); }));
-  };
-  await Promise.all([refresh(), drawPlots()]);
+  const past = overTime(async (from_ms) => {
+    const [lag, oldest] = await Promise.all(["lag", "oldest_ms"].map((metric) => get("/stats/history", { metric, topic, group: name, from_ms, points: 150 })));
+    return [plot("Unsettled", [{ name: "unsettled", history: lag }]), plot("Oldest unsettled message", [{ name: "age", history: oldest }], { unit: "time" })];
+  });
+  await Promise.all([refresh(), past.draw()]);
   replace(place, heading(name, { crumbs: [["Groups", "#/groups"], [topic, `#/topic/${part(topic)}`]], actions: [h("a", { class: "button", href: `#/letters?topic=${part(topic)}&group=${part(name)}` }, "Dead letters"), paused, purge, forget] }), why, cards,
-    section("Consumers", consumers), section("Messages", held, { note: "retrying, leased, and the next ones" }), section("Over time", graphs, { actions: range }), lanes, section("Policy", policy));
+    section("Consumers", consumers), section("Messages", held, { note: "retrying, leased, and the next ones" }), section("Over time", past.graphs, { actions: past.range }), lanes, section("Policy", policy));
   let turns = 0;
-  return async () => { await refresh(); if ((turns += 1) % 2 === 0) await drawPlots(); };
+  return async () => { await refresh(); if ((turns += 1) % 2 === 0) await past.draw(); };
 }

@@ -1,18 +1,17 @@
 // One topic: where it stands, who reads it, how it is set.
 
-import { card, choices, empty, field, h, heading, lead, pill, replace, section, settings } from "../dom.js";
+import { card, empty, field, h, heading, lead, pill, replace, section, settings } from "../dom.js";
 import { get, part, patch, remove } from "../api.js";
 import { button, doing, open } from "../dialogs.js";
-import { plot, since, spans } from "../plots.js";
+import { overTime, plot } from "../plots.js";
 import { table } from "../tables.js";
 import { bytes, count, duration, many, number, priorities, setting, short, when } from "../words.js";
 
 export const title = "Topic";
-let span = 3600000;
 
 export async function show(place, [name], query, again) {
   const here = `/topics/${part(name)}`;
-  const [cards, graphs, range, readers, lanes, partitions, config] = [h("div", { class: "cards" }), h("div", { class: "plots" }), h("div"), h("div"), h("div"), h("div"), h("div")];
+  const [cards, readers, lanes, partitions, config] = [h("div", { class: "cards" }), h("div"), h("div"), h("div"), h("div")];
   let topic = null;
   const change = h("button", { type: "button", onclick: () => edit(here, topic, again) }, "Change settings");
   const drop = button("Delete", async () => { await remove(here, { force: true }); lead(place, "#/topics"); }, {
@@ -51,17 +50,16 @@ export async function show(place, [name], query, again) {
     replace(config, settings(Object.entries(topic.config).map(([key, value]) => [h("code", {}, key), setting(key, value)])));
     replace(lanes, await prioritized(here));
   };
-  const drawPlots = async () => {
-    const history = (metric) => get("/stats/history", { metric, topic: name, from_ms: since(span), points: 150 });
+  const past = overTime(async (from_ms) => {
+    const history = (metric) => get("/stats/history", { metric, topic: name, from_ms, points: 150 });
     const [incoming, outgoing, depth] = await Promise.all(["published_rate", "consumed_rate", "depth"].map(history));
-    replace(graphs, plot("Messages", [{ name: "published", history: incoming }, { name: "delivered", history: outgoing }], { unit: "rate" }), plot("Unsettled", [{ name: "unsettled", history: depth }]));
-    replace(range, choices("Time span", spans, span, (chosen) => { span = chosen; drawPlots(); }));
-  };
-  await Promise.all([refresh(), drawPlots()]);
+    return [plot("Messages", [{ name: "published", history: incoming }, { name: "delivered", history: outgoing }], { unit: "rate" }), plot("Unsettled", [{ name: "unsettled", history: depth }])];
+  });
+  await Promise.all([refresh(), past.draw()]);
   replace(place, heading(name, { crumbs: [["Topics", "#/topics"]], actions: [h("a", { class: "button", href: `#/messages?topic=${part(name)}` }, "Messages"), h("a", { class: "button", href: `#/publish?topic=${part(name)}` }, "Publish"), change, drop] }),
-    cards, section("Groups", readers), lanes, section("Over time", graphs, { actions: range }), section("Partitions", partitions), section("Settings", config));
+    cards, section("Groups", readers), lanes, section("Over time", past.graphs, { actions: past.range }), section("Partitions", partitions), section("Settings", config));
   let turns = 0;
-  return async () => { await refresh(); if ((turns += 1) % 2 === 0) await drawPlots(); };
+  return async () => { await refresh(); if ((turns += 1) % 2 === 0) await past.draw(); };
 }
 
 // Stream groups of a topic, with how far each is behind.
