@@ -22,8 +22,8 @@ async function ask(method, path, { query = {}, body = undefined, whole = false }
     for (const one of Array.isArray(value) ? value : [value]) parameters.append(name, one);
   }
   const prefix = whole ? "/api/v1" : `/api/v1/namespaces/${encodeURIComponent(state.namespace)}`;
-  const headers = { "X-Client-Id": "dashboard" };
-  if (state.key) headers.Authorization = `Bearer ${state.key}`;
+  const headers = { "X-Client-Id": "dashboard" }, { key } = state;
+  if (key) headers.Authorization = `Bearer ${key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {
@@ -34,7 +34,8 @@ async function ask(method, path, { query = {}, body = undefined, whole = false }
   const text = await answer.text();
   const data = text && answer.headers.get("content-type")?.includes("json") ? JSON.parse(text) : text || null;
   if (!answer.ok) {
-    if (answer.status === 401) window.dispatchEvent(new CustomEvent("millstream-key", { detail: state.key ? data?.message : "" }));
+    // Unless there is another key by now.
+    if (answer.status === 401 && key === state.key) window.dispatchEvent(new CustomEvent("millstream-key", { detail: key ? data?.message : "" }));
     throw new Problem(answer.status, data);
   }
   if (Array.isArray(data) && answer.headers.has("x-total-count")) data.total = Number(answer.headers.get("x-total-count"));

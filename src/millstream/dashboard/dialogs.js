@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 
 // `undo` is a function that does the opposite and answers with a sentence.
-function toast(text, { kind = "", undo = null } = {}) {
+export function toast(text, { kind = "", undo = null } = {}) {
   const shelf = document.getElementById("toasts");
   const close = h("button", { type: "button", class: "quiet small", "aria-label": "Close this note", onclick: () => note.remove() }, "✕");
   const back = undo ? h("button", { type: "button", class: "small" }, "Undo") : null;

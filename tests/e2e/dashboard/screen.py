@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-__all__ = ["PAGES", "Screen"]
+__all__ = ["PAGES", "Held", "Screen"]
 
 #: Every page, by what follows `#/`; names in braces are ids of the world that fill() makes.
 PAGES = {
@@ -76,6 +76,10 @@ class Screen:
         shown.wait_for()
         return shown
 
+    def look_again(self) -> None:
+        """What happens every few seconds, at once."""
+        self.page.evaluate("for (let n = 0; n < 2; n += 1) document.getElementById('live').click()")
+
     def picture(self, name: str, *, whole: bool = False) -> None:
         if self._folder is not None:  # somebody wants to look at them
             self.page.screenshot(path=str(self._folder / f"{name}.png"), full_page=whole)
@@ -84,6 +88,40 @@ class Screen:
         """What somebody with a keyboard, a screen reader or a small screen would stumble over."""
         found: list[str] = self.page.evaluate(_FLAWS)
         return found
+
+
+class Held:
+    """Requests that are let through only when the test says so."""
+
+    def __init__(self, page: Any, address: str, method: str = "GET") -> None:
+        self.asked: list[Any] = []
+        self._page, self._method, self._open = page, method, False
+        page.route(address, self._hold)
+
+    def _hold(self, route: Any) -> None:
+        if self._open or route.request.method != self._method:
+            route.fallback()
+        else:
+            self.asked.append(route)
+
+    def wait(self, amount: int = 1) -> None:
+        """Until so many have been asked."""
+        while len(self.asked) < amount:
+            self._page.wait_for_timeout(5)  # lets events of the browser in
+
+    def let_others_pass(self) -> None:
+        self._open = True
+
+    def release(self) -> None:
+        self.let_others_pass()
+        for route in self.asked:
+            route.continue_()
+
+    def answered(self) -> None:
+        """Let them through; the page has made of the answers what it makes of them."""
+        with self._page.expect_event("requestfinished", lambda asked: asked == self.asked[-1].request):
+            self.release()
+        self._page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 _NAVIGATE = """(hash) => new Promise((done) => {

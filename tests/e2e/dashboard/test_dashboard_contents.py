@@ -43,8 +43,7 @@ def test_who_reads_in_the_middle_of_a_value_stays_there(screen: Screen, http: ht
     page = screen.open(f"message/{receipt['id']}").page
     value = page.get_by_label("Value", exact=True)
     value.evaluate("one => { one.scrollTop = 1234; document.querySelector('main h1').dataset.old = 'yes'; }")
-    screen.press("Live")
-    screen.press("Stopped")
+    screen.look_again()
     page.locator("main h1:not([data-old])").wait_for()
     assert value.evaluate("one => one.scrollTop") == 1234
 

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.access_world import guarded, key_for, new_key
-from tests.e2e.dashboard.screen import Screen
+from tests.e2e.dashboard.screen import Held, Screen
 from tests.e2e.dashboard.world import queue, told
 
 
@@ -51,8 +51,7 @@ def give(screen: Screen, key: str) -> Any:
 def asked_once_more(screen: Screen) -> None:
     """What happens every few seconds has happened, and the answer was seen."""
     screen.page.evaluate("document.getElementById('mode').textContent = '?'")
-    screen.press("Live")
-    screen.press("Stopped")
+    screen.look_again()
     screen.page.locator("#mode").filter(has_text="key needed").wait_for()
 
 
@@ -87,6 +86,21 @@ def test_a_key_that_is_revoked_meanwhile_is_asked_for_again(
     visitor.see("orders")
     give(visitor, key_for(broker, "read"))
     visitor.page.locator("#mode").filter(has_text="running").wait_for()
+
+
+def test_a_late_refusal_says_nothing_about_the_key_that_was_given_since(
+    screen: Screen, http: httpx.Client, broker: BrokerForTests
+) -> None:
+    held = Held(screen.page, "**/stats/overview?*")
+    screen.page.goto(screen.url)
+    screen.dialog()
+    held.wait()
+    held.let_others_pass()
+    give(screen, key_for(broker, "read"))
+    screen.see("Over time")
+    held.answered()
+    assert screen.page.locator("dialog").count() == 0
+    screen.troubles[:] = [trouble for trouble in screen.troubles if "401" not in trouble]
 
 
 def test_who_may_read_one_topic_can_use_what_concerns_it(visitor: Screen, broker: BrokerForTests) -> None:

@@ -6,42 +6,8 @@ from typing import Any
 
 import httpx
 
-from tests.e2e.dashboard.screen import Screen
+from tests.e2e.dashboard.screen import Held, Screen
 from tests.e2e.dashboard.world import queue, told
-
-
-class Held:
-    """Requests that are let through only when the test says so."""
-
-    def __init__(self, page: Any, address: str, method: str = "GET") -> None:
-        self.asked: list[Any] = []
-        self._page, self._method, self._open = page, method, False
-        page.route(address, self._hold)
-
-    def _hold(self, route: Any) -> None:
-        if self._open or route.request.method != self._method:
-            route.fallback()
-        else:
-            self.asked.append(route)
-
-    def wait(self, amount: int = 1) -> None:
-        """Until so many have been asked."""
-        while len(self.asked) < amount:
-            self._page.wait_for_timeout(5)  # lets events of the browser in
-
-    def let_others_pass(self) -> None:
-        self._open = True
-
-    def release(self) -> None:
-        self.let_others_pass()
-        for route in self.asked:
-            route.continue_()
-
-
-def look_again(screen: Screen) -> None:
-    """What happens every few seconds, at once."""
-    screen.press("Live")
-    screen.press("Stopped")
 
 
 def two_worlds(screen: Screen, http: httpx.Client, other: str) -> Any:
@@ -122,7 +88,7 @@ def test_a_page_that_a_broker_could_not_answer_comes_with_the_broker(screen: Scr
     screen.open("topics")
     screen.see("the broker does not answer")
     screen.page.unroute("**/api/**")
-    look_again(screen)
+    screen.look_again()
     screen.see("patient")
     screen.troubles[:] = [trouble for trouble in screen.troubles if "ERR_FAILED" not in trouble]
 
@@ -135,12 +101,12 @@ def test_what_is_deleted_meanwhile_is_not_shown_as_if_it_were_there(screen: Scre
     screen.see("fleeting")
     screen.open("topic/fleeting")
     told(http.delete("/namespaces/passing/topics/fleeting"))
-    look_again(screen)
+    screen.look_again()
     screen.see("topic 'fleeting' does not exist")
     screen.open("topics")
     screen.see("staying")
     told(http.delete("/namespaces/passing", params={"force": True}))
-    look_again(screen)
+    screen.look_again()
     screen.see("namespace 'passing' does not exist")
     screen.troubles[:] = [trouble for trouble in screen.troubles if "404" not in trouble]
 
@@ -148,7 +114,7 @@ def test_what_is_deleted_meanwhile_is_not_shown_as_if_it_were_there(screen: Scre
 def test_a_broker_that_fails_is_not_said_to_refuse(screen: Screen) -> None:
     screen.open("publish")
     screen.page.route("**/stats/overview?*", lambda route: route.fulfill(status=503, json={"message": "too busy"}))
-    look_again(screen)
+    screen.look_again()
     screen.page.locator("#mode").filter(has_text="cannot answer").wait_for()
     screen.troubles[:] = [trouble for trouble in screen.troubles if "503" not in trouble]
 
@@ -164,9 +130,7 @@ def test_the_time_span_that_was_chosen_last_is_drawn(screen: Screen, http: httpx
     screen.press("15 min")
     page.locator(".plots > :not([data-old])").first.wait_for()
     page.evaluate("document.querySelector('.plots').firstChild.dataset.last = 'yes'")
-    with page.expect_event("requestfinished", lambda asked: asked == held.asked[-1].request):
-        held.release()
-    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+    held.answered()
     assert page.locator(".plots > [data-last]").count() == 1
 
 
@@ -198,3 +162,57 @@ def test_a_gap_is_not_measured_and_a_point_alone_is_a_dot(screen: Screen, http: 
     assert "not measured" in page.locator(".tip").inner_text()
     area.hover(position={"x": width / 2, "y": 40})
     assert "published 5/s" in page.locator(".tip").inner_text()
+
+
+def test_a_page_of_the_search_before_is_not_added_to_this_one(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics/apples/messages", json=[{"value": f"apple {n}"} for n in range(60)]))
+    told(http.post("/topics/pears/messages", json={"value": "pear"}))
+    page = screen.open("messages?topic=apples").page
+    held = Held(page, "**/topics/apples/messages?*")
+    screen.press("Look further")
+    held.wait()
+    held.let_others_pass()
+    page.get_by_label("Topic", exact=True).fill("pears")
+    screen.press("Search")
+    screen.see("pear")
+    held.answered()
+    assert page.locator("tbody tr").count() == 1
+
+
+def test_what_is_typed_while_following_is_not_followed(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "tides"}))
+    page = screen.open("messages?topic=tides").page
+    screen.press("Follow")
+    screen.see("Waiting for messages")
+    page.get_by_label("Topic", exact=True).fill("tid")
+    for n in range(2):
+        told(http.post("/topics/tides/messages", json={"value": f"wave {n}"}))
+        screen.see(f"wave {n}")
+
+
+def test_following_that_cannot_go_on_says_so(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "stopped"}))
+    page = screen.open("messages?topic=stopped").page
+    screen.press("Follow")
+    screen.see("Waiting for messages")
+    page.route("**/topics/stopped/messages?*", lambda route: route.abort())
+    told(http.post("/topics/stopped/messages", json={"value": "the last"}))
+    screen.told("Following has ended: the broker does not answer")
+    screen.troubles[:] = [trouble for trouble in screen.troubles if "ERR_FAILED" not in trouble]
+
+
+def test_a_refresh_under_way_does_not_take_back_what_was_asked_for(screen: Screen, http: httpx.Client) -> None:
+    queue(http, "heavy", "worker")
+    told(http.post("/topics/heavy/messages", json=[{"value": n} for n in range(60)]))
+    leased = told(http.post("/queues/heavy/worker/lease", json={"max": 60}))
+    told(http.post("/queues/reject", json={"receipts": [one["receipt"] for one in leased], "reason": "no"}))
+    page = screen.open("letters?topic=heavy").page
+    letters = page.get_by_role("group", name="Dead letters").locator("tbody tr")
+    held = Held(page, "**/dead-letters?*")
+    screen.look_again()
+    held.wait()
+    held.let_others_pass()
+    screen.press("Show more")
+    letters.nth(59).wait_for()
+    held.answered()
+    assert letters.count() == 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx
 
 from millstream.mqtt.packets import V5
-from tests.e2e.dashboard.screen import Screen
+from tests.e2e.dashboard.screen import Held, Screen
 from tests.e2e.mqtt.support import Wires
 
 
@@ -77,3 +77,18 @@ def test_retained_messages_are_browsed_looked_into_and_cleared(screen: Screen, h
     screen.told("59 retained messages were cleared")
     screen.see("Nothing is retained")
     assert [one["topic"] for one in http.get("/mqtt/retained").json()["messages"]] == ["doors/1"]
+
+
+def test_a_refresh_under_way_does_not_take_back_what_was_asked_for(screen: Screen, mqtt: Wires) -> None:
+    wire = mqtt.connect(V5)
+    for number in range(60):
+        wire.publish(f"shelves/{number:02}", b"full", 1, retain=True)
+    page = screen.open("mqtt?filter=shelves/%23").page
+    held = Held(page, "**/mqtt/retained?*")
+    screen.look_again()
+    held.wait()
+    held.let_others_pass()
+    screen.press("Show more")
+    screen.see("shelves/59")
+    held.answered()
+    assert page.get_by_text("shelves/59").count() == 1

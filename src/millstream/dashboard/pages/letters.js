@@ -73,7 +73,10 @@ export async function show(place, words, query, again) {
   }
   return async () => {
     await Promise.all([count(), progress.refresh()]);
-    if (rows.length <= limit && !chosen.size) { const page = await read("", limit); rows = page.letters; after = page.after; draw(); }
+    const idle = () => rows.length <= limit && !chosen.size;
+    if (!idle()) return;
+    const page = await read("", limit);
+    if (idle()) { rows = page.letters; after = page.after; draw(); }
   };
 }
 

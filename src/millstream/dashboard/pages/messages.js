@@ -2,7 +2,7 @@
 
 import { empty, field, h, heading, replace } from "../dom.js";
 import { get, part } from "../api.js";
-import { doing } from "../dialogs.js";
+import { doing, toast } from "../dialogs.js";
 import { table } from "../tables.js";
 import { ago, bytes, keyed } from "../words.js";
 
@@ -18,9 +18,9 @@ export async function show(place, words, query) {
   inputs.topic.setAttribute("list", "jump-topics");
   const found = h("div"), search = h("button", { class: "main", type: "submit" }, "Search"), more = h("button", { type: "button" }, "Look further");
   const follow = h("button", { type: "button", "aria-pressed": "false" }, "Follow");
-  let rows = [], after = "", following = null, searched = false;
+  let rows = [], after = "", following = null, wanted = null;
 
-  const draw = () => replace(found, !searched ? null : table([
+  const draw = () => replace(found, !wanted ? null : table([
     { title: "Message", cell: (row) => h("a", { href: `#/message/${row.id}`, class: "mono" }, row.id) },
     { title: "Stored", cell: (row) => ago(row.append_time_ms) },
     { title: "Partition", num: true, cell: (row) => row.partition },
@@ -31,16 +31,18 @@ export async function show(place, words, query) {
   ], rows, { caption: "Messages", empty: following ? empty("Waiting for messages", "What is published from now on appears here.") : after ? empty("Nothing so far", "The topic is not looked through to its end yet.") : empty("No message matches") }),
   after && !following ? h("div", { class: "tools after" }, more, h("span", { class: "soft" }, rows.length ? "There may be more." : "")) : null);
 
-  const conditions = () => {
+  // As the fields have it now: what is typed later is another search.
+  const asked = () => {
     const moment = (input) => (input.value ? new Date(input.value).getTime() : "");
-    return { key: inputs.key.value, header: inputs.header.value, text: inputs.text.value, partition: inputs.partition.value, offset: inputs.offset.value, from_ms: moment(inputs.from), until_ms: moment(inputs.until), limit: 50, value_bytes: 400, encoding: "text" };
+    return { path: `/topics/${part(inputs.topic.value.trim())}/messages`, newest_first: inputs.offset.value === "" && !inputs.from.value, query: { key: inputs.key.value, header: inputs.header.value, text: inputs.text.value, partition: inputs.partition.value, offset: inputs.offset.value, from_ms: moment(inputs.from), until_ms: moment(inputs.until), limit: 50, value_bytes: 400, encoding: "text" } };
   };
-  const ask = (more) => get(`/topics/${part(inputs.topic.value.trim())}/messages`, { ...conditions(), ...more });
+  const ask = (what, more) => get(what.path, { ...what.query, ...more });
   const look = async () => {
-    const page = await ask({ newest_first: inputs.offset.value === "" && !inputs.from.value, after });
+    const what = wanted;
+    const page = await ask(what, { newest_first: what.newest_first, after });
+    if (what !== wanted) return;  // somebody looks for something else by now
     rows = rows.concat(page.messages);
     after = page.after;
-    searched = true;
     draw();
   };
   const stop = () => { following = null; follow.setAttribute("aria-pressed", "false"); follow.textContent = "Follow"; };
@@ -48,6 +50,7 @@ export async function show(place, words, query) {
     stop();
     rows = [];
     after = "";
+    wanted = asked();
     const kept = Object.entries(inputs).map(([name, input]) => [name, input.value]).filter((pair) => pair[1]);
     history.replaceState(null, "", `#/messages?${new URLSearchParams(kept)}`);
     await look();
@@ -56,21 +59,25 @@ export async function show(place, words, query) {
   follow.onclick = doing(follow, async () => {
     if (following) { stop(); draw(); return; }
     if (!inputs.topic.reportValidity()) return;
-    const run = {};
-    let tail = (await ask({ from_ms: Date.now(), until_ms: "", offset: "", limit: 1 })).tail;
-    following = run;
+    const run = asked();
+    let tail = (await ask(run, { from_ms: Date.now(), until_ms: "", offset: "", limit: 1 })).tail;
+    following = wanted = run;
     follow.setAttribute("aria-pressed", "true");
     follow.textContent = "Stop following";
     rows = [];
-    searched = true;
     draw();
     (async () => {
       while (following === run && found.isConnected) {
-        const page = await ask({ from_ms: "", until_ms: "", offset: "", after: tail, wait_ms: 4000 });
+        const page = await ask(run, { from_ms: "", until_ms: "", offset: "", after: tail, wait_ms: 4000 });
         tail = page.tail || page.after || tail;
         if (following === run && page.messages.length) { rows = [...page.messages.reverse(), ...rows].slice(0, most); draw(); }
       }
-    })().catch(stop);
+    })().catch((error) => {
+      if (following !== run || !found.isConnected) return;
+      stop();
+      draw();
+      toast(`Following has ended: ${error.message}`, { kind: "bad" });
+    });
   });
   more.onclick = doing(more, look);
   replace(place, heading("Messages", { actions: h("a", { class: "button", href: "#/traces?failures_only=true" }, "Failures of all topics") }), h("p", { class: "lead" }, "Search a topic by key, header, text or time. Nothing is consumed."),

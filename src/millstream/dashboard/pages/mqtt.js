@@ -51,8 +51,13 @@ function paged(box, read, name, draw) {
   const more = h("button", { type: "button" }, "Show more");
   const drawn = () => replace(box, draw(rows), after ? h("div", { class: "tools after" }, more, h("span", { class: "soft" }, `${number(rows.length)} shown`)) : null);
   more.onclick = doing(more, async () => { const page = await read(after); rows = rows.concat(page[name]); after = page.after; drawn(); });
-  const again = async () => { const page = await read(""); rows = page[name]; after = page.after; drawn(); };
-  return { again, refresh: async () => { if (rows.length <= limit) await again(); } };
+  const show = (page) => { rows = page[name]; after = page.after; drawn(); };
+  const refresh = async () => {
+    if (rows.length > limit) return;
+    const page = await read("");
+    if (rows.length <= limit) show(page);
+  };
+  return { again: async () => show(await read("")), refresh };
 }
 
 function drawSessions(rows) {
