@@ -31,7 +31,11 @@ export function planReplay(selection, again) {
     const body = (dry_run) => ({ ...selection, ...(target.value.trim() ? { target: target.value.trim() } : {}), ...(speed.value ? { rate: Number(speed.value) } : {}), dry_run });
     const look = h("button", { type: "button" }, "Dry run");
     const start = h("button", { class: "main", type: "submit" }, "Replay");
-    look.onclick = doing(look, async () => { replace(plan, h("h3", { style: "margin-bottom:8px" }, "What would happen"), planned((await post("/dead-letters/replays", body(true))).plan)); });
+    let asked = 0;
+    look.onclick = doing(look, async () => {
+      const turn = (asked += 1), answer = await post("/dead-letters/replays", body(true));
+      if (turn === asked) replace(plan, h("h3", { style: "margin-bottom:8px" }, "What would happen"), planned(answer.plan));
+    });
     for (const input of [target, speed]) input.addEventListener("change", () => look.onclick());
     queueMicrotask(() => look.onclick());
     const begin = doing(start, async () => { const { replay } = await post("/dead-letters/replays", body(false)); close(); await again(); return replay; }, (replay) => `Replay of ${many(replay.total, "message")} has begun.`);

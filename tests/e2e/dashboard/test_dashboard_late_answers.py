@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 
+from millstream.testing.broker import BrokerForTests
 from tests.e2e.dashboard.screen import Held, Screen
 from tests.e2e.dashboard.world import queue, told
 
@@ -122,6 +123,7 @@ def test_a_broker_that_fails_is_not_said_to_refuse(screen: Screen) -> None:
 def test_the_time_span_that_was_chosen_last_is_drawn(screen: Screen, http: httpx.Client) -> None:
     told(http.post("/topics", json={"name": "charted"}))
     page = screen.open("topic/charted").page
+    screen.press("Live")  # no more: what is drawn is what was chosen
     held = Held(page, "**/stats/history?*")
     screen.press("30 d")
     held.wait(3)
@@ -216,3 +218,63 @@ def test_a_refresh_under_way_does_not_take_back_what_was_asked_for(screen: Scree
     letters.nth(59).wait_for()
     held.answered()
     assert letters.count() == 60
+
+
+def test_a_plan_is_that_of_what_is_chosen_now(screen: Screen, http: httpx.Client, broker: BrokerForTests) -> None:
+    told(http.post("/topics/read/messages", json=[{"value": n} for n in range(7)]))
+    with broker.connect() as client:
+        stream = client.stream("read", group="readers", start="earliest")
+        next(iter(stream))
+        stream.commit()
+        stream.close()
+    screen.open("group/readers")
+    screen.press("Reset offsets…")
+    dialog = screen.dialog()
+    to, plan = dialog.locator("select").last, dialog.get_by_role("group", name="What would change")
+    to.select_option("latest")
+    screen.press("Dry run", within=dialog)
+    plan.get_by_role("cell", name="7", exact=True).wait_for()
+    to.select_option("earliest")
+    plan.wait_for(state="detached")
+    held = Held(screen.page, "**/groups/readers/reset", "POST")
+    screen.press("Dry run", within=dialog)
+    held.wait()
+    to.select_option("latest")
+    held.answered()
+    assert plan.count() == 0
+
+
+def test_a_plan_of_a_replay_is_that_of_the_last_target(screen: Screen, http: httpx.Client) -> None:
+    queue(http, "broken", "worker")
+    told(http.post("/topics", json={"name": "first-aid"}))
+    told(http.post("/topics", json={"name": "second-aid"}))
+    told(http.post("/topics/broken/messages", json={"value": "x"}))
+    [leased] = told(http.post("/queues/broken/worker/lease", json={}))
+    told(http.post("/queues/reject", json={"receipts": [leased["receipt"]], "reason": "no"}))
+    screen.open("letters?topic=broken")
+    screen.press("Replay…")
+    dialog, target = screen.dialog(), screen.dialog().get_by_label("To topic")
+    dialog.get_by_text("1 message, ").wait_for()
+    held = Held(screen.page, "**/dead-letters/replays", "POST")
+    target.fill("first-aid")
+    target.blur()
+    held.wait()
+    held.let_others_pass()
+    target.fill("second-aid")
+    target.blur()
+    dialog.get_by_text("second-aid").wait_for()
+    held.answered()
+    dialog.get_by_text("second-aid").wait_for()
+    assert dialog.get_by_text("first-aid").count() == 0
+
+
+def test_a_setting_that_is_emptied_is_not_a_zero(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "kept"}))
+    screen.open("topic/kept")
+    screen.press("Change settings")
+    dialog = screen.dialog()
+    dialog.get_by_label("retention_ms", exact=True).fill("")
+    screen.press("Save", within=dialog)
+    assert dialog.get_by_label("retention_ms", exact=True).evaluate("one => one.validity.valueMissing")
+    screen.press("Cancel", within=dialog)
+    assert told(http.get("/topics/kept"))["config"]["retention_ms"] > 0

@@ -80,12 +80,14 @@ function resetOffsets(here, group, refresh) {
     const look = h("button", { type: "button" }, "Dry run");
     look.onclick = doing(look, async () => {
       if (!look.form.reportValidity()) return;
+      const [wanted, found] = [JSON.stringify(body(true)), await post(`${here}/reset`, body(true))];
+      if (wanted !== JSON.stringify(body(true))) return;
       const committed = (entry) => group.lag.find((one) => one.topic === entry.topic && one.partition === entry.partition)?.committed;
-      replace(plan, h("div", { style: "margin-top:14px" }, table([{ title: "Partition", num: true, cell: (row) => row.partition }, { title: "Now", num: true, cell: (row) => number(committed(row)) }, { title: "Then", num: true, cell: (row) => number(row.offset) }], await post(`${here}/reset`, body(true)), { caption: "What would change", empty: "Nothing would change." })));
+      replace(plan, h("div", { style: "margin-top:14px" }, table([{ title: "Partition", num: true, cell: (row) => row.partition }, { title: "Now", num: true, cell: (row) => number(committed(row)) }, { title: "Then", num: true, cell: (row) => number(row.offset) }], found, { caption: "What would change", empty: "Nothing would change." })));
     });
     const save = h("button", { class: "danger", type: "submit" }, "Reset");
     const work = doing(save, async () => { const moved = await post(`${here}/reset`, body(false)); close(); await refresh(); return moved; }, (moved) => ({ text: `${many(moved.length, "partition was", "partitions were")} moved.`, undo: undoing(here, group.lag, moved, refresh) }));
-    return h("form", { onsubmit: work }, h("p", { class: "soft" }, "Only a group without members can be moved; pausing it is not enough."), h("div", { class: "fields" }, field("Topic", topic), field("To", to), valueField, timeField), plan, h("div", { class: "tools end" }, look, h("button", { type: "button", onclick: close }, "Cancel"), save));
+    return h("form", { onsubmit: work, oninput: () => replace(plan) }, h("p", { class: "soft" }, "Only a group without members can be moved; pausing it is not enough."), h("div", { class: "fields" }, field("Topic", topic), field("To", to), valueField, timeField), plan, h("div", { class: "tools end" }, look, h("button", { type: "button", onclick: close }, "Cancel"), save));
   });
 }
 

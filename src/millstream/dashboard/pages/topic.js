@@ -77,7 +77,7 @@ async function prioritized(here) {
 
 function edit(here, topic, again) {
   open(`Settings of ${topic.name}`, (close) => {
-    const inputs = Object.entries(topic.config).map(([key, value]) => [key, value, h("input", { value: String(value), name: key, type: typeof value === "number" ? "number" : "text", autocomplete: "off" })]);
+    const inputs = Object.entries(topic.config).map(([key, value]) => [key, value, h("input", { value: String(value), name: key, type: typeof value === "number" ? "number" : "text", required: typeof value === "number", autocomplete: "off" })]);
     const partitions = h("input", { type: "number", min: topic.partition_count, max: 10000, value: topic.partition_count });
     const save = h("button", { class: "main", type: "submit" }, "Save");
     const work = doing(save, async () => {
