@@ -1,7 +1,7 @@
 // Tables: sorted by any column, filtered as you type, a hundred rows at a time.
 
 import { h, replace } from "./dom.js";
-import { number } from "./words.js";
+import { many, number } from "./words.js";
 
 const pageSize = 100;
 // What somebody chose stays chosen while the page lives, and when it is drawn anew.
@@ -44,7 +44,7 @@ function ordered(columns, rows, chosen) {
 }
 
 // A long list: a box to filter it by, and pages.  `text(row)` is what is searched.  `draw(rows)` shows it anew.
-export function list(columns, { key, caption, text, noun = "rows", empty }) {
+export function list(columns, { key, caption, text, noun = "row", empty }) {
   const input = h("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${caption.toLowerCase()}`, value: filters.get(key) || "", autocomplete: "off", spellcheck: "false" });
   const [body, said, pages] = [h("div"), h("span", { class: "soft", role: "status" }), h("div", { class: "tools after" })];
   const box = h("div", {}, h("div", { class: "tools" }, input, said), body, pages);
@@ -60,7 +60,7 @@ export function list(columns, { key, caption, text, noun = "rows", empty }) {
     const inner = table(columns, shown, { key, caption, empty: wanted ? `Nothing matches “${wanted}”.` : empty });
     inner.addEventListener("click", (event) => { if (event.target.closest("th button")) show(); });
     replace(body, inner);
-    said.textContent = wanted ? `${number(found.length)} of ${number(rows.length)} ${noun}` : `${number(rows.length)} ${noun}`;
+    said.textContent = wanted ? `${number(found.length)} of ${many(rows.length, noun)}` : many(rows.length, noun);
     const turn = (to) => () => { places.set(key, to); show(); };
     replace(pages, last ? [h("button", { type: "button", disabled: at === 0, onclick: turn(at - 1) }, "Previous"), h("span", { class: "soft" }, `${number(at * pageSize + 1)} to ${number(at * pageSize + shown.length)} of ${number(found.length)}`), h("button", { type: "button", disabled: at === last, onclick: turn(at + 1) }, "Next")] : null);
   };

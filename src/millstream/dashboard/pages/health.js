@@ -4,7 +4,7 @@ import { card, h, heading, pill, replace, section, settings } from "../dom.js";
 import { everything, get, part, put, remove } from "../api.js";
 import { button } from "../dialogs.js";
 import { list, table } from "../tables.js";
-import { ago, bytes, count, duration, number, plain, setting } from "../words.js";
+import { ago, bytes, count, duration, many, number, plain, setting } from "../words.js";
 
 export const title = "Health";
 const kinds = { healthy: "good", degraded: "warn", critical: "bad" };
@@ -23,7 +23,7 @@ export async function show(place) {
     { title: "Leased", num: true, cell: (row) => count(row.leased), sort: (row) => row.leased },
     { title: "Subscriptions", num: true, cell: (row) => count(row.subscriptions), sort: (row) => row.subscriptions },
     { title: "", act: true, cell: (row) => button("Disconnect", async () => { await remove(`/admin/connections/${part(row.id)}`, {}, { whole: true }); await refresh(); }, { look: "danger small", done: `${row.client_id || row.address} was disconnected.`, ask: { title: `Disconnect ${row.client_id || row.address}?`, text: "What it has leased goes back at once. The client may come back by itself: to keep it out, revoke its key.", action: "Disconnect" } }) },
-  ], { key: "connections", caption: "Connections", text: (row) => `${row.client_id} ${row.address} ${row.namespace} ${row.queues.join(" ")}`, noun: "connections", empty: "Nobody is connected. Requests over HTTP are not counted." });
+  ], { key: "connections", caption: "Connections", text: (row) => `${row.client_id} ${row.address} ${row.namespace} ${row.queues.join(" ")}`, noun: "connection", empty: "Nobody is connected. Requests over HTTP are not counted." });
   let deep = null;
 
   const maintain = async (wanted) => { await put("/admin/mode", { mode: wanted ? "maintenance" : "normal" }, { whole: true }); await refresh(); return wanted; };
@@ -44,7 +44,7 @@ export async function show(place) {
       card("Mode", plain(now.mode), now.reason, now.mode === "normal" ? "" : "warn"),
       card("Up for", duration(now.uptime_ms), now.software),
       card("Memory", bytes(now.memory_bytes)), card("Disk", bytes(now.log_bytes), `${bytes(now.disk_free_bytes)} free`),
-      card("Partitions", number(now.partitions), `${number(now.topics)} topics, ${number(now.namespaces)} namespaces`));
+      card("Partitions", number(now.partitions), `${many(now.topics, "topic")}, ${many(now.namespaces, "namespace")}`));
     replace(parts, table([
       { title: "Component", cell: (row) => plain(row.name) },
       { title: "Status", cell: (row) => pill(row.status, kinds[row.status]) },

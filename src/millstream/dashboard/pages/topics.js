@@ -19,7 +19,7 @@ export async function show(place, words, query, again) {
     { title: "Dead letters", num: true, cell: (row) => (row.dead_letters ? h("a", { href: `#/letters?topic=${part(row.name)}` }, pill(short(row.dead_letters), "bad")) : count(0)), sort: (row) => row.dead_letters },
     { title: "Groups", num: true, cell: (row) => count(row.groups), sort: (row) => row.groups },
     { title: "Partitions", num: true, cell: (row) => number(row.partition_count), sort: (row) => row.partition_count },
-  ], { key: "topics", caption: "Topics", text: (row) => row.name, noun: "topics", empty: empty("There are no topics yet", "Make one, or ", h("a", { href: "#/publish" }, "publish something"), ".") });
+  ], { key: "topics", caption: "Topics", text: (row) => row.name, noun: "topic", empty: empty("There are no topics yet", "Make one, or ", h("a", { href: "#/publish" }, "publish something"), ".") });
   replace(place, heading("Topics", { actions: h("button", { class: "main", type: "button", onclick: () => create(again) }, "New topic") }), h("p", { class: "lead" }, "Filter by a part of the name, or by a pattern: * is one level, # the rest."), topics.box);
   let rows = [], turns = 0;
   const refresh = async () => { rows = await everything("/topics"); topics.draw(rows); };
