@@ -16,7 +16,7 @@ export async function show(place, [id]) {
     const [passport, message, why] = await Promise.all([get(`/messages/${part(id)}/passport`).catch((error) => ({ events: [], error })), get(`/messages/${part(id)}`, { encoding: "text" }).catch((error) => ({ error })), get("/why", { id }).catch(() => null)]);
     if (message.error && passport.error) throw message.error;
     replace(top, heading(h("span", { class: "mono" }, id), { crumbs: crumbs(passport, message), actions: h("button", { type: "button", onclick: () => navigator.clipboard?.writeText(id) }, "Copy id") }),
-      why ? h("p", { class: "lead" }, pill(plain(why.state), "main"), " ", why.sentence) : null);
+      why ? h("p", { class: "lead" }, pill(plain(why.state).replaceAll("-", " "), "main"), " ", why.sentence) : null);
     replace(history, stamps(passport));
     replace(about, message.error ? h("p", { class: "soft" }, message.error.message) : content(message, passport));
     // Only once: it may be long, and does not change while somebody reads it.
