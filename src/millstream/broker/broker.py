@@ -324,7 +324,7 @@ class Broker:
         if self.settings.traces.enabled:
             self._tasks.append(loop.create_task(self.recorder.resume()))
         if not clean:
-            self._tasks.append(loop.create_task(self._finish_moves()))
+            self._tasks.append(loop.create_task(self._cut_moves.finish_before(self._stopping)))
 
     async def stop(self) -> None:
         """Put everything on disk and leave a note that the next start can trust it."""
@@ -369,17 +369,6 @@ class Broker:
         await self.groups.forget_topic(namespace, name)
         await self.queues.registry.forget_topic(namespace, name)
         self.letters.forget_topic(namespace, name)
-
-    async def _finish_moves(self) -> None:
-        """What a crash has interrupted is taken up in the background; a move is safe as soon as it is recorded."""
-        moving = asyncio.ensure_future(self._cut_moves.finish())
-        stopping = asyncio.ensure_future(self._stopping.wait())
-        await asyncio.wait((moving, stopping), return_when=asyncio.FIRST_COMPLETED)
-        for task in (moving, stopping):
-            task.cancel()
-        await asyncio.wait((moving, stopping))
-        if not moving.cancelled() and (problem := moving.exception()) is not None:
-            _log.error("moves between partitions could not be finished", reason=str(problem))
 
     def _open_state(self, directory: str) -> StateLog:
         partition = self._opener.open(directory, 0, segment_bytes=_STATE_SEGMENT_BYTES, counted=False)

@@ -30,6 +30,17 @@ class CutMoves:
         self._found: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._refused: set[tuple[str, int]] = set()
 
+    async def finish_before(self, stopping: asyncio.Event) -> None:
+        """In the background, as far as it gets: a move is safe as soon as it is recorded."""
+        moving = asyncio.ensure_future(self.finish())
+        leaving = asyncio.ensure_future(stopping.wait())
+        await asyncio.wait((moving, leaving), return_when=asyncio.FIRST_COMPLETED)
+        for task in (moving, leaving):
+            task.cancel()
+        await asyncio.wait((moving, leaving))
+        if not moving.cancelled() and (problem := moving.exception()) is not None:
+            _log.error("moves between partitions could not be finished", reason=str(problem))
+
     async def finish(self) -> None:
         """Returns when all of them are done; those that still wait are given up when this is cancelled."""
         try:

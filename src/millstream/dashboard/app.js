@@ -86,7 +86,7 @@ function drawMenu() {
   replace(document.getElementById("nav"), h("ul", {}, menu.map((entry) => h("li", { class: entry.apart ? "apart" : null }, h("a", { href: `#/${entry.name}`, "aria-current": here === entry.name ? "page" : null, title: `Keys: g ${entry.key}` }, entry.text, badge(entry))))));
 }
 
-const troubles = { 0: "not reachable", 401: "key needed", 403: "not allowed" };
+const troubles = { 0: "not reachable", 401: "key needed", 403: "not allowed", 404: "no such namespace" };
 
 async function tick() {
   looking += 1;
