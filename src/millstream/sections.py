@@ -307,6 +307,9 @@ class TopicSettings(Section):
 class GroupSettings(Section):
     """What consumer groups may ask for, and how long they are remembered."""
 
+    max_groups: int = Field(
+        default=10_000, ge=1, le=1_000_000, description="Stream groups that the broker holds at most."
+    )
     session_ms_max: _Millis = Field(
         default=_HOUR_MS, ge=1000, le=_DAY_MS, description="The longest silence a member may ask to be forgiven."
     )

@@ -198,6 +198,7 @@ class Broker:
             clock=self._clock,
             metrics=self.metrics,
             draw_suffix=lambda: secrets.token_hex(4),
+            groups_max=self.settings.groups.max_groups,
         )
         self.groups.replay(log.replay())
 

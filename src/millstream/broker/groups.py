@@ -22,6 +22,7 @@ from millstream.errors import (
     GroupNotFound,
     InvalidArgument,
     PartitionNotFound,
+    QuotaExceeded,
     TopicNotFound,
     UnknownMember,
 )
@@ -85,13 +86,21 @@ class Groups:
     """All stream groups of the broker."""
 
     def __init__(
-        self, host: GroupsHost, log: StateLog, *, clock: Clock, metrics: Metrics, draw_suffix: Callable[[], str]
+        self,
+        host: GroupsHost,
+        log: StateLog,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        draw_suffix: Callable[[], str],
+        groups_max: int,
     ) -> None:
         self._host = host
         self._log = log
         self._clock = clock
         self._metrics = metrics
         self._draw_suffix = draw_suffix
+        self._groups_max = groups_max
         self._groups: dict[_GroupKey, Group] = {}
         self._expired_at_ms = clock.monotonic_ms()
 
@@ -466,6 +475,10 @@ class Groups:
             if group is None or (not create and not group.recorded):
                 if not create:
                     raise GroupNotFound(f"group {name!r} does not exist in namespace {namespace!r}")
+                if len(self._groups) >= self._groups_max:
+                    raise QuotaExceeded(
+                        f"the broker holds {self._groups_max} stream groups already (groups.max_groups)"
+                    )
                 group = self._groups[key] = Group(namespace, name, new_group(name, now_ms=self._now_ms()))
             async with group.lock:
                 if not self._is_known(group):

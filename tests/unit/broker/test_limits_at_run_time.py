@@ -199,6 +199,23 @@ def test_namespaces_are_no_more_than_there_may_be_also_if_they_are_made_with_the
     run(scenario)
 
 
+def test_stream_groups_are_no_more_than_there_may_be_however_they_come() -> None:
+    async def scenario() -> None:
+        client = await limited(groups={"max_groups": 3})
+        offsets = [calls.OffsetEntry(topic="orders", partition=0, offset=0)]
+        joined = [calls.JoinGroup(group=f"joined-{number}", topics=["orders"]) for number in range(2)]
+        committed = [calls.CommitOffsets(group=f"committed-{number}", offsets=offsets) for number in range(2)]
+        assert await made_at_once(*map(client.call, (*joined, *committed))) == 3
+        with pytest.raises(QuotaExceeded, match=r"3 stream groups already \(groups.max_groups\)"):
+            await client.call(committed[1])
+        await client.call(committed[0])  # who is in is not refused
+        await client.call(calls.DeleteGroup(name="committed-0"))
+        await client.call(committed[1])
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_webhooks_that_are_made_at_once_are_no_more_than_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(webhooks, "_WEBHOOKS_MAX", 2)
 
