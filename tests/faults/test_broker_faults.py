@@ -18,7 +18,9 @@ from millstream.records import encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
 from millstream.wire import calls
 from millstream.wire.admin_calls import CheckHealth, HealthReport
+from millstream.wire.message_calls import SummarizeTopics, TopicSummaries
 from millstream.wire.messages import PublishRequest
+from millstream.wire.queue_calls import ListQueues
 from millstream.wire.schedule_calls import ListSchedules
 from tests.examples import seeds
 from tests.simulated_broker import Client, after_kill, after_power_cut, run, started
@@ -458,5 +460,47 @@ def test_offsets_of_a_topic_go_with_it_even_if_the_machine_goes_down_meanwhile()
         client = await after_power_cut(client, storage)
         await client.call(calls.CreateTopic(name="orders"))
         assert await client.call(calls.CommittedOffsets(group="g")) == []
+
+    run(scenario)
+
+
+def test_a_partition_that_cannot_be_opened_is_said_to_be_and_hides_no_other() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=6)
+        client = await started(storage, segment_bytes=1 << 24)
+        for topic in ("orders", "payments"):
+            await client.call(calls.CreateTopic(name=topic))
+        await client.send([bytes(300_000)] * 3)
+        await client.send([b"x"], topic="payments")
+        for topic in ("orders", "payments"):
+            await client.open_queue(topic)
+        await client.call(calls.JoinGroup(group="audit", topics=["orders", "payments"]))
+        storage.inject(Fault.NO_SPACE, times=100, when=lambda operation: operation.path.startswith("topics/default/o"))
+        client = await after_kill(client, storage)
+        info = await client.call(calls.DescribeGroup(name="audit"))
+        assert isinstance(info, calls.GroupInfo)
+        orders, payments = info.lag
+        assert (orders.lag, "No space left" in (orders.failed or "")) == (0, True)
+        assert (payments.lag, payments.failed) == (1, None)
+        described = await client.call(calls.DescribeTopic(name="orders"))
+        assert isinstance(described, calls.TopicInfo)
+        assert "No space left" in (described.partitions[0].failed or "")
+        found = await client.call(SummarizeTopics())
+        assert isinstance(found, TopicSummaries)
+        assert [(one.name, one.messages, bool(one.failed)) for one in found.topics] == [
+            ("orders", 0, True),
+            ("payments", 1, False),
+        ]
+        queues = await client.call(ListQueues())
+        assert isinstance(queues, list)
+        assert [(one.topic, one.depth, bool(one.failed)) for one in queues] == [
+            ("orders", 0, True),
+            ("payments", 1, False),
+        ]
+        storage.heal()
+        info = await client.call(calls.DescribeGroup(name="audit"))
+        assert isinstance(info, calls.GroupInfo)
+        assert [(line.topic, line.lag) for line in info.lag] == [("orders", 3), ("payments", 1)]
+        await client.broker.stop()
 
     run(scenario)

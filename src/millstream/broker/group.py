@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from millstream.clock import Clock
+from millstream.errors import StorageFailed, TopicNotFound
 from millstream.groups.offsets import Bounds, OffsetTable
 from millstream.groups.ownership import group_phase
 from millstream.groups.records import GroupState, Reply, TopicPartition
@@ -119,23 +120,32 @@ async def _lag(group: Group, host: GroupsHost, clock: Clock) -> list[calls.Group
     holders = {at: member.member_id for member in group.state.members.values() for at in member.owned}
     known = {at for at, _ in group.offsets} | holders.keys()
     known |= {at for member in group.state.members.values() for at in member.target}
-    partitions = sorted(at for at in known if at.partition < counts.get(at.topic, 0))
-    bounds = {at: host.bounds(namespace, at) for at in partitions}
     now_us = clock.now_us()
     lines: list[calls.GroupLag] = []
-    for at, lag in group.offsets.lag(bounds).items():
-        oldest_us = await host.append_time_us(namespace, at, lag.end - lag.messages) if lag.messages else None
-        lines.append(
-            calls.GroupLag(
-                topic=at.topic,
-                partition=at.partition,
-                committed=lag.committed,
-                end=lag.end,
-                lag=lag.messages,
-                lag_ms=max(0, now_us - oldest_us) // 1000 if oldest_us is not None else 0,
-                member_id=holders.get(at),
-            )
+    for at in sorted(known):
+        if at.partition >= counts.get(at.topic, 0):
+            continue
+        committed = group.offsets.get(at)
+        line = calls.GroupLag(
+            topic=at.topic,
+            partition=at.partition,
+            committed=None if committed is None else committed.offset,
+            end=0,
+            lag=0,
+            lag_ms=0,
+            member_id=holders.get(at),
         )
+        try:
+            lag = group.offsets.lag({at: host.bounds(namespace, at)})[at]
+            oldest_us = await host.append_time_us(namespace, at, lag.end - lag.messages) if lag.messages else None
+        except TopicNotFound:  # deleted while we looked at the others
+            continue
+        except StorageFailed as error:
+            line.failed = str(error)
+        else:
+            line.end, line.lag = lag.end, lag.messages
+            line.lag_ms = max(0, now_us - oldest_us) // 1000 if oldest_us is not None else 0
+        lines.append(line)
     return lines
 
 

@@ -553,7 +553,11 @@ class Topics:
                 partitions.append(_untouched(number))
                 continue
             await asyncio.sleep(0)  # opening takes a moment; others go first
-            partition = self.partition(namespace, name, number)
+            try:
+                partition = self.partition(namespace, name, number)
+            except StorageFailed as error:  # the others can be looked at
+                partitions.append(msgspec.structs.replace(_untouched(number), failed=str(error)))
+                continue
             log = partition.log
             partitions.append(
                 calls.PartitionInfo(

@@ -41,6 +41,7 @@ class _Lag(Protocol):
     lag: int
     lag_ms: int
     member_id: str | None
+    failed: str | None
 
 
 class _Standing(Protocol):
@@ -286,8 +287,10 @@ def _print_lag(lags: Sequence[_Lag]) -> None:
                 entry.topic,
                 entry.partition,
                 entry.committed,
-                entry.end,
-                Text(count_text(entry.lag), style="yellow" if entry.lag else ""),
+                None if entry.failed else entry.end,
+                Text("unknown", style="red")
+                if entry.failed
+                else Text(count_text(entry.lag), style="yellow" if entry.lag else ""),
                 duration_text(entry.lag_ms) if entry.lag else None,
                 entry.member_id,
             )
@@ -296,6 +299,9 @@ def _print_lag(lags: Sequence[_Lag]) -> None:
         empty="the group has no offsets and reads no topics",
         numbers="partition|committed|end|lag|oldest unread",
     )
+    for entry in lags:
+        if entry.failed:
+            stdout.print(Text(f"{entry.topic} {entry.partition}: {entry.failed}", style="red"))
 
 
 def _partitions_text(owned: Iterable[tuple[str, Sequence[int]]]) -> str:

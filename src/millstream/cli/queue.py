@@ -67,7 +67,7 @@ def list_queues(
                 queue.leased,
                 queue.waiting,
                 queue.consumers,
-                Text("paused", style="yellow") if queue.paused else "running",
+                _state_text(queue.paused, queue.failed),
             )
             for queue in queues
         ],
@@ -327,6 +327,12 @@ def _print_queue(queue: QueueInfo) -> None:
 def _setting(name: str, value: object) -> object:
     """As `millstream queue set` takes it."""
     return format_ms(value) if name.endswith("_ms") and isinstance(value, int) else value
+
+
+def _state_text(paused: bool, failed: str | None) -> Text | str:
+    if failed:
+        return Text(f"not readable: {failed}", style="red")
+    return Text("paused", style="yellow") if paused else "running"
 
 
 def _document(message: QueuedMessage) -> dict[str, Any]:

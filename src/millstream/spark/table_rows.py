@@ -163,9 +163,9 @@ def _groups(connection: BrokerConnection, scope: Scope) -> _Pages:
                 "topic": lag.topic,
                 "partition": lag.partition,
                 "committed": lag.committed,
-                "end": lag.end,
-                "lag": lag.lag,
-                "lagMs": lag.lag_ms,
+                "end": None if lag.failed else lag.end,
+                "lag": None if lag.failed else lag.lag,
+                "lagMs": None if lag.failed else lag.lag_ms,
                 "member": lag.member_id,
             }
             for lag in info.lag

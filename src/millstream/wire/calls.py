@@ -300,6 +300,8 @@ class GroupLag(AnswerForm):
     #: Age of the oldest message not yet committed; 0 when there is none.
     lag_ms: int
     member_id: str | None = None
+    #: Why the partition cannot be opened now; its end and lag are not known then, and 0.
+    failed: str | None = None
 
 
 class GroupInfo(AnswerForm):

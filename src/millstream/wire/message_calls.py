@@ -143,6 +143,8 @@ class TopicSummary(AnswerForm):
     #: Messages that died and were neither replayed nor purged.
     dead_letters: int
     created_ms: int
+    #: Why a part of it cannot be opened now; that is not counted then.
+    failed: str | None = None
 
 
 class TopicSummaries(AnswerForm):

@@ -137,6 +137,8 @@ class QueueSummary(AnswerForm):
     waiting: int
     consumers: int
     paused: bool
+    #: Why it cannot be opened now; nothing is counted then.
+    failed: str | None = None
 
 
 class DescribeQueue(CallForm, tag="queue.describe"):

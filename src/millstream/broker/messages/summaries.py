@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.broker.groups import Groups
 from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
 from millstream.dead_letters import DEAD_LETTER_GROUP, DEAD_LETTER_SUFFIX
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, StorageFailed
 from millstream.queues.letters import dead_letter_topic
 from millstream.wire import message_calls as calls
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
+    from millstream.broker.queues.group import QueueGroup
     from millstream.broker.queues.queues import Queues
 
 __all__ = ["Summaries"]
@@ -58,8 +60,7 @@ class Summaries:
         return calls.TopicSummaries(topics=summaries, total=len(found))
 
     def _summary(self, topic: Topic, streams: int) -> calls.TopicSummary:
-        topics, queues = self._host.topics, self._host.queues
-        groups = queues.registry.on_topic(topic)
+        groups = self._host.queues.registry.on_topic(topic)
         summary = calls.TopicSummary(
             name=topic.name,
             partition_count=len(topic.partitions),
@@ -69,22 +70,29 @@ class Summaries:
             leased=0,
             waiting=0,
             groups=streams + len(groups),
-            dead_letters=self._dead_letters(topic),
+            dead_letters=0,
             created_ms=topic.created_ms,
         )
         for number in range(len(topic.partitions)):
-            if topics.is_untouched(topic, number):
-                continue
-            partition = topics.partition_of(topic, number)
-            summary.messages += partition.high_watermark - partition.log.start_offset
-            summary.size_bytes += partition.log.size_bytes
-            for group in groups:
-                part = group.part(number)
-                counts = part.ledger.counts(part.end)
-                summary.depth += counts.ready + counts.leased + counts.waiting
-                summary.leased += counts.leased
-                summary.waiting += counts.waiting
+            with _told_in(summary):
+                self._add(summary, topic, number, groups)
+        with _told_in(summary):
+            summary.dead_letters = self._dead_letters(topic)
         return summary
+
+    def _add(self, summary: calls.TopicSummary, topic: Topic, number: int, groups: Sequence[QueueGroup]) -> None:
+        topics = self._host.topics
+        if topics.is_untouched(topic, number):
+            return
+        partition = topics.partition_of(topic, number)
+        summary.messages += partition.high_watermark - partition.log.start_offset
+        summary.size_bytes += partition.log.size_bytes
+        for group in groups:
+            part = group.part(number)
+            counts = part.ledger.counts(part.end)
+            summary.depth += counts.ready + counts.leased + counts.waiting
+            summary.leased += counts.leased
+            summary.waiting += counts.waiting
 
     def _dead_letters(self, topic: Topic) -> int:
         topics, queues = self._host.topics, self._host.queues
@@ -96,3 +104,12 @@ class Summaries:
             return 0
         numbers = [number for number in range(len(box.partitions)) if not topics.is_untouched(box, number)]
         return sum(queues.part(box, DEAD_LETTER_GROUP, number).depth() for number in numbers)
+
+
+@contextmanager
+def _told_in(summary: calls.TopicSummary) -> Iterator[None]:
+    """What cannot be opened is not counted, and everything else is."""
+    try:
+        yield
+    except StorageFailed as error:
+        summary.failed = str(error)

@@ -15,7 +15,7 @@ from millstream.broker.queues.contents import contents
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.part import QueuePart
 from millstream.broker.registry import Topic
-from millstream.errors import GroupNotFound, InvalidArgument, MessageNotFound, TopicNotFound
+from millstream.errors import GroupNotFound, InvalidArgument, MessageNotFound, StorageFailed, TopicNotFound
 from millstream.ids import parse_message_id
 from millstream.queues.records import NEVER, Attempt
 from millstream.wire import queue_calls
@@ -77,13 +77,16 @@ class QueueViews:
         summaries = []
         for group in [group for group in groups if call.topic in (None, group.topic.name)]:
             with suppress(TopicNotFound, GroupNotFound):  # deleted meanwhile: not on the list any more
-                await self._open(group)
-                summaries.append(self._summary(group))
+                try:
+                    await self._open(group)
+                    summaries.append(self._summary(group))
+                except StorageFailed as error:  # the others can be counted
+                    summaries.append(self._summary(group, failed=str(error)))
         return summaries
 
-    def _summary(self, group: QueueGroup) -> queue_calls.QueueSummary:
+    def _summary(self, group: QueueGroup, failed: str | None = None) -> queue_calls.QueueSummary:
         ready = leased = waiting = 0
-        for part in self._touched_parts(group):
+        for part in () if failed else self._touched_parts(group):
             counts = part.ledger.counts(part.end)
             ready += counts.ready
             leased += counts.leased
@@ -97,6 +100,7 @@ class QueueViews:
             waiting=waiting,
             consumers=len(group.consumers),
             paused=group.policy.paused,
+            failed=failed,
         )
 
     async def _open(self, group: QueueGroup) -> None:

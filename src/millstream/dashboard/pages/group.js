@@ -41,8 +41,8 @@ export async function show(place, [name], query, again) {
       { title: "Topic", name: true, cell: (row) => h("a", { href: `#/topic/${part(row.topic)}` }, row.topic), sort: (row) => row.topic },
       { title: "Partition", num: true, cell: (row) => row.partition, sort: (row) => row.partition },
       { title: "Committed", num: true, cell: (row) => (row.committed === null ? "–" : number(row.committed)) },
-      { title: "End", num: true, cell: (row) => number(row.end) },
-      { title: "Behind", num: true, cell: (row) => count(row.lag), sort: (row) => row.lag },
+      { title: "End", num: true, cell: (row) => (row.failed ? "–" : number(row.end)) },
+      { title: "Behind", num: true, cell: (row) => (row.failed ? pill(row.failed, "bad") : count(row.lag)), sort: (row) => row.lag },
       { title: "Oldest", num: true, cell: (row) => (row.lag ? duration(row.lag_ms) : "–"), sort: (row) => row.lag_ms },
       { title: "Read by", cell: (row) => (row.member_id ? h("span", { class: "mono" }, row.member_id) : pill("nobody", "warn")) },
     ], group.lag, { key: "group-lag", caption: "Progress of each partition", empty: "Nothing was committed yet." }));

@@ -14,7 +14,7 @@ export async function show(place) {
     { title: "Leased", num: true, cell: (row) => count(row.leased), sort: (row) => row.leased },
     { title: "Retrying", num: true, cell: (row) => count(row.waiting), sort: (row) => row.waiting },
     { title: "Consumers", num: true, cell: (row) => count(row.consumers), sort: (row) => row.consumers },
-    { title: "State", cell: (row) => (row.paused ? pill("paused", "warn") : row.depth && !row.consumers ? pill("no consumer", "warn") : pill(row.depth ? "active" : "caught up", "good")), sort: (row) => (row.paused ? 0 : row.depth && !row.consumers ? 1 : row.depth ? 2 : 3) },
+    { title: "State", wrap: true, cell: (row) => (row.failed ? pill(row.failed, "bad") : row.paused ? pill("paused", "warn") : row.depth && !row.consumers ? pill("no consumer", "warn") : pill(row.depth ? "active" : "caught up", "good")), sort: (row) => (row.failed ? -1 : row.paused ? 0 : row.depth && !row.consumers ? 1 : row.depth ? 2 : 3) },
   ], { key: "queues", caption: "Queue groups", text: (row) => `${row.topic} / ${row.group}`, noun: "queue group", empty: empty("No queue groups", "One appears with its first consumer.") });
   const streams = list([
     { title: "Group", name: true, cell: (row) => h("a", { href: `#/group/${part(row.name)}` }, row.name), sort: (row) => row.name },

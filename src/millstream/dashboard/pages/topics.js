@@ -11,7 +11,7 @@ export const title = "Topics";
 export async function show(place, words, query, again) {
   const topics = list([
     { title: "Topic", name: true, cell: (row) => h("a", { href: `#/topic/${part(row.name)}`, title: row.name }, row.name), sort: (row) => row.name },
-    { title: "Messages", num: true, cell: (row) => count(row.messages), sort: (row) => row.messages },
+    { title: "Messages", num: true, cell: (row) => (row.failed ? pill(row.failed, "bad") : count(row.messages)), sort: (row) => row.messages },
     { title: "Size", num: true, cell: (row) => bytes(row.size_bytes), sort: (row) => row.size_bytes },
     { title: "Unsettled", num: true, cell: (row) => count(row.depth), sort: (row) => row.depth },
     { title: "Leased", num: true, cell: (row) => count(row.leased), sort: (row) => row.leased },
