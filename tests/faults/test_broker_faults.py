@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,6 +12,7 @@ import pytest
 
 from millstream.broker.broker import Broker
 from millstream.broker.groups import Groups
+from millstream.broker.webhooks import webhooks
 from millstream.config import Settings
 from millstream.errors import MillstreamError, ReadOnly, StorageFailed, TopicNotFound
 from millstream.log.compaction import Compaction
@@ -22,8 +24,10 @@ from millstream.wire.message_calls import SummarizeTopics, TopicSummaries
 from millstream.wire.messages import PublishRequest
 from millstream.wire.queue_calls import ListQueues
 from millstream.wire.schedule_calls import ListSchedules
+from millstream.wire.webhook_calls import CreateWebhook
 from tests.examples import seeds
 from tests.simulated_broker import Client, after_kill, after_power_cut, run, started
+from tests.waiting import eventually_async
 
 
 def test_after_a_failed_sync_nothing_is_confirmed_and_a_restart_recovers_what_was() -> None:
@@ -501,6 +505,38 @@ def test_a_partition_that_cannot_be_opened_is_said_to_be_and_hides_no_other() ->
         info = await client.call(calls.DescribeGroup(name="audit"))
         assert isinstance(info, calls.GroupInfo)
         assert [(line.topic, line.lag) for line in info.lag] == [("orders", 3), ("payments", 1)]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_webhook_that_finds_its_topic_unreadable_at_the_start_goes_on_when_it_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(webhooks, "_RETRY_S", 0.001)
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=6)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"x"])
+        await client.call(CreateWebhook(topic="orders", url="http://127.0.0.1:9/"))
+        with monkeypatch.context() as patch:
+            names, refused = storage.names, []
+
+            def too_many_open_files(directory: str) -> list[str]:
+                if directory == "topics/default/orders/0.state":
+                    refused.append(directory)
+                    raise OSError(errno.EMFILE, "Too many open files", directory)
+                return names(directory)
+
+            patch.setattr(storage, "names", too_many_open_files)
+            client = await after_kill(client, storage)
+            with pytest.raises(StorageFailed, match="Too many open files"):
+                client.send([b"y"])
+            await eventually_async(lambda: len(refused) > 10)
+        entry = next(iter(client.broker.webhooks._entries.values()))
+        await eventually_async(lambda: entry.runner is not None)
         await client.broker.stop()
 
     run(scenario)

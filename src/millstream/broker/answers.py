@@ -1,14 +1,18 @@
-"""Answers of a partition: to a fetch, which may have to wait for something to answer with, and to a publish."""
+"""Answers of a partition: to a fetch, which may have to wait for something to answer with, to a publish, to a look."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from millstream.errors import MillstreamError
+from millstream.wire.calls import PartitionInfo
 
-__all__ = ["FetchAnswer", "FetchHandle", "FetchReply", "Fetched", "confirm"]
+if TYPE_CHECKING:
+    from millstream.broker.partition import Partition
+
+__all__ = ["FetchAnswer", "FetchHandle", "FetchReply", "Fetched", "confirm", "describe"]
 
 
 class FetchAnswer(NamedTuple):
@@ -59,3 +63,28 @@ def confirm(
         stored.set_result(base)
     else:
         stored.set_exception(error)
+
+
+def describe(number: int, partition: Partition | None = None, failed: str | None = None) -> PartitionInfo:
+    """What is shown of a partition; without one it was never used, or cannot be opened."""
+    if partition is None:
+        return PartitionInfo(
+            partition=number,
+            start_offset=0,
+            next_offset=0,
+            high_watermark=0,
+            size_bytes=0,
+            segments=0,
+            failed=failed,
+        )
+    log = partition.log
+    return PartitionInfo(
+        partition=number,
+        start_offset=log.start_offset,
+        next_offset=log.next_offset,
+        high_watermark=partition.high_watermark,
+        size_bytes=log.size_bytes,
+        segments=len(log.segments),
+        damaged_ranges=log.recovery.damaged,
+        failed=partition.failed,
+    )

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from millstream.broker.answers import describe
 from millstream.broker.committer import Committer
 from millstream.broker.journal import SEGMENT_BYTES, Journal
 from millstream.broker.logs import details
@@ -269,10 +270,16 @@ class Topics:
 
     def is_untouched(self, topic: Topic, number: int) -> bool:
         """Whether a partition was never used: nothing is stored and nothing is open."""
-        if topic.partitions[number] is not None:
-            return False
+        return topic.partitions[number] is None and not self._stored(topic, f"{number}")
+
+    def _stored(self, topic: Topic, name: str) -> list[str]:
+        """The files in a directory of a topic.  Raises StorageFailed when it cannot be read now."""
         storage = self._ephemeral if topic.config.mode == "ephemeral" else self._opener.storage
-        return not storage.names(f"{_directory(topic)}/{number}")
+        directory = f"{_directory(topic)}/{name}"
+        try:
+            return storage.names(directory)
+        except OSError as problem:
+            raise StorageFailed(f"cannot read the directory {directory}: {problem.strerror or problem}") from problem
 
     def stored_bytes(self, topic: Topic) -> int:
         """What the messages of a topic, and those scheduled for it, take on disk or in memory."""
@@ -349,7 +356,7 @@ class Topics:
         )
         try:
             self.unchecked.check(topic, number, partition.log.next_offset)
-            if partition.is_durable and self._opener.storage.names(f"{_directory(topic)}/{number}.state"):
+            if partition.is_durable and self._stored(topic, f"{number}.state"):
                 forget_lost(self.journal(topic, number), partition.log.next_offset)
         except BaseException:
             # What it takes in now could be taken for what was lost; the next one who asks tries again.
@@ -550,27 +557,13 @@ class Topics:
         partitions = []
         for number in range(len(topic.partition_uids)):
             if self.is_untouched(topic, number):
-                partitions.append(_untouched(number))
+                partitions.append(describe(number))
                 continue
             await asyncio.sleep(0)  # opening takes a moment; others go first
             try:
-                partition = self.partition(namespace, name, number)
+                partitions.append(describe(number, self.partition(namespace, name, number)))
             except StorageFailed as error:  # the others can be looked at
-                partitions.append(msgspec.structs.replace(_untouched(number), failed=str(error)))
-                continue
-            log = partition.log
-            partitions.append(
-                calls.PartitionInfo(
-                    partition=number,
-                    start_offset=log.start_offset,
-                    next_offset=log.next_offset,
-                    high_watermark=partition.high_watermark,
-                    size_bytes=log.size_bytes,
-                    segments=len(log.segments),
-                    damaged_ranges=log.recovery.damaged,
-                    failed=partition.failed,
-                )
-            )
+                partitions.append(describe(number, failed=str(error)))
         return self.info(topic, partitions)
 
     def _now_us(self) -> int:
@@ -579,12 +572,6 @@ class Topics:
 
 def _directory(topic: Topic) -> str:
     return f"topics/{topic.namespace}/{topic.name}"
-
-
-def _untouched(number: int) -> calls.PartitionInfo:
-    return calls.PartitionInfo(
-        partition=number, start_offset=0, next_offset=0, high_watermark=0, size_bytes=0, segments=0
-    )
 
 
 def _check_stays(topic: Topic) -> None:
