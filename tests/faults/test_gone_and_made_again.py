@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import InvalidName, NamespaceNotEmpty, StorageFailed
+from millstream.errors import InvalidName, NamespaceNotEmpty, NamespaceNotFound, StorageFailed
 from millstream.testing.storage import Fault, SimulatedStorage
+from millstream.webhooks.registration import Webhook
 from millstream.wire import access_calls, calls, pipeline_calls, stage_calls
+from millstream.wire.webhook_calls import CreateWebhook, ListWebhooks
 from tests.simulated_broker import Client, after_kill, after_power_cut, run, started
 
 
@@ -122,6 +124,61 @@ def test_nothing_of_a_namespace_is_left_if_its_deletion_ends_in_a_crash(monkeypa
         assert await shop.call(calls.ListGroups()) == []
         await shop.call(calls.CreateTopic(name="orders"))
         assert client.broker.queues.registry.on_topic(client.broker.topics.registry.get("shop", "orders")) == []
+
+    run(scenario)
+
+
+def test_a_namespace_that_is_made_again_at_once_keeps_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        await inside(client)
+        forget, made = client.broker.mqtt.forget_namespace, []
+
+        async def make_again() -> None:
+            await client.call(calls.CreateNamespace(name="shop"))
+            await client.call(access_calls.SetQuota(namespace="shop", topics=7))
+
+        async def forget_while_it_is_made(namespace: str) -> None:
+            await forget(namespace)
+            if namespace not in client.broker.topics.registry.namespaces:
+                made.append(asyncio.ensure_future(make_again()))
+                await asyncio.wait(made, timeout=0.1)  # as long as it may take; it may have to wait for us
+
+        monkeypatch.setattr(client.broker.mqtt, "forget_namespace", forget_while_it_is_made)
+        await client.call(calls.DeleteNamespace(name="shop", force=True))
+        await made[0]
+        quota = await client.call(access_calls.ShowQuota(namespace="shop"))
+        assert isinstance(quota, access_calls.QuotaInfo)
+        assert quota.topics == 7
+
+    run(scenario)
+
+
+def test_a_webhook_that_is_made_while_its_namespace_goes_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        shop = await inside(client)
+        await shop.call(calls.CreateTopic(name="orders"))
+        hooks = client.broker.webhooks
+        record, recording, go = hooks._record, asyncio.Event(), asyncio.Event()
+
+        async def record_late(webhook: Webhook) -> None:
+            recording.set()
+            await go.wait()
+            await record(webhook)
+
+        monkeypatch.setattr(hooks, "_record", record_late)
+        making = asyncio.ensure_future(shop.call(CreateWebhook(topic="orders", url="http://127.0.0.1:9/")))
+        await recording.wait()
+        await client.call(calls.DeleteNamespace(name="shop", force=True))
+        go.set()
+        with pytest.raises(NamespaceNotFound):
+            await making
+        shop = await inside(client)
+        assert await shop.call(ListWebhooks()) == []
+        client = await after_kill(client, storage)
+        assert await within(client).call(ListWebhooks()) == []
 
     run(scenario)
 

@@ -46,10 +46,8 @@ class TopicCalls:
         return sorted(name for name in self._topics.registry.namespaces if session.access.may("any", name))
 
     async def _delete_namespace(self, _: Session, call: calls.DeleteNamespace) -> None:
-        # First of all, so that nothing of it is left to whoever has its name later, not even after a crash.
         forget = partial(self._forget_namespace, call.name)
         await self._topics.delete_namespace(call.name, force=call.force, forget=forget)
-        await self._forget_namespace(call.name)  # of those who have come back meanwhile
         # Not before: a batch may wait for a topic that takes nothing, until that is gone.
         await self._host.stages.forget_namespace(call.name)
 

@@ -501,7 +501,7 @@ class Topics:
         """With its topics, also those whose deletion was cut short: the next of their names would find their files."""
         self.registry.decide_delete_namespace(name, force=force)  # or say why not
         if force:
-            await forget()
+            await forget()  # first of all, so that nothing is left to the next of its name, not even after a crash
         while True:
             for topic in list(self.registry.topics(name)):
                 with suppress(TopicNotFound):  # somebody else has deleted it meanwhile
@@ -512,6 +512,7 @@ class Topics:
                     if not force:
                         await forget()  # what else it has; not before it is certain that it goes
                     await self._record(facts)
+                    await forget()  # those who have come back meanwhile; before there can be another of its name
                     return
 
     async def new_producer_id(self) -> int:

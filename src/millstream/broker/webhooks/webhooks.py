@@ -17,6 +17,7 @@ from millstream.clock import Clock
 from millstream.errors import (
     InvalidArgument,
     MillstreamError,
+    NamespaceNotFound,
     QuotaExceeded,
     RequestError,
     TopicNotFound,
@@ -235,6 +236,8 @@ class Webhooks:
         )
         await self._check(webhook)
         self._check_topic(session, call.topic)
+        namespaces = self._broker.topics.registry.namespaces
+        home = namespaces.get(webhook.namespace)
         entry = _Entry(webhook)
         async with entry.changing:
             await self._run(entry, call.start)
@@ -244,6 +247,9 @@ class Webhooks:
                 await self._halt(entry)
                 raise
             self._entries[webhook.id] = entry
+        if home is not None and namespaces.get(webhook.namespace) is not home:  # it was deleted, perhaps made again
+            await self._remove(entry)
+            raise NamespaceNotFound(f"namespace {webhook.namespace!r} was deleted")
         _log.info("webhook created", webhook=webhook.id, topic=webhook.topic, group=webhook.group)
         return WebhookCreated(webhook=entry.info(self._now_ms()), secret=secret)
 
