@@ -59,10 +59,10 @@ def surroundings(book: Book, leases: Leases, dispenser: Dispenser, offset: int, 
         return Surroundings(ahead=again, kept_from=where.history.last_consumer, open_us=where.due_us + YIELD_US)
     if dispenser.strict:
         held_by = min((some.base for some in (*leases, *book.returned)), default=None)
-        return Surroundings(ahead=_fresh_below(book, offset), held_by=held_by, strict=True)
+        return Surroundings(ahead=_fresh_below(book, offset), held_by=_another(held_by, offset), strict=True)
     if isinstance(dispenser.intake, OnePerKey):
         held_by = dispenser.intake.holder_of(source, offset)
-        return Surroundings(ahead=again + _fresh_below(book, offset), held_by=held_by)
+        return Surroundings(ahead=again + _fresh_below(book, offset), held_by=_another(held_by, offset))
     if dispenser.lanes is not None:
         lane = source.lanes.lane_of(offset)
         ahead = sum(
@@ -71,6 +71,11 @@ def surroundings(book: Book, leases: Leases, dispenser: Dispenser, offset: int, 
         )
         return Surroundings(ahead=ahead, lane=lane)
     return Surroundings(ahead=book.returned.ready + _fresh_below(book, offset))
+
+
+def _another(holder: int | None, offset: int) -> int | None:
+    """Who holds a message up; one that came back holds its own key, or the queue, and waits for nobody."""
+    return None if holder == offset else holder
 
 
 def _fresh(book: Book, end: int) -> Iterator[tuple[int, int]]:

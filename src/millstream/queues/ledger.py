@@ -582,4 +582,6 @@ class Ledger:
         around = Surroundings()
         if where.state == "ready":
             around = surroundings(self._book, self._leases, self._dispenser, offset, source)
+        elif source.start <= offset < self._book.origin:
+            around = Surroundings(begins=self._book.origin)
         return explain(offset, where, around, situation, now_us)

@@ -23,7 +23,7 @@ _LANES = ("critical", "high", "normal", "low", "background")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What stands between a ready message and its delivery, within its queue."""
+    """What stands between a message and its delivery, within its queue."""
 
     #: How many ready messages are before it.
     ahead: int = 0
@@ -35,6 +35,8 @@ class Surroundings:
     #: The consumer that had it last, for which it is not kept until `open_us`.
     kept_from: str = ""
     open_us: int = 0
+    #: Where the group begins, if that is behind a message which is in the log.
+    begins: int | None = None
 
 
 def explain(offset: int, where: Whereabouts, around: Surroundings, situation: Situation, now_us: int) -> Reason:
@@ -45,6 +47,10 @@ def explain(offset: int, where: Whereabouts, around: Surroundings, situation: Si
     }
     if where.history.last_error:
         facts["last_error"] = where.history.last_error
+    if around.begins is not None:
+        facts["begins"] = around.begins
+        sentence = f"Offset {offset} is none of this group's: it begins at offset {around.begins}."
+        return Reason(where.state, sentence, facts)
     if where.state == "gone":
         return Reason(where.state, f"Offset {offset} is not in the log: it was removed, or not written yet.", facts)
     if where.state == "settled":

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from millstream.errors import MessageNotFound, StorageFailed
+from millstream.ids import message_id
+from millstream.log.partition import PartitionLog
 from millstream.wire import calls, queue_calls
 from millstream.wire.leases import Settle
 from tests.simulated_broker import Client
@@ -121,5 +124,71 @@ def test_why_of_a_queue_says_that_publishers_are_slowed_down() -> None:
         assert "full" in told.sentence
         await client.settle(Settle.ACK, *await client.lease(consumer))
         assert client.broker.queues.depth(topic_of(client)) == 0
+
+    lives(work)
+
+
+def id_at(client: Client, offset: int) -> str:
+    return message_id(client.broker._clock.now_us(), topic_of(client).partition_uids[0], offset)
+
+
+def test_why_of_a_message_that_was_never_stored_says_that_there_is_none() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        with pytest.raises(MessageNotFound, match="no message has the id"):
+            await why(client, id=id_at(client, 0))
+        await client.send([b"x"] * 3)
+        for group in ("", "default"):
+            with pytest.raises(MessageNotFound, match="no message has the id"):
+                await why(client, id=id_at(client, 3), group=group)
+            await client.open_queue()
+        assert (await why(client, id=id_at(client, 2))).state == "ready"
+
+    lives(work)
+
+
+def test_why_of_a_message_from_before_the_group_says_where_the_group_begins() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"x"] * 3)
+        await client.open_queue(start="latest")
+        told = await why(client, id=id_at(client, 1))
+        assert told.sentence == "Offset 1 is none of this group's: it begins at offset 3."
+        assert told.facts["begins"] == 3
+
+    lives(work)
+
+
+@pytest.mark.parametrize("ordering", ["strict", "key"])
+def test_no_message_is_said_to_wait_for_itself(ordering: str) -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await publish(client, [b"x"] * 2, keys=[b"k"] * 2)
+        consumer = await client.open_queue(policy={"ordering": ordering})
+        await client.settle(Settle.RELEASE, *await client.lease(consumer, 1))
+        first, second = [await why(client, id=id_at(client, offset)) for offset in range(2)]
+        assert "every consumer has as many messages as it asked for" in first.sentence
+        assert second.facts["held_by"] == 0
+
+    lives(work)
+
+
+def test_why_of_a_queue_that_cannot_be_read_does_not_say_that_everything_is_settled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"x"])
+        await client.open_queue()
+        client.broker.queues.log_rewritten(client.broker.topics.partition("default", "orders", 0))
+
+        def fail(*_: object, **__: object) -> Any:
+            raise StorageFailed("cannot read the log")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "read", fail)
+            with pytest.raises(StorageFailed):
+                await why(client, topic="orders")
+        assert (await why(client, topic="orders")).facts["depth"] == 1
 
     lives(work)

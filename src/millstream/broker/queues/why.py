@@ -59,6 +59,9 @@ class Why:
             return scheduled
         queues = self._host.queues
         topic, number, offset = place_of(queues, namespace, text)
+        topics = queues.topics
+        if topics.is_untouched(topic, number) or offset >= topics.partition_of(topic, number).high_watermark:
+            raise MessageNotFound(f"no message has the id {text}")
         if group_name:
             group = queues.registry.get(namespace, topic.name, group_name)
             return await self._with_letter(_told(group, await self._reason(group.part(number), offset)), group, text)
@@ -133,7 +136,7 @@ class Why:
             if part.depth():
                 offset = part.ledger.committed
                 await part.keeper.partition.warm(max(offset, part.keeper.source.start))
-                run = part.keeper.source.batch_at(offset)
+                run = part.keeper.source.read_at(offset)
                 if run is not None and (oldest is None or run.append_time_us < oldest[0]):
                     oldest = run.append_time_us, part, max(offset, run.base_offset)
         facts: dict[str, Any] = {"topic": group.topic.name, "group": group.name}
