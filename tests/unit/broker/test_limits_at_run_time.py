@@ -13,11 +13,12 @@ import pytest
 from millstream.broker.access import control
 from millstream.broker.broker import Broker
 from millstream.broker.letters import replays
+from millstream.broker.registry import Topic
 from millstream.broker.schedules import recurring
 from millstream.broker.webhooks import webhooks
 from millstream.clock import Clock
 from millstream.config import Settings
-from millstream.errors import MillstreamError, QuotaExceeded, Throttled
+from millstream.errors import MillstreamError, QuotaExceeded, StorageFailed, Throttled
 from millstream.ids import SCHEDULES
 from millstream.records import encode_batch
 from millstream.testing.storage import SimulatedStorage
@@ -228,5 +229,26 @@ def test_webhooks_that_are_made_at_once_are_no_more_than_there_may_be(monkeypatc
         assert await made_at_once(*(client.call(webhook) for _ in range(4))) == 2
         assert await made_at_once(client.call(webhook)) == 0
         await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_topic_that_cannot_be_measured_keeps_no_other_from_being_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        client = await limited()
+        for name in ("broken", "well"):
+            await client.call(calls.CreateTopic(name=name, config={"throttle_depth": 1}))
+            await client.send([b"x"] * 9, topic=name)
+        queues = client.broker.queues
+        open_topic = queues.open
+
+        async def fail(topic: Topic) -> None:
+            if topic.name == "broken":
+                raise StorageFailed("cannot open the log")
+            await open_topic(topic)
+
+        monkeypatch.setattr(queues, "open", fail)
+        await client.broker.flow.sample()
+        assert [throttle.controller.depth for throttle in client.broker.flow._throttles.values()] == [0, 9]
 
     run(scenario)

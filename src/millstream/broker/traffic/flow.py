@@ -68,7 +68,7 @@ class Backlog(Protocol):
 class _Throttle:
     """One topic with limits that somebody publishes to."""
 
-    __slots__ = ("controller", "heard_ms", "publishers", "told", "topic")
+    __slots__ = ("controller", "heard_ms", "publishers", "told", "topic", "trouble")
 
     def __init__(self, topic: Topic, controller: FlowController) -> None:
         self.topic = topic
@@ -78,6 +78,8 @@ class _Throttle:
         self.publishers: dict[Publisher, int] = {}
         #: What they were told last.
         self.told = (Level.NORMAL, 0)
+        #: Why it cannot be measured.
+        self.trouble = ""
 
 
 class _Depth:
@@ -208,6 +210,12 @@ class Flow:
                 lag_ms, depth = await self._measure(topic)
             except (TopicNotFound, GroupNotFound):  # it is being deleted; the next look finds it gone
                 continue
+            except MillstreamError as error:  # the others can be
+                if throttle.trouble != str(error):
+                    throttle.trouble = str(error)
+                    _log.error("flow cannot be measured", topic=topic.name, code=error.code, reason=throttle.trouble)
+                continue
+            throttle.trouble = ""
             controller.sample(now_ms, lag_ms=lag_ms, depth=depth)
             if controller.level != before:
                 _log.warning(
