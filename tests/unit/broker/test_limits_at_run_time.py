@@ -15,6 +15,7 @@ from millstream.broker.broker import Broker
 from millstream.broker.letters import replays
 from millstream.broker.registry import Topic
 from millstream.broker.schedules import recurring
+from millstream.broker.traffic import subscriptions
 from millstream.broker.webhooks import webhooks
 from millstream.clock import Clock
 from millstream.config import Settings
@@ -28,7 +29,7 @@ from millstream.wire.letter_calls import ReplayLetters
 from millstream.wire.messages import PublishRequest
 from millstream.wire.schedule_calls import Repeat
 from millstream.wire.stage_calls import StagePart
-from millstream.wire.subscription_calls import OpenInbox, Subscribed
+from millstream.wire.subscription_calls import OpenInbox, OpenSubscription, Subscribed
 from millstream.wire.webhook_calls import CreateWebhook
 from tests.simulated_broker import Client, run
 from tests.staging import open_stage, publish, put
@@ -129,6 +130,20 @@ def test_replies_to_inboxes_count_to_the_rates_of_their_namespace() -> None:
         await client.call(SetQuota(namespace="default", publish_messages_per_s=5))
         with pytest.raises(Throttled):
             await asyncio.gather(*(client.send([b"x"], topic=opened.address, label=1) for _ in range(20)))
+
+    run(scenario)
+
+
+def test_a_client_opens_no_more_inboxes_than_it_may_have_patterns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscriptions, "PATTERNS_MAX", 3)
+
+    async def scenario() -> None:
+        client = await limited()
+        await client.call(OpenSubscription(patterns=["a"]))
+        assert await made_at_once(*(client.call(OpenInbox()) for _ in range(4))) == 2
+        with pytest.raises(QuotaExceeded, match="3 patterns and inboxes"):
+            await client.call(OpenSubscription(patterns=["b"]))
+        assert isinstance(await Client(client.broker).call(OpenInbox()), Subscribed)
 
     run(scenario)
 

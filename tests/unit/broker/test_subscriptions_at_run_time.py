@@ -79,17 +79,25 @@ class Partition:
             self.audience(before, self.end)
 
 
+@dataclass
+class Topic:
+    name: str
+    namespace: str
+    partitions: list[Partition]
+
+
 class Topics:
     def __init__(self) -> None:
-        @dataclass
-        class Topic:
-            name: str
-            partitions: list[Partition]
-
-        self.partition = Partition()
         self.registry = self
-        self.namespaces = {"default": {"news": Topic("news", [self.partition])}}
+        self.namespaces: dict[str, dict[str, Topic]] = {"default": {}}
         self.on_opened: Any = None
+        self.partition = self.add("news")
+
+    def add(self, name: str) -> Partition:
+        topic = self.namespaces["default"][name] = Topic(name, "default", [Partition()])
+        if self.on_opened is not None:
+            self.on_opened(topic, 0, topic.partitions[0])
+        return topic.partitions[0]
 
 
 @pytest.fixture
@@ -170,6 +178,54 @@ def test_a_line_that_grows_too_long_counts_instead_of_keeping(
         got = sum(len(delivery.buffers) for delivery in client.got)
         assert got < 20
         assert got + sum(delivery.missed for delivery in client.got) == 51
+
+
+def test_a_line_that_is_full_does_not_grow_by_what_it_counts(
+    subscriptions: Subscriptions, topics: Topics, loop: Loop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_WAITING_BYTES_MAX", 10 * 1024)
+    clients = [Client() for _ in range(300)]
+    for client in clients:
+        subscribe(subscriptions, client, "#")
+    other = topics.add("other")
+    for _ in range(500):
+        topics.partition.publish()
+        other.publish(2)
+    assert len(subscriptions._jobs) < 30
+    while loop.soon:
+        loop.turn()
+    for client in clients:
+        got = sum(len(delivery.buffers) for delivery in client.got)
+        assert got + sum(delivery.missed for delivery in client.got) == 1500
+
+
+def test_small_messages_do_not_make_the_line_longer_than_its_bound(
+    subscriptions: Subscriptions, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "_WAITING_BYTES_MAX", 10 * 1024)
+    monkeypatch.setattr(topics.partition.log, "read", lambda *_, before: Chunk([b"x"], before))
+    for _ in range(300):
+        subscribe(subscriptions, Client(), "news")
+    for _ in range(500):
+        topics.partition.publish()
+    assert len(subscriptions._jobs) < 100
+
+
+def test_a_subscriber_that_raises_ends_the_deliveries_of_nobody_else(
+    subscriptions: Subscriptions, topics: Topics, loop: Loop
+) -> None:
+    class Broken(Client):
+        def deliver(self, _: Delivery) -> bool:
+            raise ValueError("a bug")
+
+    clients: list[Client] = [Client() for _ in range(299)]
+    for client in (*clients, Broken(), last := Client()):
+        subscribe(subscriptions, client, "news")
+    for _ in range(2):
+        topics.partition.publish()
+        while loop.soon:
+            loop.turn()
+    assert [len(client.got) for client in (*clients, last)] == [2] * 300
 
 
 def test_a_slow_client_is_told_what_it_missed_when_it_reads_again_even_if_nothing_follows(

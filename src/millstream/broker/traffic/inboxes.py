@@ -50,9 +50,10 @@ class Inboxes:
             raise InvalidName(f"{address!r} is not the address of an inbox")
         place = (session.namespace, address)
         held = self._inboxes.get(place)
+        if held is not None and held.subscription.session.client_id != session.client_id:
+            raise InvalidName(f"inbox {address!r} is another client's")
+        self._subscriptions.check_room(session, 1)
         if held is not None:
-            if held.subscription.session.client_id != session.client_id:
-                raise InvalidName(f"inbox {address!r} is another client's")
             self._subscriptions.dismiss(held.subscription)  # its connection is dead and nobody has noticed yet
 
         def closed(_: Subscription) -> None:

@@ -33,13 +33,15 @@ __all__ = ["Subscriber", "Subscription", "Subscriptions"]
 
 _log = structlog.get_logger("millstream.subscriptions")
 
-#: Per client, over all of its subscriptions.
+#: Per client, over all of its subscriptions; an inbox counts as one.
 PATTERNS_MAX: Final = 1_000
 _CHUNK_BYTES: Final = 1024 * 1024
 #: Deliveries per turn of the event loop.
 _AT_A_TIME: Final = 256
 #: Batches that wait for their turn may hold this much; beyond it subscribers miss messages.
 _WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+#: What one of them takes beside its bytes.
+_JOB_BYTES: Final = 512
 
 
 class Subscriber(Protocol):
@@ -71,7 +73,7 @@ class Subscription:
 class _Feed:
     """A partition's link to its subscribers: called when more of it becomes visible."""
 
-    __slots__ = ("_room", "_topic", "_trie", "_version", "number", "partition", "subscribers")
+    __slots__ = ("_room", "_topic", "_trie", "_version", "missing", "number", "partition", "subscribers")
 
     def __init__(
         self, room: Subscriptions, trie: PatternTrie[Subscription], topic: str, number: int, partition: Partition
@@ -83,12 +85,15 @@ class _Feed:
         self.number = number
         self.partition = partition
         self.subscribers: Sequence[Subscription] = ()
+        #: Where messages that nobody gets are counted, while that is in the line for the same subscribers.
+        self.missing: _Job | None = None
 
     def __call__(self, before: int, after: int) -> None:
         if self._version != self._trie.version:
             self._version = self._trie.version
             # In the order in which they came: a set has another one in every process.
             self.subscribers = sorted(self._trie.match(self._topic), key=lambda subscription: subscription.id)
+            self.missing = None
         if self.subscribers:
             self._room.advance(self._topic, self, before, after)
 
@@ -108,10 +113,11 @@ class _Job:
     waiting: Iterator[Subscription]
     #: Messages that went out, over all subscribers.
     sent: int = 0
+    begun: bool = False
     size: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.size = sum(map(len, self.buffers))
+        self.size = sum(map(len, self.buffers)) + _JOB_BYTES if self.buffers else 0
 
 
 class Subscriptions:
@@ -140,9 +146,7 @@ class Subscriptions:
         patterns = tuple(dict.fromkeys(map(check_pattern, call.patterns)))
         if not patterns:
             raise InvalidArgument("a subscription needs at least one pattern")
-        held = sum(len(held.patterns) for held in self._by_session.get(session, {}).values())
-        if held + len(patterns) > PATTERNS_MAX:
-            raise QuotaExceeded(f"a client may have {PATTERNS_MAX} patterns, this would make {held + len(patterns)}")
+        self.check_room(session, len(patterns))
         return Subscribed(subscription=self.open(session, patterns).id)
 
     def open(self, session: Subscriber, patterns: tuple[str, ...]) -> Subscription:
@@ -156,6 +160,13 @@ class Subscriptions:
             trie.insert(pattern, subscription)
         self._metrics.patterns += len(patterns)
         return subscription
+
+    def check_room(self, session: Subscriber, wanted: int) -> None:
+        """Raises QuotaExceeded when a client may not have so many patterns, or inboxes, more."""
+        held = sum(len(held.patterns) or 1 for held in self._by_session.get(session, {}).values())
+        if held + wanted > PATTERNS_MAX:
+            text = f"a client may have {PATTERNS_MAX} patterns and inboxes, this would make {held + wanted}"
+            raise QuotaExceeded(text)
 
     def count_of(self, session: Subscriber) -> int:
         return len(self._by_session.get(session, ()))
@@ -240,9 +251,14 @@ class Subscriptions:
                     buffers, upto = chunk.buffers, max(chunk.next_offset, before + 1)
                 except (MillstreamError, OSError) as error:
                     _log.error("messages for subscribers cannot be read", topic=topic, reason=str(error))
-            job = _Job(topic, feed.number, partition, upto - before, buffers, iter(feed.subscribers))
-            self._jobs.append(job)
-            self._waiting_bytes += job.size
+            if not buffers and feed.missing is not None and not feed.missing.begun:
+                feed.missing.messages += upto - before  # or a line that is full would grow by what it counts
+            else:
+                job = _Job(topic, feed.number, partition, upto - before, buffers, iter(feed.subscribers))
+                self._jobs.append(job)
+                self._waiting_bytes += job.size
+                if not buffers:
+                    feed.missing = job
             before = upto
         if not self._working:
             self._work()
@@ -252,8 +268,12 @@ class Subscriptions:
         left = _AT_A_TIME
         while self._jobs:
             job = self._jobs[0]
+            job.begun = True
             for subscription in job.waiting:
-                self._hand_over(job, subscription)
+                try:
+                    self._hand_over(job, subscription)
+                except Exception:  # whoever it is, the others are waiting, and so is whoever has published
+                    _log.exception("a subscriber cannot be served", client=subscription.session.client_id)
                 left -= 1
                 if not left:
                     self._working = True
