@@ -44,7 +44,7 @@ class Rates(AnswerForm):
 
 
 class Totals(AnswerForm):
-    """Messages since the broker started."""
+    """Messages of the topics that there are, since the broker started; those of a deleted topic go with it."""
 
     published: int = 0
     published_bytes: int = 0
