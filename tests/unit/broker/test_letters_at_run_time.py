@@ -15,6 +15,7 @@ from millstream.errors import StorageFailed
 from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire import calls, letter_calls
 from millstream.wire.leases import Settle
+from millstream.wire.message_calls import SummarizeTopics, TopicSummaries
 from tests.simulated_broker import Client, after_kill, run, started
 from tests.unit.broker.test_queues_at_run_time import lives, publish, topic_of
 from tests.waiting import eventually_async
@@ -218,5 +219,21 @@ def test_nothing_is_remembered_of_the_letters_and_replays_of_topics_that_are_gon
         await recorder.tidy()
         assert list(recorder.watched) == topic_of(client, "stays").partition_uids
         assert list(client.broker.letters._said) == [("default", "stays")]
+
+    lives(work)
+
+
+def test_a_topic_that_others_name_for_their_dead_letters_is_summed_up_as_one() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="graveyard"))
+        config = {"dead_letter_topic": "graveyard"}
+        await client.call(calls.CreateTopic(name="orders", config=config))
+        await client.send([b"x", b"y"])
+        consumer = await client.open_queue()
+        await client.settle(Settle.REJECT, *await client.lease(consumer))
+        for include, expected in ((False, {"orders": 2}), (True, {"graveyard": 2, "orders": 2})):
+            found = await client.call(SummarizeTopics(include_dead_letters=include))
+            assert isinstance(found, TopicSummaries)
+            assert {one.name: one.dead_letters for one in found.topics} == expected
 
     lives(work)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from millstream.broker.groups import Groups
 from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
-from millstream.dead_letters import DEAD_LETTER_GROUP, DEAD_LETTER_SUFFIX
+from millstream.dead_letters import DEAD_LETTER_GROUP
 from millstream.errors import InvalidArgument, StorageFailed
 from millstream.queues.letters import dead_letter_topic
 from millstream.wire import message_calls as calls
@@ -50,7 +50,7 @@ class Summaries:
         topics = self._host.topics.registry.matching(namespace, call.pattern)
         found = [topic for topic in topics if session.access.sees(namespace, topic.name)]
         if not call.include_dead_letters:
-            found = [topic for topic in found if not topic.name.endswith(DEAD_LETTER_SUFFIX)]
+            found = [topic for topic in found if not self._host.topics.registry.holds_letters(topic)]
         streams = Counter(name for group in self._host.groups.summaries(namespace) for name in set(group.topics))
         summaries = []
         for topic in found[call.offset : call.offset + call.limit]:
@@ -97,7 +97,7 @@ class Summaries:
     def _dead_letters(self, topic: Topic) -> int:
         topics, queues = self._host.topics, self._host.queues
         name = dead_letter_topic(topic.name, topic.config.dead_letter_topic)
-        if topic.name.endswith(DEAD_LETTER_SUFFIX):
+        if topics.registry.holds_letters(topic):
             name = topic.name
         box = topics.registry.find(topic.namespace, name)
         if box is None:
