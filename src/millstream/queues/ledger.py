@@ -580,6 +580,10 @@ class Ledger:
         """Why a message is not being delivered right now."""
         where = self.look(offset, source.end)
         around = Surroundings()
+        if where.state in ("ready", "waiting"):
+            view = source.batch_at(offset)
+            if view is not None and offset not in view.offsets():  # compaction took it, and nobody has come upon that
+                where = Whereabouts("gone")
         if where.state == "ready":
             around = surroundings(self._book, self._leases, self._dispenser, offset, source)
         elif source.start <= offset < self._book.origin:

@@ -192,3 +192,19 @@ def test_why_of_a_queue_that_cannot_be_read_does_not_say_that_everything_is_sett
         assert (await why(client, topic="orders")).facts["depth"] == 1
 
     lives(work)
+
+
+def test_why_of_a_message_that_compaction_took_says_that_it_is_gone() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders", config={"cleanup": "compact"}))
+        await client.open_queue()
+        for number in range(60):
+            await publish(client, [bytes(1000)] * 2, keys=[b"same", b"k%d" % number])
+        await client.broker._cleanup.run()
+        old, other = [await why(client, id=id_at(client, offset)) for offset in range(2)]
+        assert (old.state, other.state) == ("gone", "ready")
+        assert "it was removed" in old.sentence
+        told = await why(client, topic="orders")
+        assert "The oldest, offset 1: It is ready" in told.sentence
+
+    lives(work)

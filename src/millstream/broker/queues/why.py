@@ -133,12 +133,9 @@ class Why:
             part = group.part(number)
             depth += part.depth()
             gone += part.counts().totals.get("gone", 0)
-            if part.depth():
-                offset = part.ledger.committed
-                await part.keeper.partition.warm(max(offset, part.keeper.source.start))
-                run = part.keeper.source.read_at(offset)
-                if run is not None and (oldest is None or run.append_time_us < oldest[0]):
-                    oldest = run.append_time_us, part, max(offset, run.base_offset)
+            found = await self._oldest(part) if part.depth() else None
+            if found is not None and (oldest is None or found[0] < oldest[0]):
+                oldest = found[0], part, found[1]
         facts: dict[str, Any] = {"topic": group.topic.name, "group": group.name}
         if group.policy.paused:
             nobody = "" if group.consumers else f"; {_consumers(group)}"
@@ -162,6 +159,20 @@ class Why:
             told.facts["gone"] = gone
         self._add_limits(told, group.topic)
         return told
+
+    async def _oldest(self, part: QueuePart) -> tuple[int, int] | None:
+        """When the first message that is not settled was stored, and its offset; compaction may have left gaps."""
+        offset, source, settled = part.ledger.committed, part.keeper.source, part.ledger.settled
+        while True:
+            await part.keeper.partition.warm(max(offset, source.start))
+            run = source.read_at(offset)
+            if run is None:
+                return None
+            for at in run.offsets():
+                if at >= offset and at not in settled:
+                    return run.append_time_us, at
+            offset = run.next_offset
+            await asyncio.sleep(0)
 
     def _add_limits(self, told: Explanation, topic: Topic) -> None:
         """What keeps new messages from coming."""
