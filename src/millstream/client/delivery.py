@@ -436,11 +436,12 @@ class Delivery:
     def abandon(self, error: MillstreamError) -> list[Settled]:
         """Fail everything: the owner goes away."""
         self.disconnected()
-        batches = [batch for line in self._lines for batch in line.ready]
+        # First of all: what is taken out and not settled would be in nobody's hands after an interrupt.
+        outcomes = [self._settle(batch, None, error) for line in self._lines for batch in line.ready]
         for line in self._lines:
             line.ready.clear()
         self._active.clear()
-        return [self._settle(batch, None, error) for batch in batches]
+        return outcomes
 
     def _settle(self, batch: SealedBatch, result: PublishResult | None, error: MillstreamError | None) -> Settled:
         outcome = Settled(batch, result, error)

@@ -401,6 +401,82 @@ def test_what_is_sent_while_the_producer_closes_is_refused(fake: FakeBroker) -> 
     assert fake.values("t") == [b"a"]
 
 
+@pytest.mark.parametrize("by_client", [False, True])
+def test_a_second_close_waits_for_the_first(fake: FakeBroker, by_client: bool) -> None:
+    """It came back at once, and a program that ended then cancelled the first one, with its messages."""
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000)
+        await producer.send(b"a")
+        fake.hold_answers.clear()
+        first = asyncio.create_task(producer.close())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        second = asyncio.create_task(client.close() if by_client else producer.close())
+        done, _ = await asyncio.wait([second], timeout=0.1)
+        assert not done, "it did not wait"
+        fake.hold_answers.set()
+        await second
+        assert first.done()
+        assert producer.stats.messages_confirmed == 1
+
+    run(fake, scenario)
+
+
+def test_a_second_close_ends_with_a_first_one_that_is_cancelled(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000)
+        await producer.send(b"a")
+        fake.hold_answers.clear()
+        first = asyncio.create_task(producer.close())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        second = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(ConnectionLost):  # the first one's messages, which nobody was told of
+            await asyncio.wait_for(second, 10)
+        fake.hold_answers.set()
+
+    run(fake, scenario)
+
+
+def test_a_second_close_waits_no_longer_than_it_was_asked_to(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000)
+        await producer.send(b"a")
+        fake.hold_answers.clear()
+        first = asyncio.create_task(producer.close())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        with pytest.raises(RequestTimeout):
+            await producer.close(timeout_s=0.01)
+        fake.hold_answers.set()
+        await first
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a"]
+
+
+def test_an_unknown_error_does_not_end_what_delivers(fake: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task ended, and what was sent afterwards waited for it."""
+    tick, raised = aio.Producer._tick, asyncio.Event()
+
+    def fail_once(self: aio.Producer) -> bool:
+        if not raised.is_set():
+            raised.set()
+            raise MemoryError
+        return tick(self)
+
+    monkeypatch.setattr(aio.Producer, "_tick", fail_once)
+
+    async def scenario(client: aio.Client) -> None:
+        async with await client.producer("t", linger_ms=1) as producer:
+            await producer.send(b"a")
+            await raised.wait()
+            await producer.flush(10)
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a"]
+
+
 def test_what_is_left_when_a_producer_gives_up_is_reported(fake: FakeBroker) -> None:
     failures: list[millstream.BatchFailure] = []
 

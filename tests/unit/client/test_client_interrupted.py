@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -25,7 +26,7 @@ from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
 from millstream.client.blocking.worker import _stop_signals
-from millstream.errors import ConnectionLost, QuotaExceeded
+from millstream.errors import ConnectionLost, QuotaExceeded, RequestTimeout
 from millstream.testing.broker import BrokerForTests
 from tests.examples import seeds
 
@@ -541,3 +542,34 @@ def test_interrupted_anywhere_a_send_loses_and_repeats_nothing_of_others(fake: F
     assert others == [
         b"%b %d" % (when, number) for number in range(first, step + 1, 4) for when in (b"before", b"behind")
     ]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("first", seeds(1, 4))
+def test_interrupted_anywhere_a_close_that_gives_up_is_followed_by_one_that_says_so(
+    fake: FakeBroker, first: int
+) -> None:
+    """What it gave up was taken out of one place and not yet in the other: nobody was told."""
+    with millstream.connect(fake.address, timeout_s=5) as client:
+        for step in itertools.count(first, 4):
+            said: list[object] = []
+            producer = client.producer("t", linger_ms=60_000, on_error=said.append)
+            producer._target = replace(producer._target, port=1)
+            producer._disconnect()  # so that nothing is sent, and no answer is read
+            producer.send(b"x")
+            interrupted = _interrupted_at(step, partial(_give_up, producer, said))
+            _give_up(producer, said)
+            assert said, f"nobody was told after step {step}"
+            assert not producer._thread.is_alive(), f"it goes on after step {step}"
+            if not interrupted:
+                break
+        assert step > 100, "the client was not traced"
+
+
+def _give_up(producer: millstream.Producer, said: list[object]) -> None:
+    try:
+        producer.close(0)
+    except RequestTimeout:
+        pass  # the reason for giving up, which says nothing about what was given up
+    except ConnectionLost as error:
+        said += (error,)

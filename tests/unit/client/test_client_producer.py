@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from fake_broker import FakeBroker, Fault
@@ -405,6 +407,52 @@ def test_closing_the_client_flushes_its_producers(fake: FakeBroker) -> None:
     producer.send(b"a")
     client.close()
     assert fake.values("t") == [b"a"]
+
+
+@pytest.mark.parametrize("close_again", [millstream.Producer.close, None], ids=["producer", "client"])
+def test_a_second_close_waits_for_the_first_and_gives_nothing_up(
+    fake: FakeBroker, close_again: Callable[[millstream.Producer], None] | None
+) -> None:
+    failures: list[millstream.BatchFailure] = []
+    client = millstream.connect(fake.address, timeout_s=10)
+    producer = client.producer("t", linger_ms=60_000, on_error=failures.append)
+    producer.send(b"a")
+    fake.hold_answers.clear()
+    first = threading.Thread(target=producer.close)
+    first.start()
+    fake.wait_for(lambda: fake.publishes)
+    second = threading.Thread(target=client.close if close_again is None else partial(close_again, producer))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive(), "it did not wait"
+    fake.hold_answers.set()
+    first.join(10)
+    second.join(10)
+    client.close()
+    assert not failures
+    assert producer.stats.messages_confirmed == 1
+
+
+def test_an_unknown_error_does_not_end_what_delivers(
+    fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread ended, and what was sent afterwards waited for it."""
+    raised = threading.Event()
+    tick = millstream.Producer._tick
+
+    def fail_once(self: millstream.Producer) -> bool:
+        if not raised.is_set():
+            raised.set()
+            raise MemoryError
+        return tick(self)
+
+    monkeypatch.setattr(millstream.Producer, "_tick", fail_once)
+    with client.producer("t", linger_ms=1) as producer:
+        producer.send(b"a")
+        assert raised.wait(10)
+        fake.wait_for(lambda: "t" in fake.topics and fake.values("t") == [b"a"])
+        producer.send(b"b")
+        fake.wait_for(lambda: fake.values("t") == [b"a", b"b"])
 
 
 def test_threads_share_a_producer(fake: FakeBroker, client: millstream.Client) -> None:

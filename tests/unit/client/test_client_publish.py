@@ -346,6 +346,21 @@ def test_goodbye_is_followed_by_a_new_connection(fake: FakeBroker, client: mills
     assert fake.connections == before + 1
 
 
+def test_an_unknown_error_does_not_end_what_keeps_a_client_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [MemoryError()]
+    keep_alive = millstream.Client.keep_alive
+
+    def fail_once(self: millstream.Client, now_s: float) -> None:
+        if errors:
+            raise errors.pop()
+        keep_alive(self, now_s)
+
+    monkeypatch.setattr(millstream.Client, "keep_alive", fail_once)
+    with FakeBroker(heartbeat_ms=150) as fake, millstream.connect(fake.address):
+        fake.wait_for(lambda: fake.heartbeat_frames >= 2)
+    assert not errors
+
+
 def test_an_idle_connection_says_that_it_is_alive() -> None:
     with FakeBroker(heartbeat_ms=150) as fake, millstream.connect(fake.address):
         fake.wait_for(lambda: fake.heartbeat_frames >= 2)

@@ -84,6 +84,7 @@ class AsyncProducer:
         self._progress: asyncio.Future[None] | None = None
         self._soon: asyncio.Handle | None = None
         self._closing = False
+        self._closed = asyncio.Event()
         #: Messages that wait for something before they are taken; when the last ones were sent on their way.
         self._coming = 0
         self._used_at_s = self._loop.time()
@@ -193,9 +194,11 @@ class AsyncProducer:
     async def close(self, timeout_s: float | None = None) -> None:
         """Flush, then let go of the connection.  Raises the first error that was not raised before.
 
-        What other tasks send from now on is refused.
+        What other tasks send from now on is refused.  A second close waits for the first.
         """
         if self._closing:
+            if not self._closed.is_set():
+                await self._wait_closed(timeout_s)
             return
         self._closing = True
         # Before the flush: behind it, a message on the fast path would be taken and never sent.
@@ -210,6 +213,15 @@ class AsyncProducer:
             self._settle(self._outbox.abandon(ConnectionLost("the producer was closed")))
             if self._owns_link:
                 self._link.close()
+            self._closed.set()
+        self._outbox.raise_failure()
+
+    async def _wait_closed(self, timeout_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._closed.wait()
+        except TimeoutError:
+            raise RequestTimeout(f"messages are not confirmed yet after {timeout_s:g} s") from None
         self._outbox.raise_failure()
 
     async def __aenter__(self) -> AsyncProducer:
@@ -323,8 +335,14 @@ class AsyncProducer:
     # --- the background task -------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        backoff = Backoff()
         try:
-            await self._deliver()
+            while True:
+                try:
+                    await self._deliver()
+                except Exception:  # no memory, say; without this task what is sent would wait for ever
+                    _log.exception("what was sent to %r could not be delivered; trying again", self._outbox.topic.name)
+                    await asyncio.sleep(backoff.next_s())
         except asyncio.CancelledError:
             if not self._closing:
                 self._end_with_loop()

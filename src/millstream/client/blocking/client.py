@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import ssl
 import threading
 import time
@@ -45,6 +46,8 @@ from millstream.wire import calls
 from millstream.wire.lookups import metadata_for
 
 __all__ = ["Client", "connect"]
+
+_log = logging.getLogger("millstream.client")
 
 
 def connect(
@@ -367,6 +370,9 @@ def _keep_alive(client_ref: weakref.ref[Client], closed: Flag) -> None:
         client = client_ref()
         if client is None:
             return
-        client.keep_alive(time.monotonic())
+        try:
+            client.keep_alive(time.monotonic())
+        except Exception:  # no memory, say; without this thread the broker would take the client for dead
+            _log.exception("the connection could not be kept alive; trying again")
         wait_s = min(1.0, client.heartbeat_s / 2)
         del client

@@ -151,23 +151,22 @@ class Producer:
     def close(self, timeout_s: float | None = None) -> None:
         """Flush, then let go of the connection.  Raises the first error that was not raised before.
 
-        What other threads send from now on is refused.
+        What other threads send from now on is refused.  A second close waits for the same messages, for its own time.
         """
         self._check_thread()
         with self._lock:
-            closing, self._closing = self._closing, True
+            self._closing = True
             # Before the flush: behind it, a message on the fast path would be taken and never sent.
             self._accumulator.close_gate()
         try:
-            if not closing:
-                self.flush(timeout_s)
+            self.flush(timeout_s)
         finally:
             with self._lock:
-                first, self._ended = not self._ended, True
-                _live.discard(self)
-                if first:
+                if not self._ended:
                     # A thread that was past the gate when it closed may have added a message behind the flush's back.
                     self._outbox.abandon(ConnectionLost("the producer was closed"))
+                    self._ended = True
+                _live.discard(self)
                 self._wake.knock()
                 if self._transport is not None:
                     self._transport.close()  # also wakes the thread if it waits for answers
@@ -312,29 +311,39 @@ class Producer:
     def _run(self) -> None:
         backoff = Backoff()
         while not self._ended:
-            with self._lock:
-                busy, self._busy = self._busy, 0
-                idle = self._tick()
-                transport = self._transport
-                wants_identity = self._outbox.delivery.wants_identity
-                wait_s = max(0.0002, self._outbox.wait_s(_IDLE_S))
-            self._report_quietly()
-            if self._outbox.outdated():
-                self._look_again()
-            if transport is None and not idle:
-                self._reconnect(backoff)
-            elif wants_identity:
-                if self._renew():
-                    backoff.reset()
-                else:
-                    self._wake.wait(backoff.next_s())
-            elif idle:
-                self._rest(transport)
-            elif transport is not None and self._outbox.delivery.flying and not busy:
-                transport.wait(wait_s)
+            try:
+                self._deliver(backoff)
+            except Exception:  # no memory, say; without this thread what is sent would wait for ever
+                _log.exception("what was sent to %r could not be delivered; trying again", self._outbox.topic.name)
+                with self._lock:
+                    self._disconnect()
+                self._pause(backoff)
+
+    def _deliver(self, backoff: Backoff) -> None:
+        """Do what is due, then wait for what is next."""
+        with self._lock:
+            busy, self._busy = self._busy, 0
+            idle = self._tick()
+            transport = self._transport
+            wants_identity = self._outbox.delivery.wants_identity
+            wait_s = max(0.0002, self._outbox.wait_s(_IDLE_S))
+        self._report_quietly()
+        if self._outbox.outdated():
+            self._look_again()
+        if transport is None and not idle:
+            self._reconnect(backoff)
+        elif wants_identity:
+            if self._renew():
+                backoff.reset()
             else:
-                # While callers keep sending they take in the answers themselves; waking for each would slow them down.
-                self._wake.wait(min(wait_s, _BUSY_S))
+                self._wake.wait(backoff.next_s())
+        elif idle:
+            self._rest(transport)
+        elif transport is not None and self._outbox.delivery.flying and not busy:
+            transport.wait(wait_s)
+        else:
+            # While callers keep sending they take in the answers themselves; waking for each would slow them down.
+            self._wake.wait(min(wait_s, _BUSY_S))
 
     def _tick(self) -> bool:
         """Seal what has waited, give up what waited too long, move what can move; True when there is nothing to do."""
@@ -379,8 +388,7 @@ class Producer:
             transport = self._connect(min(self._target.timeout_s, 10))
         except MillstreamError as error:
             self._outbox.trouble = str(error)
-            self._wake.forget()
-            self._wake.wait(backoff.next_s())
+            self._pause(backoff)
             return
         backoff.reset()
         with self._lock:
@@ -390,6 +398,10 @@ class Producer:
             self._outbox.trouble = ""
             self._transport = transport
             self._connections += 1
+
+    def _pause(self, backoff: Backoff) -> None:
+        self._wake.forget()
+        self._wake.wait(backoff.next_s())
 
     def _renew(self) -> bool:
         try:
