@@ -76,6 +76,12 @@ class Vigil:
         self._last_ns = now_ns
         self._limit_ns = self._stay_ns * _DISK_TIMES if awaits_disk else self._stay_ns
 
+    def forget(self, client: object) -> None:
+        """It is gone: nothing is waited for, and nothing of it kept until the next one comes."""
+        if client is self._client:
+            self._client = None
+            self._pace = Pace()
+
     def _look_out(self) -> None:
         """With something to be called soon the loop does not sleep, but looks at its sockets and comes back."""
         if self._pace.brisk and self._now_ns() - self._last_ns <= self._limit_ns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -136,3 +137,29 @@ def test_it_looks_out_only_once_at_a_time() -> None:
         world.now_us += 10
         world.vigil.step("one")
     assert len(world.loop.soon) == 1
+
+
+def test_nothing_is_kept_of_a_client_that_is_gone_nor_waited_for() -> None:
+    class _Client:
+        pass
+
+    world, client = _World(), _Client()
+    for _ in range(40):
+        world.now_us += 100
+        world.vigil.step(client)
+        world.loop.turn()
+    assert world.loop.soon
+    seen = weakref.ref(client)
+    world.vigil.forget(client)
+    del client
+    assert seen() is None
+    world.loop.turn()
+    assert not world.loop.soon
+
+
+def test_another_client_that_goes_does_not_disturb_the_one_that_is_waited_for() -> None:
+    world = _World()
+    world.go_on("one", times=40)
+    world.vigil.forget("two")
+    world.go_on("one")
+    assert world.loop.soon

@@ -114,6 +114,7 @@ class NativeConnection(asyncio.BufferedProtocol):
         if exc is not None and self._session is not None and not self._session.why:
             self._session.why = str(exc)
         self._listener.connections.forget(self)
+        self._listener.vigil.forget(self)
         if self._farewell is not None:
             self._farewell.cancel()
         self._let_go()
