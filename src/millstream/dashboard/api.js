@@ -49,13 +49,15 @@ export const patch = (path, body, options) => ask("PATCH", path, { body, ...opti
 export const remove = (path, query, options) => ask("DELETE", path, { query, ...options });
 export const part = encodeURIComponent;
 
-// A whole list, however long, a thousand at a time.
+const rowsMax = 20000;
+
+// A whole list, a thousand at a time, up to what a browser bears; `total` says how many there are.
 export async function everything(path, query = {}, options = {}) {
   const rows = [];
-  for (let total = 1; rows.length < total && rows.length < 20000;) {
-    const found = await get(path, { ...query, limit: 1000, offset: rows.length }, options);
+  for (let found = null; !found || (found.length && rows.length < rows.total && rows.length < rowsMax);) {
+    found = await get(path, { ...query, limit: 1000, offset: rows.length }, options);
     rows.push(...found);
-    total = found.length ? found.total ?? 0 : 0;
+    rows.total = Math.max(rows.length, found.total ?? 0);
   }
   return rows;
 }

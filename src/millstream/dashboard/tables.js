@@ -16,11 +16,14 @@ const wider = new ResizeObserver((entries) => {
 });
 
 // columns: {title, cell(row), num, sort(row), wrap, name, act, wide, label}
-export function table(columns, rows, { key = "", caption = "", empty = "Nothing here.", mark = null, sorted = null } = {}) {
-  const box = h("div", { class: "table", role: "group", "aria-label": caption });
+// With `pages` there are a hundred rows at a time; it is the name under which the place is remembered.
+export function table(columns, rows, { key = "", caption = "", empty = "Nothing here.", mark = null, sorted = null, pages = "" } = {}) {
+  const box = h("div", { class: "table", role: "group", "aria-label": caption }), turns = h("div");
   wider.observe(box);
   const draw = () => {
-    const chosen = sorting.get(key) || sorted;
+    const chosen = sorting.get(key) || sorted, size = pages ? pageSize : rows.length || 1;
+    const last = Math.max(0, Math.ceil(rows.length / size) - 1), at = Math.min(places.get(pages) || 0, last);
+    const shown = ordered(columns, rows, chosen).slice(at * size, (at + 1) * size);
     const wide = columns.findIndex((column) => column.wide) >= 0 ? -1 : columns.findIndex((column) => column.wrap) >= 0 ? columns.findIndex((column) => column.wrap) : columns.findIndex((column) => !column.num);
     const look = (column, index) => [column.num && "num", column.wrap && "wrap", column.act && "act", column.name && "name", (column.wide || index === wide) && "wide"].filter(Boolean).join(" ");
     const head = columns.map((column, index) => {
@@ -29,11 +32,13 @@ export function table(columns, rows, { key = "", caption = "", empty = "Nothing 
       const title = column.title || h("span", { class: "hidden" }, column.label || "Actions");
       return h("th", { class: look(column, index), scope: "col", "aria-sort": down === null ? null : down ? "descending" : "ascending" }, column.sort && key ? h("button", { type: "button", onclick: sort }, title, down === null ? "" : down ? " ↓" : " ↑") : title);
     });
-    const body = ordered(columns, rows, chosen).map((row) => h("tr", { class: mark?.(row) ? "chosen" : null }, columns.map((column, index) => h("td", { class: look(column, index) }, column.cell(row)))));
+    const body = shown.map((row) => h("tr", { class: mark?.(row) ? "chosen" : null }, columns.map((column, index) => h("td", { class: look(column, index) }, column.cell(row)))));
     replace(box, h("table", {}, h("caption", { class: "hidden" }, caption), h("thead", {}, h("tr", {}, head)), rows.length ? h("tbody", {}, body) : null), rows.length ? null : typeof empty === "string" ? h("div", { class: "empty" }, empty) : empty);
+    const turn = (to) => () => { places.set(pages, to); draw(); };
+    replace(turns, last ? h("div", { class: "tools after" }, h("button", { type: "button", disabled: at === 0, onclick: turn(at - 1) }, "Previous"), h("span", { class: "soft" }, `${number(at * size + 1)} to ${number(at * size + shown.length)} of ${number(rows.length)}`), h("button", { type: "button", disabled: at === last, onclick: turn(at + 1) }, "Next")) : null);
   };
   draw();
-  return box;
+  return h("div", {}, box, turns);
 }
 
 function ordered(columns, rows, chosen) {
@@ -43,26 +48,19 @@ function ordered(columns, rows, chosen) {
   return [...rows].sort((a, b) => { const x = value(a), y = value(b); return (x > y ? 1 : x < y ? -1 : 0) * turn; });
 }
 
-// A long list: a box to filter it by, and pages.  `text(row)` is what is searched.  `draw(rows)` shows it anew.
+// A long list: a table with a box to filter it by.  `text(row)` is what is searched.  `draw(rows)` shows it anew.
 export function list(columns, { key, caption, text, noun = "row", empty }) {
   const input = h("input", { type: "search", placeholder: "Filter", "aria-label": `Filter ${caption.toLowerCase()}`, value: filters.get(key) || "", autocomplete: "off", spellcheck: "false" });
-  const [body, said, pages] = [h("div"), h("span", { class: "soft", role: "status" }), h("div", { class: "tools after" })];
-  const box = h("div", {}, h("div", { class: "tools" }, input, said), body, pages);
+  const [body, said] = [h("div"), h("span", { class: "soft", role: "status" })];
+  const box = h("div", {}, h("div", { class: "tools" }, input, said), body);
   let rows = [];
   const show = () => {
     const wanted = (filters.get(key) || "").toLowerCase();
     const matches = wildcard(wanted);
     const found = wanted ? rows.filter((row) => matches(text(row).toLowerCase())) : rows;
-    const sorted = ordered(columns, found, sorting.get(key));
-    const last = Math.max(0, Math.ceil(sorted.length / pageSize) - 1);
-    const at = Math.min(places.get(key) || 0, last);
-    const shown = sorted.slice(at * pageSize, (at + 1) * pageSize);
-    const inner = table(columns, shown, { key, caption, empty: wanted ? `Nothing matches “${wanted}”.` : empty });
-    inner.addEventListener("click", (event) => { if (event.target.closest("th button")) show(); });
-    replace(body, inner);
-    said.textContent = wanted ? `${number(found.length)} of ${many(rows.length, noun)}` : many(rows.length, noun);
-    const turn = (to) => () => { places.set(key, to); show(); };
-    replace(pages, last ? [h("button", { type: "button", disabled: at === 0, onclick: turn(at - 1) }, "Previous"), h("span", { class: "soft" }, `${number(at * pageSize + 1)} to ${number(at * pageSize + shown.length)} of ${number(found.length)}`), h("button", { type: "button", disabled: at === last, onclick: turn(at + 1) }, "Next")] : null);
+    replace(body, table(columns, found, { key, caption, pages: key, empty: wanted ? `Nothing matches “${wanted}”.` : empty }));
+    const all = rows.total > rows.length ? `the first ${number(rows.length)} of ${many(rows.total, noun)}; the others are not looked through here` : many(rows.length, noun);
+    said.textContent = wanted ? `${number(found.length)} of ${all}` : all;
   };
   input.addEventListener("input", () => { filters.set(key, input.value.trim()); places.delete(key); show(); });
   return { box, draw: (fresh) => { rows = fresh; show(); } };

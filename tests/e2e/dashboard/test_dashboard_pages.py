@@ -63,6 +63,30 @@ def test_a_thousand_topics_are_shown_and_searched_at_once(screen: Screen) -> Non
         screen.see(found)
 
 
+def test_a_list_that_is_longer_than_a_page_bears_says_so(screen: Screen) -> None:
+    row = {"partition_count": 1, "messages": 5, "size_bytes": 999, "depth": 0, "leased": 0, "waiting": 0, "groups": 1}
+    rows = [{"name": f"topic-{n:04}", **row, "dead_letters": 0, "created_ms": 1} for n in range(1000)]
+    screen.page.route("**/topics?*", lambda route: route.fulfill(json=rows, headers={"x-total-count": "31000"}))
+    screen.open("topics")
+    screen.see("the first 20,000 of 31,000 topics")
+
+
+def test_a_topic_of_many_partitions_has_pages_of_them(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics", json={"name": "wide", "partitions": 250}))
+    page = screen.open("topic/wide").page
+    partitions = page.get_by_role("table", name="Partitions").locator("tbody tr")
+    assert partitions.count() == 100
+    screen.see("1 to 100 of 250")
+    screen.press("Next")
+    screen.press("Next")
+    screen.see("201 to 250 of 250")
+    assert partitions.count() == 50
+    page.locator("main h1").evaluate("one => { document.querySelector('tbody tr').dataset.old = 'yes'; }")
+    screen.look_again()
+    page.locator("tbody tr[data-old]").wait_for(state="detached")
+    screen.see("201 to 250 of 250")
+
+
 def test_everything_can_be_done_with_the_keyboard(screen: Screen, shop: dict[str, str]) -> None:
     page = screen.open().page
     page.keyboard.press("Tab")

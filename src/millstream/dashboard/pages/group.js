@@ -36,7 +36,7 @@ export async function show(place, [name], query, again) {
       { title: "Reads", wrap: true, cell: (row) => row.partitions.map((one) => `${one.topic} ${ranges(one.partitions)}`).join("; ") || "nothing" },
       { title: "Heard of", num: true, cell: (row) => `${duration(Math.round(row.last_heartbeat_ms_ago / 1000) * 1000) || "0 s"} ago` },
       { title: "", act: true, cell: (row) => evict(here, row, refresh) },
-    ], group.members, { caption: "Members", empty: empty("The group has no members", "Its progress is kept.") }));
+    ], group.members, { caption: "Members", pages: `members of ${name}`, empty: empty("The group has no members", "Its progress is kept.") }));
     replace(lag, table([
       { title: "Topic", name: true, cell: (row) => h("a", { href: `#/topic/${part(row.topic)}` }, row.topic), sort: (row) => row.topic },
       { title: "Partition", num: true, cell: (row) => row.partition, sort: (row) => row.partition },
@@ -45,7 +45,7 @@ export async function show(place, [name], query, again) {
       { title: "Behind", num: true, cell: (row) => (row.failed ? pill(row.failed, "bad") : count(row.lag)), sort: (row) => row.lag },
       { title: "Oldest", num: true, cell: (row) => (row.lag ? duration(row.lag_ms) : "–"), sort: (row) => row.lag_ms },
       { title: "Read by", cell: (row) => (row.member_id ? h("span", { class: "mono" }, row.member_id) : pill("nobody", "warn")) },
-    ], group.lag, { key: "group-lag", caption: "Progress of each partition", empty: "Nothing was committed yet." }));
+    ], group.lag, { key: "group-lag", caption: "Progress of each partition", pages: `progress of ${name}`, empty: "Nothing was committed yet." }));
   };
   replace(place, heading(name, { crumbs: [["Groups", "#/groups"]], actions: [paused, rebalance, h("button", { type: "button", onclick: () => resetOffsets(here, group, refresh) }, "Reset offsets…"), forget] }), cards, section("Members", members), section("Progress", lag));
   draw();
@@ -83,7 +83,7 @@ function resetOffsets(here, group, refresh) {
       const [wanted, found] = [JSON.stringify(body(true)), await post(`${here}/reset`, body(true))];
       if (wanted !== JSON.stringify(body(true))) return;
       const committed = (entry) => group.lag.find((one) => one.topic === entry.topic && one.partition === entry.partition)?.committed;
-      replace(plan, h("div", { style: "margin-top:14px" }, table([{ title: "Partition", num: true, cell: (row) => row.partition }, { title: "Now", num: true, cell: (row) => number(committed(row)) }, { title: "Then", num: true, cell: (row) => number(row.offset) }], found, { caption: "What would change", empty: "Nothing would change." })));
+      replace(plan, h("div", { style: "margin-top:14px" }, table([{ title: "Partition", num: true, cell: (row) => row.partition }, { title: "Now", num: true, cell: (row) => number(committed(row)) }, { title: "Then", num: true, cell: (row) => number(row.offset) }], found, { caption: "What would change", pages: "reset", empty: "Nothing would change." })));
     });
     const save = h("button", { class: "danger", type: "submit" }, "Reset");
     const work = doing(save, async () => { const moved = await post(`${here}/reset`, body(false)); close(); await refresh(); return moved; }, (moved) => ({ text: `${many(moved.length, "partition was", "partitions were")} moved.`, undo: undoing(here, group.lag, moved, refresh) }));

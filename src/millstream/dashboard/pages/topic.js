@@ -46,7 +46,7 @@ export async function show(place, [name], query, again) {
       { title: "Size", num: true, cell: (row) => bytes(row.size_bytes), sort: (row) => row.size_bytes },
       { title: "Segments", num: true, cell: (row) => number(row.segments) },
       { title: "State", wide: true, wrap: true, cell: (row) => (row.failed ? pill(row.failed, "bad") : row.damaged_ranges.length ? pill(many(row.damaged_ranges.length, "damaged range"), "bad") : pill("ok", "good")) },
-    ], topic.partitions, { key: "topic-partitions", caption: "Partitions" }));
+    ], topic.partitions, { key: "topic-partitions", caption: "Partitions", pages: `partitions of ${name}` }));
     replace(config, settings(Object.entries(topic.config).map(([key, value]) => [h("code", {}, key), setting(key, value)])));
     replace(lanes, await prioritized(here));
   };
