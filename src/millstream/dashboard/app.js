@@ -118,14 +118,22 @@ async function look(asked) {
 }
 
 async function fillNamespaces() {
-  const select = document.getElementById("namespace");
-  let names = [namespace()];
-  try { names = await get("/namespaces", {}, { whole: true }); } catch { /* without the right to list them the chosen one works */ }
+  const select = document.getElementById("namespace"), names = await namespaces();
   if (!names.includes(namespace())) choose(names.includes("default") ? "default" : names[0] || "default");
-  replace(select, names.map((name) => h("option", { value: name }, name)));
-  select.value = namespace();
+  offer(select, names);
+  // More may have been made.  The one that is shown stays chosen, also if it is gone: the page says so.
+  select.onpointerenter = select.onfocus = async () => { const known = await namespaces(); offer(select, [...new Set([...known, namespace()])].sort()); };
   // Nothing of the namespace before may be pressed any more: it would be done in the one that is chosen now.
   select.onchange = () => { choose(select.value); dead = 0; replace(document.getElementById("toasts")); replace(main); tick(); show(); };
+}
+
+// Without the right to list them the chosen one works.
+async function namespaces() { try { return await get("/namespaces", {}, { whole: true }); } catch { return [namespace()]; } }
+
+function offer(select, names) {
+  const offered = [...select.options].map((one) => one.value);
+  if (names.join() !== offered.join()) replace(select, names.map((name) => h("option", { value: name }, name)));  // it may be open
+  select.value = namespace();
 }
 
 // `refused` is what the broker said about the key that was given.  Who waves it aside is asked again on the next page.

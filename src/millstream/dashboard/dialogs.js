@@ -1,6 +1,6 @@
 // Asking before something dangerous, saying what was done, and taking it back where that is possible.
 
-import { h } from "./dom.js";
+import { h, trail } from "./dom.js";
 
 // `undo` is a function that does the opposite and answers with a sentence.
 export function toast(text, { kind = "", undo = null } = {}) {
@@ -15,6 +15,17 @@ export function toast(text, { kind = "", undo = null } = {}) {
   const timer = setInterval(() => {
     if (!note.isConnected || (!note.matches(":hover, :focus-within") && (left -= 1) <= 0)) { note.remove(); clearInterval(timer); }
   }, 1000);
+}
+
+// Without HTTPS, except on the machine itself, browsers have no clipboard for pages.
+export async function copy(text, element) {
+  try {
+    await navigator.clipboard.writeText(text);
+    toast(`Copied ${text}.`);
+  } catch {
+    getSelection().selectAllChildren(element);
+    toast("The browser does not let this page copy. It is marked: press Ctrl+C, or ⌘C.");
+  }
 }
 
 // Resolves to true only when the person confirms.  With `typed`, the name has to be typed first.
@@ -53,6 +64,7 @@ function dialog(title, look, ...content) {
 export function doing(button, work, done) {
   return async (event) => {
     event?.preventDefault();
+    const back = trail(document.getElementById("main"), button);
     button.disabled = true;
     const place = button.closest("dialog");
     place?.querySelector(".problem")?.remove();
@@ -66,7 +78,8 @@ export function doing(button, work, done) {
       else toast(text, { kind: "bad" });
     } finally {
       button.disabled = false;
-      if (document.activeElement === document.body) button.focus();  // a button that was disabled cannot get it back itself
+      // A button that was disabled cannot get it back itself, and another one may be in its place by now.
+      if (document.activeElement === document.body) { if (button.isConnected) button.focus(); else back(); }
     }
   };
 }

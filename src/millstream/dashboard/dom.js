@@ -18,13 +18,21 @@ export function h(name, attributes = {}, ...children) {
 function add(parent, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    parent.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    parent.append(child instanceof Node ? child : words(String(child), parent));
   }
+}
+
+// Signs that turn the direction of writing, in a name or an error, must not turn what stands behind them.
+function words(text, parent) {
+  if (!/[\u202a-\u202e\u2066-\u2069]/.test(text) || drawn.has(parent.nodeName)) return document.createTextNode(text);
+  const apart = document.createElement("bdi");
+  apart.textContent = text;
+  return apart;
 }
 
 // Pages draw themselves anew every few seconds: whoever is reading or tabbing through one must not notice.
 export function replace(parent, ...children) {
-  const focused = pathTo(parent, document.activeElement);
+  const back = trail(parent, document.activeElement);
   const scrolling = () => [...parent.querySelectorAll(".table, pre")];
   const scrolled = scrolling().map((box) => [box.scrollLeft, box.scrollTop]);
   const open = [...parent.querySelectorAll("details")].map((one) => one.open);
@@ -33,14 +41,15 @@ export function replace(parent, ...children) {
   parent.replaceChildren(fresh);
   scrolling().forEach((box, index) => { if (scrolled[index]) [box.scrollLeft, box.scrollTop] = scrolled[index]; });
   [...parent.querySelectorAll("details")].forEach((one, index) => { if (open[index]) one.open = true; });
-  if (focused) focused.reduce((at, index) => at?.children[index], parent)?.focus({ preventScroll: true });
+  back();
 }
 
-function pathTo(parent, element) {
-  if (!element || element === parent || !parent.contains(element)) return null;
+// Gives the focus to an element, or to what is in its place by then.
+export function trail(parent, element) {
+  if (!element || element === parent || !parent.contains(element)) return () => {};
   const path = [];
   for (let at = element; at !== parent; at = at.parentElement) path.unshift([...at.parentElement.children].indexOf(at));
-  return path;
+  return () => path.reduce((at, index) => at?.children[index], parent)?.focus({ preventScroll: true });
 }
 
 // Where somebody is led after something was done, unless they went elsewhere meanwhile.

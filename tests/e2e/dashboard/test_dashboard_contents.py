@@ -67,6 +67,33 @@ def test_a_letter_with_foreign_ends_of_lines_is_sent_again_as_it_was(screen: Scr
     assert leased_again(http, "faxes")["value"] == "one\r\ntwo\rthree\n"
 
 
+def test_a_changed_letter_keeps_its_ends_of_lines(screen: Screen, http: httpx.Client) -> None:
+    for topic, before, after in (
+        ("telex", "one\r\ntwo\r\n", "one\r\n2\r\n"),
+        ("mixed", "one\r\ntwo\n", "one\n2\n"),  # which was which, nobody knows any more
+    ):
+        letter = dead(http, topic, {"value": before})
+        page = screen.open(f"letter/{letter['id']}").page
+        page.get_by_label("Value").fill("one\n2\n")
+        screen.press("Replay with changes")
+        screen.told(f"was sent again to {topic}")
+        assert leased_again(http, topic)["value"] == after
+
+
+def test_what_turns_the_direction_of_writing_does_not_turn_what_stands_behind_it(
+    screen: Screen, broker: BrokerForTests, http: httpx.Client
+) -> None:
+    with broker.connect(client_id="\u202egro.liame") as client:
+        queue(http, "turned", "worker")
+        with client.queue("turned", group="worker"):
+            page = screen.open("queue/turned/worker").page
+            address = page.locator("td.name span.soft").first
+            cell = page.locator("td.name").first
+            places = [one.bounding_box() for one in (cell, address)]
+    assert all(places)
+    assert places[1]["x"] > places[0]["x"] + 40, "the address stands in front of the name"
+
+
 def test_a_header_that_is_there_twice_stays_so(screen: Screen, http: httpx.Client) -> None:
     letter = dead(http, "tagged", {"value": "x", "headers": {"tag": ["red", "blue"], "from": "a"}})
     page = screen.open(f"letter/{letter['id']}").page

@@ -87,6 +87,44 @@ def test_a_topic_of_many_partitions_has_pages_of_them(screen: Screen, http: http
     screen.see("201 to 250 of 250")
 
 
+def test_an_id_is_copied_or_marked_to_be_copied(screen: Screen, shop: dict[str, str]) -> None:
+    page = screen.open(f"message/{shop['original']}").page
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined, configurable: true })")
+    screen.press("Copy id")
+    screen.told("It is marked")
+    assert page.evaluate("String(getSelection())") == shop["original"]
+    clipboard = "{ writeText: async (text) => { window.copied = text; } }"
+    page.evaluate(f"Object.defineProperty(navigator, 'clipboard', {{ value: {clipboard} }})")
+    screen.press("Copy id")
+    screen.told("Copied")
+    assert page.evaluate("window.copied") == shop["original"]
+
+
+def test_a_namespace_that_is_made_later_can_be_chosen(screen: Screen, http: httpx.Client) -> None:
+    page = screen.open().page
+    told(http.post("/namespaces", json={"name": "made-later"}))
+    select = page.get_by_label("Namespace")
+    select.focus()
+    select.locator("option", has_text="made-later").wait_for(state="attached")
+    assert select.input_value() == "default"
+    with page.expect_response("**/namespaces/made-later/**"):
+        select.select_option("made-later")
+
+
+def test_who_pauses_something_with_the_keyboard_stays_where_they_are(screen: Screen, http: httpx.Client) -> None:
+    queue(http, "halted", "worker")
+    page = screen.open("queue/halted/worker").page
+    page.get_by_role("button", name="Pause", exact=True).focus()
+    page.keyboard.press("Enter")
+    screen.dialog()
+    page.keyboard.press("Enter")
+    screen.told("is paused")
+    page.locator("button:focus", has_text="Resume").wait_for()
+    page.keyboard.press("Enter")
+    screen.told("goes on")
+    page.locator("button:focus", has_text="Pause").wait_for()
+
+
 def test_everything_can_be_done_with_the_keyboard(screen: Screen, shop: dict[str, str]) -> None:
     page = screen.open().page
     page.keyboard.press("Tab")

@@ -60,6 +60,7 @@ function mend(id, letter, alive, again) {
   const binary = letter.encoding === "base64";
   const value = h("textarea", { spellcheck: "false", value: letter.value === null ? "" : binary ? letter.value : pretty(letter.value), style: "min-height:240px", disabled: !alive, "aria-describedby": "value-hint" });
   const before = value.value;  // as the field has it, which writes every end of a line in one way
+  const ends = /\r\n/.test(letter.value) && !/(^|[^\r])\n|\r(?!\n)/.test(letter.value) && !reads(letter.value) ? "\r\n" : "\n";
   const isJson = !binary && before !== "" && reads(before);
   const typed = Object.entries(letter.headers).flatMap(([name, values]) => [values].flat().map((one) => `${name}: ${one}`)).join("\n");
   const headers = h("textarea", { spellcheck: "false", value: typed, style: "min-height:70px", placeholder: "name: value, one per line", disabled: !alive });
@@ -78,7 +79,7 @@ function mend(id, letter, alive, again) {
   value.addEventListener("input", check);
   headers.addEventListener("input", check);
   reset.onclick = () => { value.value = before; headers.value = lines; check(); };
-  const body = (dry_run) => ({ ids: [id], dry_run, ...(target.value.trim() ? { target: target.value.trim() } : {}), edit: { ...(value.value === before ? {} : { value: value.value, encoding: binary ? "base64" : "text" }), ...headerChanges(lines, headers.value) } });
+  const body = (dry_run) => ({ ids: [id], dry_run, ...(target.value.trim() ? { target: target.value.trim() } : {}), edit: { ...(value.value === before ? {} : { value: value.value.replaceAll("\n", ends), encoding: binary ? "base64" : "text" }), ...headerChanges(lines, headers.value) } });
   look.onclick = doing(look, async () => { replace(outcome, h("div", { class: "card", style: "margin-top:14px" }, h("h3", { style: "margin-bottom:8px" }, "What would happen"), planned((await post("/dead-letters/replays", body(true))).plan))); });
   const begin = doing(send, async () => {
     const { replay } = await post("/dead-letters/replays", body(false));

@@ -2,6 +2,7 @@
 
 import { empty, facts, h, heading, pill, replace } from "../dom.js";
 import { get, part } from "../api.js";
+import { copy } from "../dialogs.js";
 import { ago, bytes, duration, keyed, number, plain, pretty, priorities, when } from "../words.js";
 
 export const title = "Message";
@@ -15,7 +16,8 @@ export async function show(place, [id]) {
   const draw = async () => {
     const [passport, message, why] = await Promise.all([get(`/messages/${part(id)}/passport`).catch((error) => ({ events: [], error })), get(`/messages/${part(id)}`, { encoding: "text" }).catch((error) => ({ error })), get("/why", { id }).catch(() => null)]);
     if (message.error && passport.error) throw message.error;
-    replace(top, heading(h("span", { class: "mono" }, id), { crumbs: crumbs(passport, message), actions: h("button", { type: "button", onclick: () => navigator.clipboard?.writeText(id) }, "Copy id") }),
+    const named = h("span", { class: "mono" }, id);
+    replace(top, heading(named, { crumbs: crumbs(passport, message), actions: h("button", { type: "button", onclick: () => copy(id, named) }, "Copy id") }),
       why ? h("p", { class: "lead" }, pill(plain(why.state).replaceAll("-", " "), "main"), " ", why.sentence) : null);
     replace(history, stamps(passport));
     replace(about, message.error ? h("p", { class: "soft" }, message.error.message) : content(message, passport));
