@@ -10,7 +10,7 @@ from typing import Final, Literal, NoReturn
 from millstream.client.messages import TopicPartition
 from millstream.client.values import microseconds
 from millstream.entries import AnyEntry, is_delayed, message_bytes, routing_key
-from millstream.errors import InvalidArgument, PartitionNotFound, PayloadTooLarge
+from millstream.errors import InvalidArgument, PartitionNotFound, PayloadTooLarge, ProtocolViolation
 from millstream.ids import SCHEDULES
 from millstream.partitioning import key_partition
 from millstream.wire import (
@@ -119,6 +119,13 @@ class Topic:
         self.message_bytes_max = metadata.max_message_bytes
         self.loaded_s = loaded_s
         self._next = random.randrange(len(self.uids))
+
+    @classmethod
+    def of(cls, name: str, found: list[calls.TopicMetadata], loaded_s: float) -> Topic:
+        """Of what the broker answers to somebody who asks for this one."""
+        if not found or not found[0].partition_uids:
+            raise ProtocolViolation(f"the broker says nothing about topic {name!r}; is its version another one?")
+        return cls(found[0], loaded_s)
 
     def choose(self, entry: AnyEntry, partition: int | None) -> int:
         """Where a single message goes: the partition asked for, its key's, or the next in turn.

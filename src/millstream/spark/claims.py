@@ -22,7 +22,7 @@ from millstream.spark.faults import reached
 from millstream.spark.options import Target
 from millstream.wire.calls import Call
 from millstream.wire.frames import FrameType, encode_frame
-from millstream.wire.messages import decode_json, response_body
+from millstream.wire.messages import decode_answer
 from millstream.wire.queue_calls import (
     Claim,
     ClaimExtended,
@@ -181,7 +181,7 @@ class Claims:
         try:
             answer = held.link.request(lambda number: [encode_frame(FrameType.CALL, _encode(call), number)])
             payload = answer.wait(time.monotonic() + self._connection.target.timeout_s)
-            return decode_json(response_body(memoryview(payload)), kind)
+            return decode_answer(memoryview(payload), kind)
         except ReceiptInvalid:
             return None
         except UnavailableError:

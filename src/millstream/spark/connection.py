@@ -37,13 +37,12 @@ from millstream.wire.messages import (
     Hello,
     PublishResult,
     Welcome,
+    decode_answer,
     decode_error,
     decode_fetch_result,
-    decode_json,
     decode_publish_result,
     encode_fetch,
     encode_publish_head,
-    response_body,
 )
 
 __all__ = ["Answer", "BrokerConnection", "connect", "fetched", "published"]
@@ -102,7 +101,7 @@ class _Link:
         self._sock = open_socket(target, address, deadline_s)
         try:
             welcome = self.request(lambda number: [_hello(target, number)]).wait(deadline_s)
-            self.welcome: Welcome = decode_json(response_body(memoryview(welcome)), Welcome)
+            self.welcome: Welcome = decode_answer(memoryview(welcome), Welcome)
         except RequestTimeout:
             self.close()
             raise ConnectionLost(f"{address} does not answer: is it the native port of a broker?") from None
@@ -242,7 +241,7 @@ class BrokerConnection:
         while True:
             try:
                 result = attempt(deadline_s)
-                return result if kind is None else decode_json(response_body(memoryview(result)), kind)
+                return result if kind is None else decode_answer(memoryview(result), kind)
             except UnavailableError:
                 if self._link is None or time.monotonic() + pause_s >= deadline_s:
                     raise
@@ -324,7 +323,7 @@ def _outcome(payload: bytes | memoryview, kind: Any) -> Any:
     error = decode_error(memoryview(payload))
     if isinstance(error, UnavailableError):
         raise error
-    return error if error is not None else decode_json(response_body(memoryview(payload)), kind)
+    return error if error is not None else decode_answer(memoryview(payload), kind)
 
 
 def _reader() -> FrameReader:

@@ -23,6 +23,7 @@ __all__ = [
     "PublishRequest",
     "PublishResult",
     "Welcome",
+    "decode_answer",
     "decode_error",
     "decode_fetch",
     "decode_fetch_result",
@@ -255,6 +256,15 @@ def response_body(payload: memoryview) -> memoryview:
     if error is not None:
         raise error
     return payload[_STATUS.size :]
+
+
+def decode_answer(payload: memoryview, kind: type[T] | Any) -> T:
+    """The JSON of a successful answer; raises the error of any other, or ProtocolViolation if it is none of ours."""
+    body = response_body(payload)
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
+        raise ProtocolViolation(f"the broker's answer does not fit: {problem}; is its version another one?") from None
 
 
 def decode_json(body: memoryview | bytes, kind: type[T] | Any) -> T:

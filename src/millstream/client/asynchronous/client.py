@@ -170,7 +170,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             check_topic(name)
             call = metadata_for(name, entries, partitions)
             found: list[calls.TopicMetadata] = await self._call(call, list[calls.TopicMetadata])
-            topic = self._topics[name] = Topic(found[0], time.monotonic())
+            topic = self._topics[name] = Topic.of(name, found, time.monotonic())
         return topic
 
     async def _look_up(self, name: str) -> Topic:

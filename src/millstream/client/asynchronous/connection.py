@@ -18,7 +18,7 @@ from millstream.client.values import encode_call
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout, ShuttingDown
 from millstream.wire.calls import Call
 from millstream.wire.frames import FrameReader, FrameType, encode_frame
-from millstream.wire.messages import Welcome, decode_error, decode_json, response_body
+from millstream.wire.messages import Welcome, decode_answer, decode_error
 
 __all__ = ["AsyncConnection", "AsyncLink"]
 
@@ -71,7 +71,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
     async def _shake_hands(self) -> None:
         try:
             answer = await self.exchange(0, self._target.hello(0))
-            self.welcome = decode_json(response_body(memoryview(answer)), Welcome)
+            self.welcome = decode_answer(memoryview(answer), Welcome)
         except ConnectionLost as problem:
             self.close()
             raise self._target.hung_up(problem) from None
@@ -111,8 +111,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
             async with asyncio.timeout(timeout_s):
                 answer = await self.exchange(correlation, encode_frame(FrameType.CALL, encode_call(call), correlation))
         except TimeoutError:
-            raise RequestTimeout(f"the broker did not answer within {timeout_s:g} s") from None
-        return decode_json(response_body(memoryview(answer)), kind)
+            raise RequestTimeout(f"the broker did not answer within {timeout_s:.3g} s") from None
+        return decode_answer(memoryview(answer), kind)
 
     def pause_reading(self) -> None:
         """Leave what comes where it is, until `resume_reading`."""

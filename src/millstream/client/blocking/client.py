@@ -177,7 +177,7 @@ class Client(Admin, PubSub, Work):
             check_topic(name)
             call = metadata_for(name, entries, partitions)
             found: list[calls.TopicMetadata] = self._call(call, list[calls.TopicMetadata])
-            topic = self._topics[name] = Topic(found[0], time.monotonic())
+            topic = self._topics[name] = Topic.of(name, found, time.monotonic())
         return topic
 
     def _new_identity(self) -> int:

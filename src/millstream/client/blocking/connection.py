@@ -25,10 +25,9 @@ from millstream.wire.calls import Call
 from millstream.wire.frames import FrameType, encode_frame
 from millstream.wire.messages import (
     PublishResult,
-    decode_json,
+    decode_answer,
     decode_publish_result,
     encode_publish_head,
-    response_body,
     sole_publish_result,
 )
 
@@ -78,7 +77,7 @@ class Connection:
         """Make a call and decode its answer.  Raises the broker's error, ConnectionLost or RequestTimeout."""
         correlation = self.next_correlation()
         frame = encode_frame(FrameType.CALL, encode_call(call), correlation)
-        return decode_json(response_body(memoryview(self.request(correlation, frame, deadline_s=deadline_s))), kind)
+        return decode_answer(memoryview(self.request(correlation, frame, deadline_s=deadline_s)), kind)
 
     def request(self, correlation: int, *parts: bytes, deadline_s: float) -> bytes:
         """Send a request and wait for the payload that answers it."""

@@ -19,7 +19,7 @@ from millstream.client.tls import PlainSocket, TlsSocket
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation
 from millstream.vigil import Pace
 from millstream.wire.frames import Frame, FrameReader, FrameType, encode_frame
-from millstream.wire.messages import Welcome, decode_error, decode_json, response_body
+from millstream.wire.messages import Welcome, decode_answer, decode_error
 
 __all__ = ["Transport"]
 
@@ -99,7 +99,7 @@ class Transport:
             try:
                 for frame in self.reader.frames():
                     if frame.type == FrameType.RESPONSE:
-                        welcome: Welcome = decode_json(response_body(frame.payload), Welcome)
+                        welcome: Welcome = decode_answer(frame.payload, Welcome)
                         return welcome
             except ProtocolViolation as problem:
                 raise ConnectionLost(f"{self._target.address} is not a Millstream broker: {problem}") from None
