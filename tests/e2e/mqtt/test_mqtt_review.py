@@ -336,7 +336,7 @@ def test_a_thousand_subscriptions_are_made_and_ended_in_no_time(mqtt: Wires, ser
 
     async def pretend() -> float:
         topics.update(made)
-        before = time.perf_counter()
+        before = time.thread_time()
         for topic_filter in filters:
             world.subscribe(session, [Subscription(topic_filter, 1)])
         for number in range(1000):
@@ -346,7 +346,7 @@ def test_a_thousand_subscriptions_are_made_and_ended_in_no_time(mqtt: Wires, ser
             world.unsubscribe(session, [topic_filter])
         for name in made:
             del topics[name]
-        return time.perf_counter() - before
+        return time.thread_time() - before
 
     assert server.broker.run(pretend()) < 2
     assert not session.positions
@@ -363,13 +363,13 @@ def test_a_thousand_wildcards_and_ten_thousand_topics_are_a_matter_of_a_moment(m
 
     async def pretend() -> float:
         topics.update(made)
-        before = time.perf_counter()
+        before = time.thread_time()
         world.subscribe(session, [Subscription(topic_filter, 1) for topic_filter in filters])
         list(world.reading.behind(session))
         assert world.unsubscribe(session, filters) == filters
         for name in made:
             del topics[name]
-        return time.perf_counter() - before
+        return time.thread_time() - before
 
     assert server.broker.run(pretend()) < 2, "each with each takes twenty seconds"
 
@@ -384,9 +384,9 @@ def test_an_unsubscribe_of_very_many_filters_is_a_matter_of_a_moment(mqtt: Wires
     packet = Unsubscribe(1, (*mine, *(f"x{number}" for number in range(200_000)), "0"))
 
     async def unsubscribe() -> float:
-        before = time.perf_counter()
+        before = time.thread_time()
         await Unsubscribing(client, session, packet).finish()
-        return time.perf_counter() - before
+        return time.thread_time() - before
 
     assert server.broker.run(unsubscribe()) < 1, "each with each takes seconds"
     none = Reason.NO_SUBSCRIPTION_EXISTED

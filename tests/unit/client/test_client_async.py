@@ -689,12 +689,12 @@ def test_tasks_do_not_wait_for_the_patience_of_those_before_them(many: str) -> N
             client = aio.Client(
                 Target.of(address, namespace="default", client_id=None, key=None, timeout_s=0.2, tls=None, ca=None)
             )
-            asked = [client.topics() if many == "calls" else client.publish(f"t{at}", b"x") for at in range(40)]
+            asked = [client.topics() if many == "calls" else client.publish(f"t{at}", b"x") for at in range(100)]
             before_s = time.monotonic()
             answers = await asyncio.gather(*asked, return_exceptions=True)
             took_s = time.monotonic() - before_s
             assert {type(answer) for answer in answers} == {ConnectionLost}
-            assert took_s < 1.2, "one after the other it is at least two seconds"
+            assert took_s < 4, "one after the other it is at least five seconds"
             await client.close()
 
     asyncio.run(main())

@@ -69,7 +69,7 @@ def test_ten_thousand_filters_of_their_own_do_not_slow_a_lookup_down() -> None:
     trie: FilterTrie[int] = FilterTrie()
     for subscriber in range(10_000):
         trie.insert(f"devices/{subscriber}/+", subscriber, 1)
-    began = time.perf_counter()
+    began = time.thread_time()
     for subscriber in range(2000):
         assert trie.match(f"devices/{subscriber}/x") == ((subscriber, (1,)),)
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5
