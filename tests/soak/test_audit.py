@@ -287,6 +287,27 @@ def test_an_ack_that_was_not_on_disk_yet_may_be_forgotten_by_a_kill(tmp_path: Pa
     assert ("jobs: an ack that was not on disk yet", "kill broker") in verdict.explained
 
 
+def test_what_a_consumer_had_when_its_connection_was_cut_may_be_handed_out_late(tmp_path: Path) -> None:
+    """Found by seed 20261118: it was starved of processor time until others had come to an end with the message."""
+    run = Run.good()
+    value = "jobs-0.1:0:ack:0"
+    run.entries = [entry for entry in run.entries if (entry.group, entry.place) != ("keyed", (0, 0))]
+    told = [(what, failures) for failures in (0, 1) for what in ("got", "try-nack", "retried-nack")]
+    told += [("got", 2), ("try-ack", 2), ("done-ack", 2), ("got", 1)]
+    run.entries += [
+        diary(10 + at / 10, "keyed", what, 0, value)._replace(failures=failures)
+        for at, (what, failures) in enumerate(told)
+    ]
+    run.entries.sort(key=lambda entry: entry.at_s)
+    assert "again" in {finding.rule for finding in run.judge(tmp_path).findings}
+    run.faults.append(Happened("cut connections", "native", "", 10.4, 10.4))
+    verdict = run.judge(tmp_path)
+    assert verdict.findings == []
+    assert ("jobs: handed out late", "cut connections") in verdict.explained
+    run.faults.append(Happened("kill broker", "", "", 10.41, 10.42))
+    assert "again" in {finding.rule for finding in run.judge(tmp_path).findings}, "the acks of a broker that ended"
+
+
 def test_the_next_of_a_key_may_come_when_the_one_before_it_died_in_silence(tmp_path: Path) -> None:
     """Its consumer was stopped: nobody but its dead letter knows that it came to an end."""
     run = Run.good()

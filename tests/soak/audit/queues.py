@@ -80,6 +80,8 @@ class _Promises:
         self._tried_s: dict[tuple[str, Place], float] = {}
         self._ends: dict[tuple[str, Place], tuple[Entry, float]] = {}
         self._failed: dict[tuple[str, Place], tuple[Entry, float]] = {}
+        #: When it was known that a message had failed so often.
+        self._failures_s: dict[tuple[str, Place, int], float] = {}
         #: Who got it and has not said a word yet that makes it come again.
         self._held: dict[tuple[str, Place], Entry] = {}
         self.broken: list[str] = []
@@ -98,12 +100,13 @@ class _Promises:
             self._ends[message] = entry, self._tried_s.get(message, entry.at_s)
         elif entry.what == "retried-nack":
             self._failed[message] = entry, self._tried_s.get(message, entry.at_s)
+            self._failures_s[*message, entry.failures + 1] = entry.at_s
 
     def _got(self, message: tuple[str, Place], entry: Entry) -> None:
         before, self._held[message] = self._held.get(message), entry
         end, tried_s = self._ends.pop(message, (None, 0.0))
         if end is not None:
-            if not self._may_forget(end, tried_s, entry):
+            if not self._may_forget(end, tried_s, entry) and not self._is_late(end, entry):
                 self.broken.append(f"{entry.group} {entry.place} {entry.value}")
             return
         failed, tried_s = self._failed.get(message, (None, 0.0))
@@ -113,6 +116,20 @@ class _Promises:
             "jobs: redelivered", entry.group, "native", before.at_s, entry.at_s
         ):
             self.unexplained.append(f"{entry.group} {entry.place} {entry.value}")
+
+    def _is_late(self, end: Entry, again: Entry) -> bool:
+        """Whether this is a delivery from before the end: it lay with a consumer whose connection was lost meanwhile,
+        and which had not noticed yet.  Not if the broker ended, too: it might have forgotten that the message failed.
+        """
+        since_s = self._failures_s.get((again.group, again.place, again.failures))
+        if since_s is None or again.failures >= end.failures:
+            return False
+        if any(
+            fault.kind in FORGETS and since_s <= fault.end_s and fault.begin_s <= again.at_s
+            for fault in self._verdict.faults
+        ):
+            return False
+        return self._verdict.explain("jobs: handed out late", again.group, "native", since_s, again.at_s)
 
     def _may_forget(self, told: Entry, tried_s: float, again: Entry) -> bool:
         """Whether the broker ended so soon after its answer that this need not be on disk."""
