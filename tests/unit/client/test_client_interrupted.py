@@ -31,8 +31,6 @@ from millstream.testing.broker import BrokerForTests
 from tests.examples import seeds
 
 _LARGE = b"x" * 20_000
-#: What is awaited comes at once, or never if something is wrong; a busy machine may take seconds to connect again.
-_PATIENCE_S = 20
 
 
 class Interrupted(Exception):
@@ -109,7 +107,7 @@ def _publish_large(client: millstream.Client, value: bytes) -> None:
 def test_interrupted_anywhere_the_next_publish_works_and_nothing_is_stored_twice(
     fake: FakeBroker, publish: Callable[[millstream.Client, bytes], None]
 ) -> None:
-    with millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client:
+    with millstream.connect(fake.address, timeout_s=2) as client:
         publish(client, b"first")
         step = 0
         while _interrupted_at(step, partial(publish, client, b"interrupted %d " % step)):
@@ -125,7 +123,7 @@ def test_interrupted_anywhere_the_next_publish_works_and_nothing_is_stored_twice
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("first", seeds(1, 4))
 def test_interrupted_anywhere_while_it_connects_the_next_publish_works(fake: FakeBroker, first: int) -> None:
-    with millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client:
+    with millstream.connect(fake.address, timeout_s=2) as client:
         client.publish("t", b"first")
         for step in itertools.count(first, 4):
             connection = client._link.current
@@ -175,7 +173,7 @@ def test_threads_for_whom_an_interrupted_one_was_reading_go_on(
 
 
 def _read_next(stream: millstream.Stream, got: list[Any]) -> None:
-    message = stream.next(_PATIENCE_S)
+    message = stream.next(2)
     assert message is not None
     got += (message,)  # not by a call: the test, too, may be interrupted after any
 
@@ -197,11 +195,11 @@ def _interrupt_reading(
 ) -> None:
     """Interrupt a stream that has got three messages at a time, so many of which are handed out already."""
     got: list[Any] = []
-    with millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client:
+    with millstream.connect(fake.address, timeout_s=2) as client:
         with client.producer("t", batch_messages=3) as producer:
             for number in range(900):  # twice what is read
                 producer.send(b"%d" % number)
-        with client.stream("t", start="earliest", max_bytes=1, timeout_s=_PATIENCE_S) as stream:
+        with client.stream("t", start="earliest", max_bytes=1, timeout_s=2) as stream:
             for step in steps:
                 while len(got) % 3 != in_hand:
                     read(stream, got)
@@ -238,7 +236,7 @@ def test_interrupted_anywhere_a_subscription_repeats_nothing_and_says_when_it_mi
     broker: BrokerForTests, read: Callable[[Any, list[Any]], None], first: int
 ) -> None:
     got: list[Any] = []
-    with broker.connect() as client, client.subscribe("t", timeout_s=_PATIENCE_S) as subscription:
+    with broker.connect() as client, client.subscribe("t", timeout_s=2) as subscription:
         for step in itertools.count(first, 10):
             sent = client.publish_many("t", [b"1", b"2", b"3"])
             connections, before = subscription.reconnects, len(got)
@@ -263,11 +261,11 @@ def test_interrupted_anywhere_a_queue_goes_on(first: int) -> None:
     """Its turn to read was taken for ever, or it waited for messages that it had not asked for."""
 
     def work(queue: millstream.Queue) -> None:
-        message = queue.next(_PATIENCE_S)
+        message = queue.next(2)
         assert message is not None, f"nothing came after step {step}"
         message.ack()
 
-    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client:
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
         client.publish_many("t", [b"x"] * 1500)
         with client.queue("t", prefetch=3) as queue:
             for step in itertools.count(first, 4):
@@ -281,7 +279,7 @@ def test_interrupted_anywhere_a_queue_goes_on(first: int) -> None:
 @pytest.mark.parametrize("first", seeds(1, 8))
 def test_interrupted_anywhere_the_close_of_a_queue_can_be_repeated_and_leaves_no_thread(first: int) -> None:
     """The lock of the Event that wakes its background thread was taken for ever, and that thread waited for it."""
-    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client:
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
         for step in itertools.count(first, 8):
             queue = client.queue("t", prefetch=3)
             (background,) = [thread for thread in threading.enumerate() if thread.name.startswith("millstream-queue-")]
@@ -366,7 +364,7 @@ def helped() -> Iterator[list[bool]]:
         helped.append(True)
         signal.pthread_kill(main, signal.SIGUSR1)
 
-    timer = threading.Timer(2 * _PATIENCE_S, help_out)
+    timer = threading.Timer(20, help_out)
     timer.start()
     yield helped
     timer.cancel()
@@ -377,7 +375,7 @@ def test_the_handler_of_a_signal_may_end_a_queue_that_is_sending(
     end: Callable[[millstream.Queue], None], helped: list[bool]
 ) -> None:
     """It waited for a lock that the code it had interrupted held, for ever."""
-    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client:
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
         client.publish_many("t", [b"x"] * 2)
         queue = client.queue("t", prefetch=4)
         assert queue.next(5) is not None  # the other one was leased ahead
@@ -396,7 +394,7 @@ def test_the_handler_of_a_signal_may_end_a_queue_wherever_it_is(
     end: Callable[[millstream.Queue], None], helped: list[bool]
 ) -> None:
     """A close waited for an answer that only the code could read which it had interrupted."""
-    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client:
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
         client.publish_many("t", [b"x"] * 10)
         for step in range(0, 1200, 5):
             queue = client.queue("t", prefetch=4)
@@ -405,7 +403,7 @@ def test_the_handler_of_a_signal_may_end_a_queue_wherever_it_is(
                 end(queue)
 
             def work(queue: millstream.Queue = queue) -> None:
-                while (message := queue.next(_PATIENCE_S)) is not None:
+                while (message := queue.next(2)) is not None:
                     message.release()
 
             signal.signal(signal.SIGUSR2, on_signal)
@@ -462,10 +460,7 @@ def test_interrupted_anywhere_a_flush_says_so_and_the_producer_goes_on(fake: Fak
     """The lock that it lets go of while it waits was let go of twice, or not at all; and half of a frame was sent."""
     problems: list[Exception] = []
     sent = 0
-    with (
-        millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client,
-        client.producer("t", linger_ms=60_000) as producer,
-    ):
+    with millstream.connect(fake.address, timeout_s=2) as client, client.producer("t", linger_ms=60_000) as producer:
         for step in itertools.count(first, 4):
             for _ in range(2):
                 producer.send(b"%d" % sent)
@@ -487,10 +482,7 @@ def test_interrupted_anywhere_a_flush_of_what_is_refused_is_followed_by_one_that
 ) -> None:
     """The error was in nobody's hands, and the next flush said that everything is stored."""
     problems: list[Exception] = []
-    with (
-        millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client,
-        client.producer("t", linger_ms=60_000) as producer,
-    ):
+    with millstream.connect(fake.address, timeout_s=2) as client, client.producer("t", linger_ms=60_000) as producer:
         for step in range(first, 2000, 4):  # how many there are depends on who takes in the answer
             fake.faults.clear()
             fake.faults += [Fault(error=QuotaExceeded("full"))] * 5
@@ -508,7 +500,7 @@ def test_a_flush_that_is_interrupted_while_another_thread_has_the_lock_leaves_it
     main = threading.get_ident()
     came_out = threading.Event()
     mine: list[bool] = []
-    with millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client, client.producer("t") as producer:
+    with millstream.connect(fake.address, timeout_s=2) as client, client.producer("t") as producer:
         fake.hold_answers.clear()
         producer.send(b"x")
 
@@ -535,10 +527,7 @@ def test_a_flush_that_is_interrupted_while_another_thread_has_the_lock_leaves_it
 @pytest.mark.parametrize("first", seeds(1, 4))
 def test_interrupted_anywhere_a_send_loses_and_repeats_nothing_of_others(fake: FakeBroker, first: int) -> None:
     """A batch that was on its way from one place to the next was in neither, without a word."""
-    with (
-        millstream.connect(fake.address, timeout_s=_PATIENCE_S) as client,
-        client.producer("t", linger_ms=0) as producer,
-    ):
+    with millstream.connect(fake.address, timeout_s=2) as client, client.producer("t", linger_ms=0) as producer:
         for step in itertools.count(first, 4):
             producer.send(b"before %d" % step)
             interrupted = _interrupted_at(step, partial(producer.send, b"interrupted %d" % step))
