@@ -190,19 +190,27 @@ def _read_batch(stream: millstream.Stream, got: list[Any]) -> None:
         return
 
 
+def _send_threes(client: millstream.Client, count: int) -> int:
+    with client.producer("t", batch_messages=3) as producer:
+        for number in range(count):
+            producer.send(b"%d" % number)
+    return count
+
+
 def _interrupt_reading(
     fake: FakeBroker, read: Callable[[millstream.Stream, list[Any]], None], steps: Iterable[int], *, in_hand: int
 ) -> None:
     """Interrupt a stream that has got three messages at a time, so many of which are handed out already."""
     got: list[Any] = []
     with millstream.connect(fake.address, timeout_s=2) as client:
-        with client.producer("t", batch_messages=3) as producer:
-            for number in range(900):  # twice what is read
-                producer.send(b"%d" % number)
+        sent = _send_threes(client, 300)
         with client.stream("t", start="earliest", max_bytes=1, timeout_s=2) as stream:
             for step in steps:
-                while len(got) % 3 != in_hand:
-                    read(stream, got)
+                if sent - len(got) < 30:
+                    sent += _send_threes(client, 300)
+                for _ in range(3):  # of a list that was cut short none of the next ones makes up for it
+                    if len(got) % 3 != in_hand:
+                        read(stream, got)
                 if not _interrupted_at(step, partial(read, stream, got)):
                     break
                 read(stream, got)
