@@ -259,17 +259,23 @@ def test_alone_a_consumer_gets_its_own_failures_back(client: NativeClient) -> No
 
 
 def test_a_waiting_lease_is_answered_when_a_message_comes(client: NativeClient, other: NativeClient) -> None:
-    waiting = other.send_lease(other.open_queue("orders"), wait_ms=10_000)
-    started = time.monotonic()
-    client.publish("orders", [b"a"])
-    assert values(delivered(decode_lease_result(other.answer(waiting)))) == [b"a"]
-    assert time.monotonic() - started < 8
+    consumer, took_s = other.open_queue("orders"), []
+    for _ in range(3):  # one of them, at least, meets a machine that has time for it
+        waiting = other.send_lease(consumer, wait_ms=10_000)
+        started = time.monotonic()
+        client.publish("orders", [b"a"])
+        assert values(delivered(decode_lease_result(other.answer(waiting)))) == [b"a"]
+        took_s.append(time.monotonic() - started)
+    assert min(took_s) < 2
 
 
 def test_waiting_ends_with_nothing(client: NativeClient) -> None:
-    started = time.monotonic()
-    assert client.lease(client.open_queue("orders"), wait_ms=150) == []
-    assert time.monotonic() - started >= 0.14
+    consumer, took_s = client.open_queue("orders"), []
+    for _ in range(3):
+        started = time.monotonic()
+        assert client.lease(consumer, wait_ms=150) == []
+        took_s.append(time.monotonic() - started)
+    assert 0.14 <= min(took_s) < 2
 
 
 def test_those_who_wait_are_served_in_their_order(client: NativeClient) -> None:

@@ -683,21 +683,22 @@ def test_a_refusal_before_the_last_try_is_named_when_that_one_is_not_answered(fa
 def test_tasks_do_not_wait_for_the_patience_of_those_before_them(many: str) -> None:
     """A broker that takes connections and says nothing: all who ask it hear of that when their own time is up."""
 
-    async def main() -> None:
+    async def main() -> float:
         with socket.create_server(("127.0.0.1", 0), backlog=200) as mute:
             address = f"127.0.0.1:{mute.getsockname()[1]}"
             client = aio.Client(
                 Target.of(address, namespace="default", client_id=None, key=None, timeout_s=0.2, tls=None, ca=None)
             )
-            asked = [client.topics() if many == "calls" else client.publish(f"t{at}", b"x") for at in range(100)]
+            asked = [client.topics() if many == "calls" else client.publish(f"t{at}", b"x") for at in range(40)]
             before_s = time.monotonic()
             answers = await asyncio.gather(*asked, return_exceptions=True)
             took_s = time.monotonic() - before_s
             assert {type(answer) for answer in answers} == {ConnectionLost}
-            assert took_s < 4, "one after the other it is at least five seconds"
             await client.close()
+            return took_s
 
-    asyncio.run(main())
+    took_s = min(asyncio.run(main()) for _ in range(3))
+    assert took_s < 1.2, "one after the other it is at least two seconds"
 
 
 def test_a_client_whose_close_was_cancelled_can_be_closed(fake: FakeBroker) -> None:
