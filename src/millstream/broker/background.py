@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
 from millstream.errors import MillstreamError
 
 __all__ = ["comes_within", "every", "to_its_end"]
+
+T = TypeVar("T")
 
 _log = structlog.get_logger("millstream.broker")
 
@@ -44,11 +46,11 @@ async def comes_within(event: asyncio.Event, seconds: float | None) -> bool:
     return True
 
 
-async def to_its_end(work: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
     """Do something that must not be left half done: a cancellation counts when it is over."""
     task = asyncio.ensure_future(work)
     try:
-        await asyncio.shield(task)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         while not task.done():
             with suppress(asyncio.CancelledError):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 import structlog
 
+from millstream.broker.background import to_its_end
 from millstream.broker.letters.alerts import Alert, LetterAlerts
 from millstream.broker.letters.box import LetterBox
 from millstream.broker.metrics import Metrics
@@ -94,7 +95,6 @@ class Letters:
         self._alerts = LetterAlerts(sender, loop, self._alert_told)
         #: When a topic's letters were last mentioned in the log, and how many there have been since.
         self._said: dict[tuple[str, str], tuple[int, int]] = {}
-        self._letting_go: set[asyncio.Task[list[DeadLetter]]] = set()
         #: Told of every letter that arrives: (namespace, letter).
         self.listeners: list[Callable[[str, DeadLetter], None]] = []
         host.queues.on_letters = self._arrived
@@ -257,10 +257,7 @@ class Letters:
         removed: list[DeadLetter] = []
         for box, its in self.by_box(namespace, letters):
             # Whoever has asked may go away meanwhile: what gets to the disk is known here all the same.
-            task = asyncio.ensure_future(_let_go(box, its))
-            self._letting_go.add(task)
-            task.add_done_callback(self._letting_go.discard)
-            removed += await asyncio.shield(task)
+            removed += await to_its_end(_let_go(box, its))
         self._host.metrics.dead_letters_purged += len(removed)
         self._host.recorder.letters_purged(removed)
         return removed
