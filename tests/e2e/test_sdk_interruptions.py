@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import millstream
 from millstream import aio
+from millstream.client.blocking.worker import LoopEngine, ThreadEngine
 from millstream.errors import InvalidArgument
 from millstream.testing.broker import BrokerForTests
 from tests.waiting import eventually
@@ -189,6 +191,36 @@ def test_a_handler_may_stop_its_worker_and_run_returns(broker: BrokerForTests) -
                 handle.start()
         with client.queue("t") as queue:
             assert [message.value for message in (queue.next(5), queue.next(0.2)) if message] == [b"2"]
+
+
+@pytest.mark.parametrize("engine", [ThreadEngine, LoopEngine])
+def test_a_handler_may_stop_its_worker_before_its_start_is_over(
+    broker: BrokerForTests, monkeypatch: pytest.MonkeyPatch, engine: type[ThreadEngine | LoopEngine]
+) -> None:
+    called, start = threading.Event(), engine.start
+
+    def start_slowly(self: Any) -> None:
+        start(self)
+        assert called.wait(20)
+
+    monkeypatch.setattr(engine, "start", start_slowly)
+    with millstream.connect(broker.address) as client:
+        client.publish_many("t", [b"0", b"1"])
+
+        def plain(message: millstream.QueueMessage) -> None:
+            handle.stop()
+            called.set()
+
+        async def coroutine(message: millstream.QueueMessage) -> None:
+            plain(message)
+
+        handle = client.worker("t", concurrency=1)(plain if engine is ThreadEngine else coroutine)
+        running = threading.Thread(target=handle.run, daemon=True)
+        running.start()
+        running.join(20)
+        assert not running.is_alive()
+        with client.queue("t") as queue:
+            assert [message.value for message in (queue.next(5), queue.next(0.2)) if message] == [b"1"]
 
 
 def test_a_signal_that_comes_while_workers_stop_by_themselves_ends_at_once(broker: BrokerForTests) -> None:

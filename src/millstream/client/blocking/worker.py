@@ -90,9 +90,15 @@ class Worker:
         if self._stopped:
             raise InvalidArgument("the worker was stopped: make another one")
         if self._engine is None:
-            engine = self._make_engine()
-            engine.start()
-            self._engine = engine
+            # Known before it starts: its first handler may call `stop` before `start` is over, and a signal may come.
+            engine = self._engine = self._make_engine()
+            try:
+                engine.start()
+            except Exception:
+                self._engine = None
+                engine.ask_to_stop()
+                engine.close()
+                raise
         return self
 
     def stop(self, timeout_s: float = _STOP_S) -> bool:
@@ -172,7 +178,7 @@ class ThreadEngine:
 
     def join(self, deadline_s: float) -> bool:
         for thread in self._threads:
-            thread.join(max(0.0, deadline_s - time.monotonic()))
+            _join(thread, deadline_s)
         return self.has_ended
 
     def close(self) -> None:
@@ -214,12 +220,12 @@ class LoopEngine:
     async def _serve(self) -> None:
         from millstream.client.asynchronous.client import AsyncClient
 
+        self._loop = asyncio.get_running_loop()
         client = AsyncClient(self._target)
         await client.open()
         try:
             worker = await client.make_worker(self._handler, self._settings, self._concurrency).start()
             self._worker = worker
-            self._loop = asyncio.get_running_loop()
             self._started.set()
             stopping = asyncio.ensure_future(self._stop.wait())
             await asyncio.wait([stopping, worker.ended], return_when=asyncio.FIRST_COMPLETED)
@@ -232,7 +238,9 @@ class LoopEngine:
     def ask_to_stop(self) -> None:
         if self.is_inside and self._worker is not None:
             self._worker._begin_nothing_new()  # now: the next message may be there when the handler returns
-        if self._loop is not None:
+        if self._loop is None:
+            self._stop.set()  # nobody waits for it yet
+        else:
             with contextlib.suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._stop.set)
 
@@ -245,11 +253,16 @@ class LoopEngine:
         return not self._thread.is_alive()
 
     def join(self, deadline_s: float) -> bool:
-        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        _join(self._thread, deadline_s)
         return self.has_ended
 
     def close(self) -> None:
         """The thread closes what it has opened."""
+
+
+def _join(thread: threading.Thread, deadline_s: float) -> None:
+    if thread.is_alive():  # it may not have been started: a signal came
+        thread.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def make_worker(
