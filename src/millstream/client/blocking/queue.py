@@ -485,6 +485,15 @@ class Queue:
             self._close(wait_s)
 
     def _close(self, wait_s: float) -> None:
+        self._say_goodbye(wait_s)
+        # Also when it was closed before: whoever did that may have been interrupted here.
+        transport = self._transport
+        if transport is not None:
+            transport.close()
+        self._bell.ring()
+        self._wake.knock()
+
+    def _say_goodbye(self, wait_s: float) -> None:
         ticket = Ticket()
         with self._turns:
             if self._closed:
@@ -501,10 +510,6 @@ class Queue:
             self._closed = True
             self._leasing.closed()
             self._turns.notify()
-        if transport is not None:
-            transport.close()
-        self._bell.ring()
-        self._wake.knock()
 
     def _forked(self) -> None:
         """The messages are the parent's; a goodbye from here would take them away from it."""
