@@ -130,7 +130,7 @@ def test_the_time_span_that_was_chosen_last_is_drawn(screen: Screen, http: httpx
     held.let_others_pass()
     page.evaluate("document.querySelector('.plots').firstChild.dataset.old = 'yes'")
     screen.press("15 min")
-    page.locator(".plots > :not([data-old])").first.wait_for()
+    page.locator(".plots > :first-child:not([data-old])").wait_for()
     page.evaluate("document.querySelector('.plots').firstChild.dataset.last = 'yes'")
     held.answered()
     assert page.locator(".plots > [data-last]").count() == 1
