@@ -19,6 +19,8 @@ from millstream.errors import (
     MillstreamError,
     OffsetOutOfRange,
     OutOfSequence,
+    ShuttingDown,
+    Throttled,
     TopicNotFound,
     UnknownMember,
 )
@@ -56,6 +58,19 @@ class Fault:
     before: bytes = b""
     after: bytes = b""
     delay_s: float = 0.0
+
+
+#: After none of these anything is lost or stored twice.
+FAULTS = {
+    "lost before storing": Fault(store=False, drop=True),
+    "lost after storing": Fault(drop=True),
+    "lost inside the answer's header": Fault(cut_at=5),
+    "lost inside the answer": Fault(cut_at=20),
+    "lost one byte before the end": Fault(cut_at=35),
+    "refused for now": Fault(error=Throttled("slow down")),
+    "refused by a broker that stops": Fault(error=ShuttingDown("bye")),
+    "forgotten by the broker": Fault(error=OutOfSequence("expected 0")),
+}
 
 
 @dataclass

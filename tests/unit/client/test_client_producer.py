@@ -9,20 +9,17 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from fake_broker import FakeBroker, Fault
+from fake_broker import FAULTS, FakeBroker, Fault
 
 import millstream
 from millstream.errors import (
     ConnectionLost,
     InvalidArgument,
     MillstreamError,
-    OutOfSequence,
     PartitionNotFound,
     PayloadTooLarge,
     QuotaExceeded,
     RequestTimeout,
-    ShuttingDown,
-    Throttled,
 )
 
 
@@ -119,16 +116,6 @@ def test_compression_is_undone_by_readers(fake: FakeBroker, client: millstream.C
                 producer.send(value * 10)
         assert fake.values(codec) == [value * 10 for value in numbered(1000)]
         assert producer.stats.bytes_sent < 25_000
-
-
-FAULTS = {
-    "lost before storing": Fault(store=False, drop=True),
-    "lost after storing": Fault(drop=True),
-    "lost inside the answer": Fault(cut_at=17),
-    "refused for now": Fault(error=Throttled("slow down")),
-    "refused by a broker that stops": Fault(error=ShuttingDown("bye")),
-    "forgotten by the broker": Fault(error=OutOfSequence("expected 0")),
-}
 
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)

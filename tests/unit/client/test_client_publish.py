@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from fake_broker import FakeBroker, Fault
+from fake_broker import FAULTS, FakeBroker, Fault
 
 import millstream
 from millstream.client import Outgoing
@@ -21,7 +21,6 @@ from millstream.errors import (
     PayloadTooLarge,
     QuotaExceeded,
     RequestTimeout,
-    ShuttingDown,
     Throttled,
 )
 from millstream.ids import SCHEDULES, parse_message_id, schedule_uid
@@ -144,17 +143,6 @@ def test_the_partition_of_a_key_never_changes() -> None:
     assert [key_partition(key, 1000) for key in (b"", b"a", b"c-17", "ü".encode())] == [0, 850, 943, 274]
 
 
-FAULTS = {
-    "lost before it was stored": Fault(store=False, drop=True),
-    "lost after it was stored": Fault(drop=True),
-    "lost inside the answer's header": Fault(cut_at=5),
-    "lost inside the answer": Fault(cut_at=20),
-    "lost one byte before the end": Fault(cut_at=35),
-    "refused for now": Fault(error=Throttled("slow down")),
-    "refused by a broker that stops": Fault(error=ShuttingDown("bye")),
-}
-
-
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("at", [0, 1, 4])
 def test_a_fault_at_any_point_neither_loses_nor_repeats_a_message(
@@ -253,7 +241,7 @@ def test_a_connection_is_not_closed_under_a_publish_that_waits(fake: FakeBroker,
 
 
 def test_many_faults_in_a_row_are_survived(fake: FakeBroker, client: millstream.Client) -> None:
-    fake.faults.extend([FAULTS["lost before it was stored"], FAULTS["lost after it was stored"]] * 2)
+    fake.faults.extend([FAULTS["lost before storing"], FAULTS["lost after storing"]] * 2)
     assert client.publish("t", b"x").offset == 0
     assert fake.values("t") == [b"x"]
 

@@ -1,0 +1,228 @@
+"""Producers of the asynchronous client: they keep the promises of the synchronous one's."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from async_scenarios import numbered, run
+from fake_broker import FAULTS, FakeBroker, Fault
+
+import millstream
+from millstream import aio
+from millstream.errors import ConnectionLost, InvalidArgument, QuotaExceeded, RequestTimeout
+
+
+def test_a_producer_batches_and_keeps_order(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t") as producer:
+            for number in range(0, 3000, 3):
+                await producer.send(b"%05d" % number)
+                await producer.send(b"%05d" % (number + 1), b"key")
+                await producer.send(f"{number + 2:05d}", headers={"h": "v"})
+        assert producer.stats.messages_confirmed == 3000
+
+    run(fake, scenario)
+    assert fake.values("t") == numbered(3000)
+    assert len(fake.publishes) < 100
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("at", [0, 5])
+def test_no_fault_loses_repeats_or_reorders(fake: FakeBroker, fault: Fault, at: int) -> None:
+    fake.faults.extend([*[Fault() for _ in range(at)], fault])
+
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t", batch_messages=7, linger_ms=1) as producer:
+            for value in numbered(150):
+                await producer.send(value)
+
+    run(fake, scenario)
+    assert fake.values("t") == numbered(150)
+
+
+def test_linger_sends_what_nobody_fills_up(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=10)
+        for count in (1, 2, 3):
+            await producer.send(b"x")
+            await asyncio.to_thread(fake.wait_for, lambda: "t" in fake.topics and len(fake.values("t")) == count)  # noqa: B023
+
+    run(fake, scenario)
+
+
+def test_a_full_buffer_makes_send_wait_then_refuses(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer(
+            "t", batch_messages=1, linger_ms=1000, buffer_bytes=1000, window=1, send_timeout_s=0.05
+        )
+        fake.hold_answers.clear()
+        taken = 0
+        try:
+            for value in numbered(100):
+                await producer.send(value)
+                taken += 1
+        except RequestTimeout:
+            pass
+        assert 5 < taken < 20
+        fake.hold_answers.set()
+        await producer.close()
+        assert fake.values("t") == numbered(taken)
+
+    run(fake, scenario)
+
+
+def test_errors_surface_and_the_producer_goes_on(fake: FakeBroker) -> None:
+    failures: list[millstream.BatchFailure] = []
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=1, on_error=failures.append)
+        fake.faults.append(Fault(error=QuotaExceeded("full")))
+        await producer.send(b"a")
+        with pytest.raises(QuotaExceeded):
+            await producer.flush()
+        await producer.send(b"b")
+        await producer.close()
+        with pytest.raises(InvalidArgument):
+            await producer.send(b"c")
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"b"]
+    assert len(failures) == 1
+
+
+def test_what_is_sent_while_the_producer_closes_is_refused(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000)
+        await producer.send(b"a")
+        fake.hold_answers.clear()
+        closing = asyncio.create_task(producer.close())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)  # the flush is under way
+        with pytest.raises(InvalidArgument):
+            await producer.send(b"b")
+        fake.hold_answers.set()
+        await closing
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a"]
+
+
+@pytest.mark.parametrize("by_client", [False, True])
+def test_a_second_close_waits_for_the_first(fake: FakeBroker, by_client: bool) -> None:
+    """It came back at once, and a program that ended then cancelled the first one, with its messages."""
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000)
+        await producer.send(b"a")
+        fake.hold_answers.clear()
+        first = asyncio.create_task(producer.close())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        second = asyncio.create_task(client.close() if by_client else producer.close())
+        done, _ = await asyncio.wait([second], timeout=0.1)
+        assert not done, "it did not wait"
+        fake.hold_answers.set()
+        await second
+        assert first.done()
+        assert producer.stats.messages_confirmed == 1
+
+    run(fake, scenario)
+
+
+def test_a_second_close_ends_with_a_first_one_that_is_cancelled(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000)
+        await producer.send(b"a")
+        fake.hold_answers.clear()
+        first = asyncio.create_task(producer.close())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        second = asyncio.create_task(producer.close())
+        await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(ConnectionLost):  # the first one's messages, which nobody was told of
+            await asyncio.wait_for(second, 10)
+        fake.hold_answers.set()
+
+    run(fake, scenario)
+
+
+def test_a_second_close_waits_no_longer_than_it_was_asked_to(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000)
+        await producer.send(b"a")
+        fake.hold_answers.clear()
+        first = asyncio.create_task(producer.close())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        with pytest.raises(RequestTimeout):
+            await producer.close(timeout_s=0.01)
+        fake.hold_answers.set()
+        await first
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a"]
+
+
+def test_an_unknown_error_does_not_end_what_delivers(fake: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task ended, and what was sent afterwards waited for it."""
+    tick, raised = aio.Producer._tick, asyncio.Event()
+
+    def fail_once(self: aio.Producer) -> bool:
+        if not raised.is_set():
+            raised.set()
+            raise MemoryError
+        return tick(self)
+
+    monkeypatch.setattr(aio.Producer, "_tick", fail_once)
+
+    async def scenario(client: aio.Client) -> None:
+        async with await client.producer("t", linger_ms=1) as producer:
+            await producer.send(b"a")
+            await raised.wait()
+            await producer.flush(10)
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a"]
+
+
+def test_what_is_left_when_a_producer_gives_up_is_reported(fake: FakeBroker) -> None:
+    failures: list[millstream.BatchFailure] = []
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", linger_ms=60_000, on_error=failures.append)
+        await producer.send(b"a")
+        pile = producer._accumulator.sticky
+        fake.hold_answers.clear()
+        closing = asyncio.create_task(producer.close(timeout_s=0.2))
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        pile.entries.append(b"b")
+        with pytest.raises(RequestTimeout):
+            await closing
+        fake.hold_answers.set()
+
+    run(fake, scenario)
+    assert [(failure.messages, failure.in_doubt) for failure in failures] == [(1, True), (1, False)]
+
+
+def test_what_cannot_be_delivered_in_time_fails_with_the_reason(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", delivery_timeout_s=0.3, linger_ms=1)
+        fake.stop_listening()
+        await producer.send(b"a")
+        with pytest.raises(RequestTimeout, match="nobody listens"):
+            await producer.flush()
+        fake.listen()
+        await producer.send(b"b")
+        await producer.close()
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"b"]
+
+
+def test_acks_none_asks_for_no_answer(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t", acks="none") as producer:
+            for value in numbered(100):
+                await producer.send(value)
+        await asyncio.to_thread(fake.wait_for, lambda: "t" in fake.topics and len(fake.values("t")) == 100)
+
+    run(fake, scenario)
+    assert set(fake.acks_seen) == {0}

@@ -1,0 +1,262 @@
+"""Publishing with the asynchronous client: it keeps the promises of the synchronous one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from async_scenarios import numbered, run
+from fake_broker import FAULTS, FakeBroker, Fault
+
+import millstream
+from millstream import aio
+from millstream.client.asynchronous import client as client_module
+from millstream.client.asynchronous.producer import AsyncProducer
+from millstream.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    PayloadTooLarge,
+    QuotaExceeded,
+    RequestTimeout,
+    Throttled,
+)
+
+
+def test_tasks_that_publish_together_share_batches_and_get_their_own_receipts(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        first = await client.publish("t", b"first", key=b"k", headers={"a": "b"})
+        assert (first.offset, first.label) == (0, "disk")
+        receipts = await asyncio.gather(*(client.publish("t", value) for value in numbered(500)))
+        assert [receipt.offset for receipt in receipts] == list(range(1, 501))
+        assert len({receipt.id for receipt in receipts}) == 500
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", *numbered(500)]
+    assert len(fake.publishes) < 30
+
+
+@pytest.mark.parametrize("stay_awake", [True, False])
+def test_who_waits_for_confirmations_lets_the_loop_know_when_one_is_due(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, stay_awake: bool
+) -> None:
+    """So that it can stay awake for it; who only sends does not wait."""
+    steps: list[bool] = []
+    stays_us: list[int] = []
+
+    class Watch:
+        def __init__(self, _loop: object, stay_us: int) -> None:
+            stays_us.append(stay_us)
+
+        def step(self, _link: object, *, awaits_disk: bool = False) -> None:
+            steps.append(awaits_disk)
+
+    monkeypatch.setattr(client_module, "Vigil", Watch)
+
+    async def main() -> None:
+        async with aio.connect(fake.address, stay_awake=stay_awake) as client:
+            for value in numbered(3):
+                await client.publish("t", value)
+            await asyncio.gather(*(client.publish("t", value) for value in numbered(5)))
+            async with client.producer("t", linger_ms=0) as producer:
+                await producer.send(b"sent")
+
+    asyncio.run(main())
+    assert steps == [True, False] * 4
+    assert [bool(stay_us) for stay_us in stays_us] == [stay_awake]
+
+
+def test_a_program_that_publishes_to_ever_new_topics_does_not_keep_something_of_each(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten to twenty KB of it, and a task; those that are in use stay."""
+    monkeypatch.setattr(client_module, "_PUBLISHERS_MAX", 5)
+    monkeypatch.setattr(client_module, "_UNUSED_S", 0.0)
+
+    async def scenario(client: aio.Client) -> None:
+        for round_ in range(3):
+            for number in range(40):
+                await client.publish(f"topic-{number}", b"%d" % round_)
+        assert len(client._publishers) <= 6
+        assert len(asyncio.all_tasks()) < 20
+        # All at once, so that some are opened while others are being sent to.
+        await asyncio.gather(*(client.publish(f"topic-{n % 40}", b"more", key=b"k") for n in range(400)))
+
+    run(fake, scenario)
+    for number in range(40):
+        assert sorted(fake.values(f"topic-{number}")) == sorted([b"0", b"1", b"2", *[b"more"] * 10])
+
+
+def test_publishing_on_and_on_does_not_wake_the_background_task(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    look = AsyncProducer._tick
+
+    def counted(producer: AsyncProducer) -> bool:
+        nonlocal looks
+        looks += 1
+        return look(producer)
+
+    monkeypatch.setattr(AsyncProducer, "_tick", counted)
+
+    async def scenario(client: aio.Client) -> None:
+        for value in numbered(300):
+            await client.publish("t", value)
+
+    run(fake, scenario)
+    assert fake.values("t") == numbered(300)
+    assert looks < 100, "once a second, and when something is wrong"
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
+@pytest.mark.parametrize("at", [0, 2])
+def test_no_fault_loses_or_repeats_a_publish(fake: FakeBroker, fault: Fault, at: int) -> None:
+    fake.faults.extend([*[Fault() for _ in range(at)], fault])
+
+    async def scenario(client: aio.Client) -> None:
+        for number in range(5):
+            assert (await client.publish("t", b"%d" % number)).offset == number
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_a_time_that_no_batch_can_hold_concerns_only_its_own_message(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        good = [client.publish("t", b"a"), client.publish("t", b"b", deliver_at=-5)]
+        bad = [client.publish("t", b"x", **{name: 1e300}) for name in ("timestamp", "deliver_at", "delay", "ttl")]
+        *stored, timestamp, deliver_at, delay, ttl = await asyncio.gather(*good, *bad, return_exceptions=True)
+        assert [receipt.offset for receipt in stored] == [0, 1]
+        for refused in (timestamp, deliver_at, delay, ttl):
+            assert isinstance(refused, InvalidArgument)
+
+    run(fake, scenario)
+
+
+def test_a_message_that_is_refused_takes_no_others_with_it(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"first")
+        fake.faults.extend([Fault(error=InvalidArgument("one of them")), Fault(), Fault(error=InvalidArgument("it"))])
+        a, b, c = await asyncio.gather(
+            *(client.publish("t", each) for each in (b"a", b"b", b"c")), return_exceptions=True
+        )
+        assert (a.offset, c.offset) == (1, 2)
+        assert isinstance(b, InvalidArgument)
+        fake.faults.append(Fault(error=InvalidArgument("all of them")))
+        with pytest.raises(InvalidArgument, match="all of them"):
+            await client.publish_many("t", [b"x", b"y"])
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", b"a", b"c"]
+
+
+def test_messages_of_a_refused_batch_do_not_fall_behind_later_ones(fake: FakeBroker) -> None:
+    """They share a key, and were published in this order, though not one after the answer to the other."""
+
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"first", key=b"k")
+        fake.hold_answers.clear()
+        fake.faults.append(Fault(error=InvalidArgument("one of them")))
+        tasks = []
+        for number in range(6):
+            tasks.append(asyncio.create_task(client.publish("t", b"%d" % number, key=b"k")))
+            if number % 2:
+                await asyncio.sleep(0.01)  # so that two of them share a batch, and no more
+        fake.hold_answers.set()
+        await asyncio.gather(*tasks)
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", *(b"%d" % number for number in range(6))]
+
+
+def test_what_waits_for_its_time_does_not_wait_for_the_answer_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.client.asynchronous.producer._IDLE_S", 60.0)
+
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a", partition=0)
+        await client.publish("t", b"b", partition=1)
+        fake.faults.extend([Fault(store=False, silent=True), Fault(error=Throttled("slow down"))])
+        unanswered = asyncio.create_task(client.publish("t", b"c", partition=0))
+        await asyncio.to_thread(fake.wait_for, lambda: len(fake.publishes) == 3)
+        assert (await asyncio.wait_for(client.publish("t", b"d", partition=1), 5)).offset == 1
+        fake.drop_all()
+        assert (await unanswered).offset == 1
+
+    with FakeBroker(partitions=2) as fake:
+        run(fake, scenario, timeout_s=20)
+
+
+def test_a_refusal_concerns_only_its_own_batch(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a")
+        fake.faults.append(Fault(error=QuotaExceeded("full")))
+        with pytest.raises(QuotaExceeded):
+            await client.publish("t", b"b")
+        assert (await client.publish("t", b"c")).offset == 1
+        with pytest.raises(PayloadTooLarge):
+            await client.publish("t", bytes(2 << 20))
+        with pytest.raises(InvalidArgument):
+            await client.publish("t", b"x", fsync="maybe")  # type: ignore[arg-type]
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a", b"c"]
+
+
+def test_no_answer_in_time_raises(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a")
+        fake.faults.extend([Fault(store=False, silent=True)] * 2)
+        with pytest.raises(RequestTimeout):
+            await client.publish("t", b"lost")
+        fake.faults.clear()
+        await client.publish("t", b"b")
+
+    run(fake, scenario, timeout_s=0.5)
+    assert fake.values("t") == [b"a", b"b"]
+
+
+def test_publish_many_and_json(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        receipts = await client.publish_many("t", [b"a", "b", millstream.Outgoing(json=[1], key="k")])
+        assert [receipt.offset for receipt in receipts] == [0, 1, 2]
+        assert await client.broker() == {"software": "fake"}
+        assert await client.ping() < 5
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a", b"b", b"[1]"]
+
+
+def test_a_cancelled_publish_harms_nobody(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a")
+        fake.hold_answers.clear()
+        doomed = asyncio.create_task(client.publish("t", b"b"))
+        await asyncio.sleep(0.05)
+        doomed.cancel()
+        other = asyncio.create_task(client.publish("t", b"c"))
+        await asyncio.sleep(0.01)
+        fake.hold_answers.set()
+        assert (await other).offset == 2
+
+    run(fake, scenario)
+
+
+def test_connecting_to_nobody_says_what_to_do(fake: FakeBroker) -> None:
+    fake.stop_listening()
+
+    async def main() -> None:
+        with pytest.raises(ConnectionLost, match="millstream serve"):
+            await aio.connect(fake.address, timeout_s=1)
+
+    asyncio.run(main())
+
+
+def test_goodbye_is_followed_by_a_new_connection(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"a")
+        fake.say_goodbye()
+        await asyncio.sleep(0.05)
+        await client.publish("t", b"b")
+        assert fake.connections == 2
+
+    run(fake, scenario)
