@@ -181,10 +181,13 @@ class Settling:
             if self._ready[0].begin_by_ms <= now_ms:
                 self._return_rest(self._ready[0])
                 continue
-            lease = self._current = self._ready.popleft()
+            lease = self._ready[0]
+            pending = iter(lease.messages)
+            # From here on nothing is called: Python does not look for signals in between, so all of it is done or none.
+            self._current, self.pending, lease.messages = lease, pending, []
+            del self._ready[0]
             if self._settings.auto_ack:
                 self._unsettled -= lease.count  # in hand; there is room for others
-            self.pending, lease.messages = iter(lease.messages), []
             self.pending_until_s = lease.begin_by_ms / 1000
             return True
         return False

@@ -265,8 +265,9 @@ def test_interrupted_anywhere_a_subscription_repeats_nothing_and_says_when_it_mi
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("first", seeds(1, 4))
-def test_interrupted_anywhere_a_queue_goes_on(first: int) -> None:
-    """Its turn to read was taken for ever, or it waited for messages that it had not asked for."""
+@pytest.mark.parametrize("auto_ack", [False, True])
+def test_interrupted_anywhere_a_queue_goes_on(first: int, auto_ack: bool) -> None:
+    """Its turn to read was taken for ever, or it waited for messages that it had not asked for, or had forgotten."""
 
     def work(queue: millstream.Queue) -> None:
         message = queue.next(2)
@@ -275,12 +276,33 @@ def test_interrupted_anywhere_a_queue_goes_on(first: int) -> None:
 
     with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
         client.publish_many("t", [b"x"] * 1500)
-        with client.queue("t", prefetch=3) as queue:
+        with client.queue("t", prefetch=3, auto_ack=auto_ack) as queue:
             for step in itertools.count(first, 4):
                 if not _interrupted_at(step, partial(work, queue)):
                     break
                 work(queue)
             assert step > 100, "the client was not traced"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("auto_ack", [False, True])
+def test_interrupted_anywhere_what_is_ready_is_handed_out_later(auto_ack: bool) -> None:
+    """It had been taken off the shelf, and was not in the hand yet."""
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
+        for step in itertools.count():
+            topic = f"t{step}"
+            client.publish_many(topic, [b"first", b"ready", b"later"])
+            with client.queue(topic, prefetch=2, auto_ack=auto_ack) as queue:
+                first = queue.next(2)
+                assert first is not None
+                first.ack()
+                assert queue._wait_for(lambda: bool(queue._leasing._ready), 2)
+                interrupted = _interrupted_at(step, partial(queue._advance, 2))
+                values = (message.value for message in iter(partial(queue.next, 2), None))
+                assert b"ready" in values, f"it did not come after step {step}"
+            if not interrupted:
+                break
+        assert step > 50, "the client was not traced"
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

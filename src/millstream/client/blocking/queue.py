@@ -140,7 +140,7 @@ class Queue:
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
         while True:
             self._name()  # of what was kept because its caller was interrupted before it had a name
-            with self._turns:
+            with self._turns, _Whole(self):
                 if kept := self._leasing.kept(max, monotonic_ms()):
                     return kept
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
@@ -149,18 +149,18 @@ class Queue:
                 messages: list[QueueMessage] = self._ask_for(ticket, max, wait_ms)
                 self._name()
             except BaseException:
-                with self._turns:
+                with self._turns, _Whole(self):
                     self._leasing.abandon(ticket)
                     self._say(everything=False)
                 raise
-            with self._turns:
+            with self._turns, _Whole(self):
                 messages = self._leasing.still_held(messages) or self._leasing.kept(max, monotonic_ms())
             if messages or monotonic_ms() >= deadline_ms:
                 return messages
 
     def _ask_for(self, ticket: Ticket, amount: int, wait_ms: int) -> Any:
         self._wait_for(lambda: self._transport is not None or self._failure is not None, self._target.timeout_s)
-        with self._turns:
+        with self._turns, _Whole(self):
             failure, self._failure = self._failure, None
             if failure is not None or self._transport is None:
                 raise failure or ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
@@ -180,7 +180,7 @@ class Queue:
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         leasing = self._leasing
         while True:
-            with self._turns:
+            with self._turns, _Whole(self):
                 if self._closed or self._draining:
                     return False
                 leasing.wanted = True
@@ -207,7 +207,7 @@ class Queue:
             found: dict[str, list[int]] = {}
             with contextlib.suppress(MillstreamError):  # gone already
                 found = uids_of(self._call(calls.Metadata(topics=unknown), list[calls.TopicMetadata]))
-            with self._turns:
+            with self._turns, _Whole(self):
                 self._leasing.learn(unknown, found)
             transport = self._transport
             if transport is not None:  # it may have been lost meanwhile, and then nobody has noticed
@@ -237,7 +237,7 @@ class Queue:
 
     def flush(self) -> None:
         """Tell the broker now what was settled, without waiting for its answer."""
-        with self._turns:
+        with self._turns, _Whole(self):
             self._say(everything=True)
 
     def _settle_many(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> list[Settled]:
@@ -245,7 +245,7 @@ class Queue:
         if not chosen:
             return []
         ticket = Ticket(missing=len(chosen))
-        with self._turns:
+        with self._turns, _Whole(self):
             self._leasing.settle(kind, chosen, value, reason, ticket)
             self._say(everything=False)
         results: list[Settled] = self._result(ticket, self._target.timeout_s)
@@ -259,14 +259,14 @@ class Queue:
             (result,) = self._settle_many(kind, (message,), value, reason)
             raise_refused(result, again=again)
             return None
-        with self._turns:
+        with self._turns, _Whole(self):
             self._leasing.settle(kind, messages, value, reason, None)
             if kind == Settle.EXTEND or self._leasing.urgent:
                 self._say(everything=False)
         return None
 
     def _due(self, lease: Lease) -> None:
-        with self._turns:
+        with self._turns, _Whole(self):
             self._leasing.due(lease)
             if self._leasing.urgent:
                 self._say(everything=False)
@@ -280,13 +280,9 @@ class Queue:
         """Send what is due.  Whoever reads finds out if the connection is lost."""
         transport = self._transport
         if transport is not None:
-            try:
-                frames = self._leasing.outgoing(monotonic_ms(), everything=everything)
-                if frames:
-                    self._send(transport, *[frame.data for frame in frames])
-            except BaseException as problem:  # an interrupt of the user's: what was to be sent counts as sent
-                self._disconnect(transport, ConnectionLost(f"interrupted by {problem!r}"))
-                raise
+            frames = self._leasing.outgoing(monotonic_ms(), everything=everything)
+            if frames:
+                self._send(transport, *[frame.data for frame in frames])
 
     def _send(self, transport: Transport, *frames: bytes) -> None:
         self._heard_s = time.monotonic()
@@ -306,7 +302,7 @@ class Queue:
         if transport is None:
             return
         try:
-            with self._turns:
+            with self._turns, _Whole(self):
                 self._say(everything=True)  # nobody knows how long we wait
                 retry_ms = self._leasing.retry_in_ms(monotonic_ms())
             if retry_ms is not None:
@@ -332,7 +328,7 @@ class Queue:
 
     def _accept(self, transport: Transport) -> None:
         """Take in what has been received."""
-        with self._turns:
+        with self._turns, _Whole(self):
             leasing = self._leasing
             now_ms = monotonic_ms()
             self._heard_s = now_s = time.monotonic()
@@ -365,7 +361,7 @@ class Queue:
 
     def _look_after(self) -> float:
         """What the background thread does; how long until it should look again."""
-        with self._turns:
+        with self._turns, _Whole(self):
             transport, leasing = self._transport, self._leasing
             # Somebody who is busy does not read.  What was sent ahead must be known to be kept, or given back; and what
             # the broker answers must be known before leases are judged.
@@ -373,7 +369,7 @@ class Queue:
             neglected = transport is not None and leasing.waits and self._turns.neglected(patience_s)
         if transport is not None and neglected:
             self._read_meanwhile(transport)
-        with self._turns:
+        with self._turns, _Whole(self):
             now_s = time.monotonic()
             leasing.tend(monotonic_ms())
             self._say(everything=now_s >= self._say_at_s)
@@ -428,7 +424,7 @@ class Queue:
         except BaseException:
             transport.close()
             raise
-        with self._turns:
+        with self._turns, _Whole(self):
             self._leasing.opened(opened.consumer)
             self._transport = transport
             self._heard_s = time.monotonic()
@@ -469,7 +465,7 @@ class Queue:
         threading.Thread(target=run, name=f"millstream-queue-{self._settings.name}-end", daemon=True).start()
 
     def _give_back(self) -> None:
-        with self._turns:
+        with self._turns, _Whole(self):
             if not self._closed:
                 self._leasing.give_back()
                 self._say(everything=True)
@@ -495,7 +491,7 @@ class Queue:
 
     def _say_goodbye(self, wait_s: float) -> None:
         ticket = Ticket()
-        with self._turns:
+        with self._turns, _Whole(self):
             if self._closed:
                 return
             self._draining = True
@@ -506,7 +502,7 @@ class Queue:
                 self._send(transport, self._leasing.goodbye(ticket).data)
         if transport is not None and wait_s:
             self._wait_for(lambda: ticket.done or self._transport is None, wait_s)
-        with self._turns:
+        with self._turns, _Whole(self):
             self._closed = True
             self._leasing.closed()
             self._turns.notify()
@@ -528,6 +524,26 @@ class Queue:
         if not getattr(self, "_closed", True):
             with contextlib.suppress(MillstreamError):
                 self._close(0)
+
+
+class _Whole:
+    """`with _Whole(queue):` a change of what it holds.
+
+    One that ends halfway, by an interrupt of the user's, costs the connection: with the next one all begins anew.
+    """
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, _: object) -> None:
+        transport = self._queue._transport
+        if kind is not None and not issubclass(kind, MillstreamError) and transport is not None:
+            self._queue._disconnect(transport, ConnectionLost(f"interrupted by {problem!r}"))
 
 
 def _tend(queue_ref: weakref.ref[Queue], wake: Knock) -> None:
