@@ -80,10 +80,10 @@ class Results:
         """The machine's limits: what, the median, and all rounds if there are several."""
         if not self.limits:
             return []
-        rounds = [dict(limits.rows()) for limits in self.limits]
+        rounds = zip(*(limits.rows() for limits in self.limits), strict=True)
         return [
-            [name, value, "; ".join(figures[name] for figures in rounds) if len(rounds) > 1 else ""]
-            for name, value in median_limits(self.limits).rows()
+            [name, value, "; ".join(figure for _, figure in figures) if len(figures) > 1 else ""]
+            for (name, value), figures in zip(median_limits(self.limits).rows(), rounds, strict=True)
         ]
 
 

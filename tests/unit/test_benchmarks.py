@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.limits import Limits, limits_of, median_limits
-from benchmarks.report import publish_results
+from benchmarks.report import Results, publish_results
 from benchmarks.scale.growth import growth_of
 
 LIMITS = Limits(
@@ -51,6 +51,15 @@ def test_sixteen_producers_are_held_against_round_trips_and_against_syncs() -> N
 def test_the_limits_of_a_run_are_the_medians_of_its_rounds() -> None:
     rounds = [replace(LIMITS, syncs=value) for value in (1.0, 5.0, 2.0)]
     assert median_limits(rounds) == replace(LIMITS, syncs=2.0)
+
+
+def test_figures_of_all_rounds_stand_beside_the_median_that_is_made_of_them() -> None:
+    """Two of them have the same words in their names, and had the same figures."""
+    rounds = [replace(LIMITS, paced_p99_us=trip, paced_sync_p99_us=sync) for trip, sync in ((1, 7), (2, 8), (3, 9))]
+    rows = Results({}, [], [], 3, {}, {}, rounds).limit_rows()
+    trips, syncs = ([row[1], *row[2].split("; ")] for row in rows if row[0] == "… at 1,000 a second")
+    assert [text.split()[-2] for text in trips] == ["2", "1", "2", "3"]
+    assert [text.split()[-2] for text in syncs] == ["8", "7", "8", "9"]
 
 
 def test_processor_time_that_doubles_along_an_axis_is_marked_and_memory_is_not() -> None:
