@@ -107,16 +107,22 @@ def test_what_is_sent_while_the_producer_closes_is_refused(fake: FakeBroker) -> 
     assert fake.values("t") == [b"a"]
 
 
+async def closing(client: aio.Client, fake: FakeBroker) -> tuple[aio.Producer, asyncio.Task[None]]:
+    """A producer whose close waits for the broker, which answers when `hold_answers` is set."""
+    producer = await client.producer("t", linger_ms=60_000)
+    await producer.send(b"a")
+    fake.hold_answers.clear()
+    first = asyncio.create_task(producer.close())
+    await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+    return producer, first
+
+
 @pytest.mark.parametrize("by_client", [False, True])
 def test_a_second_close_waits_for_the_first(fake: FakeBroker, by_client: bool) -> None:
     """It came back at once, and a program that ended then cancelled the first one, with its messages."""
 
     async def scenario(client: aio.Client) -> None:
-        producer = await client.producer("t", linger_ms=60_000)
-        await producer.send(b"a")
-        fake.hold_answers.clear()
-        first = asyncio.create_task(producer.close())
-        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        producer, first = await closing(client, fake)
         second = asyncio.create_task(client.close() if by_client else producer.close())
         done, _ = await asyncio.wait([second], timeout=0.1)
         assert not done, "it did not wait"
@@ -130,11 +136,7 @@ def test_a_second_close_waits_for_the_first(fake: FakeBroker, by_client: bool) -
 
 def test_a_second_close_ends_with_a_first_one_that_is_cancelled(fake: FakeBroker) -> None:
     async def scenario(client: aio.Client) -> None:
-        producer = await client.producer("t", linger_ms=60_000)
-        await producer.send(b"a")
-        fake.hold_answers.clear()
-        first = asyncio.create_task(producer.close())
-        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        producer, first = await closing(client, fake)
         second = asyncio.create_task(producer.close())
         await asyncio.sleep(0)
         first.cancel()
@@ -147,11 +149,7 @@ def test_a_second_close_ends_with_a_first_one_that_is_cancelled(fake: FakeBroker
 
 def test_a_second_close_waits_no_longer_than_it_was_asked_to(fake: FakeBroker) -> None:
     async def scenario(client: aio.Client) -> None:
-        producer = await client.producer("t", linger_ms=60_000)
-        await producer.send(b"a")
-        fake.hold_answers.clear()
-        first = asyncio.create_task(producer.close())
-        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        producer, first = await closing(client, fake)
         with pytest.raises(RequestTimeout):
             await producer.close(timeout_s=0.01)
         fake.hold_answers.set()
