@@ -276,7 +276,9 @@ def test_readers_survive_a_broker_that_is_killed(tmp_path: Path) -> None:
 def test_an_interrupt_ends_a_waiting_stream_at_once(broker: BrokerForTests) -> None:
     """Ctrl-C while nothing happens: KeyboardInterrupt in the loop, and the member leaves its group."""
     program = f"""
+import signal
 import millstream
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what is started in the background ignores it
 with millstream.connect({broker.address!r}) as client:
     client.publish("t", b"x")
     try:
