@@ -33,7 +33,14 @@ class Client:
         return await self.broker.call(self.session, call)
 
     def send(
-        self, values: list[bytes], *, topic: str = "orders", producer: int = 0, sequence: int = 0, label: int = 3
+        self,
+        values: list[bytes],
+        *,
+        topic: str = "orders",
+        partition: int = 0,
+        producer: int = 0,
+        sequence: int = 0,
+        label: int = 3,
     ) -> asyncio.Future[int]:
         """`label` is what the confirmation has to promise; the default policy promises the disk."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -48,7 +55,7 @@ class Client:
                 future.set_result(base)
 
         batch = encode_batch(values, base_timestamp_us=1, producer=producer << 16, first_sequence=sequence)
-        self.broker.publish(self.session, PublishRequest(topic, 0, 1, 0, memoryview(batch)), confirmed)
+        self.broker.publish(self.session, PublishRequest(topic, partition, 1, 0, memoryview(batch)), confirmed)
         self.broker.flush()
         return future
 
@@ -104,14 +111,14 @@ async def started(storage: SimulatedStorage, **options: Any) -> Client:
 
 async def after_kill(client: Client, storage: SimulatedStorage) -> Client:
     """The broker is killed, and a new one starts on what it has written."""
-    for task in client.broker._tasks:
+    for task in client.broker._life.tasks:
         task.cancel()
     return await started(storage)
 
 
 async def after_power_cut(client: Client, storage: SimulatedStorage, *, lose_everything: bool = False) -> Client:
     """The machine goes down with everything that ran on it, and a new broker starts on what the disk kept."""
-    for task in client.broker._tasks:
+    for task in client.broker._life.tasks:
         task.cancel()
     storage.heal()
     storage.power_cut(lose_everything=lose_everything)

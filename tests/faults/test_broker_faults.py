@@ -87,7 +87,7 @@ def test_rot_in_a_log_that_was_written_a_moment_ago_costs_one_message_and_is_rep
         await asyncio.sleep(0.06)
         for log in (
             client.broker.topics.partition("default", "orders", 0).log,
-            client.broker._state_logs[0].partition.log,
+            client.broker._life.state_logs[0].partition.log,
         ):
             storage.open(log.segments[0].path).write(b"\xff", log.size_bytes // 8 * 3 + 40)
         client = await after_kill(client, storage)
@@ -394,7 +394,7 @@ def test_messages_refused_after_a_failed_sync_never_become_visible() -> None:
         for future in (first, second):
             with pytest.raises(StorageFailed):
                 await future
-        await client.broker._committer.drain()
+        await client.broker._life.committer.drain()
         assert await client.read_all() == [b"kept"]
 
     run(scenario)
@@ -420,7 +420,7 @@ def test_a_log_that_fails_in_compaction_confirms_nothing_any_more() -> None:
 
         for _ in range(12):
             await publish_keyed()
-        await client.broker._committer.drain()
+        await client.broker._life.committer.drain()
         compaction = Compaction.plan(partition.log, now_us=1, tombstone_retention_ms=0)
         assert compaction is not None
         compaction.rewrite()
@@ -446,7 +446,7 @@ def test_one_reply_that_raises_does_not_stop_all_commits() -> None:
         batch = encode_batch([b"x"], base_timestamp_us=1)
         client.broker.publish(client.session, PublishRequest("orders", 0, 1, 0, memoryview(batch)), boom)
         client.broker.flush()
-        await client.broker._committer.drain()
+        await client.broker._life.committer.drain()
         await asyncio.wait_for(client.send([b"y"], topic="other"), 5)
 
     run(scenario)

@@ -150,7 +150,7 @@ def test_a_move_arrives_once_wherever_the_power_is_cut() -> None:
             finished = False
         client = await after_power_cut(client, storage)
         settled = list(journal_of(client).claim("queue/a", list)) == [["dead", 7]]
-        for task in client.broker._tasks[-1:]:
+        for task in client.broker._life.tasks[-1:]:
             await task
         arrived = await client.read_all("archive")
         assert arrived == ([b"first", b"second"] if settled else [b"first"])

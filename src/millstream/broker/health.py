@@ -92,10 +92,14 @@ class Health:
         self._log: StateLog | None = None
         self._journal: Journal | None = None
 
-    def close(self) -> list[Partition]:
-        """Probe no more; returns the logs of its own, to be closed with all others."""
+    def close(self) -> None:
+        """Probe no more."""
         if self._deep is not None:
             self._deep.cancel()
+
+    @property
+    def logs(self) -> list[Partition]:
+        """Those of its own that are open, to be closed with all others."""
         return [kept.partition for kept in (self._log, self._journal) if kept is not None]
 
     def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:

@@ -76,7 +76,7 @@ def test_a_publisher_with_a_window_schedules_no_more_than_may_be_pending() -> No
             except QuotaExceeded:
                 refused += 1
         client.broker.flush()
-        await client.broker._committer.drain()
+        await client.broker._life.committer.drain()
         assert (answers, refused) == ([None, None], 3)
 
     run(scenario)

@@ -72,7 +72,7 @@ def test_a_key_that_retention_sets_free_is_served_to_who_waits() -> None:
         consumer = await client.open_queue(policy={"ordering": "key"})
         (held,) = await client.lease(consumer)
         waiting = await parked(client, consumer)
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         start = client.broker.topics.partition("default", "orders", 0).log.start_offset
         assert start > held.offset
         for _ in range(5):
@@ -225,12 +225,12 @@ def test_cleanup_keeps_a_rejected_message_until_its_letter_is_written() -> None:
         with pytest.raises(StorageFailed):
             await client.settle(Settle.REJECT, leased[3])
         await client.settle(Settle.ACK, *leased[:3], *leased[4:])
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         _forget_windows(client)
         storage.heal()
         await eventually_async(lambda: _letters(client))
         assert [value[:1] for value in await _letters(client)] == [b"3"]
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         assert client.broker.topics.partition("default", "orders", 0).log.start_offset > 30
         await client.broker.stop()
 

@@ -214,19 +214,19 @@ def test_a_topic_with_cleanup_settled_keeps_what_somebody_has_to_do() -> None:
         for number in range(40):
             await client.send([b"%d" % number + bytes(2000)])
         log = client.broker.topics.partition("default", "orders", 0).log
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         assert log.start_offset == 0, "there is no group yet: the first one will want everything"
         slow = await client.open_queue(group="slow")
         fast = await client.open_queue(group="fast")
         assert len(await take_all(client, fast)) == 40
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         assert log.start_offset == 0
         held = await client.lease(slow, 40)
         await client.settle(Settle.ACK, *held[:20])
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         assert 10 < log.start_offset <= 20
         await client.settle(Settle.ACK, *held[20:])
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         assert log.start_offset > 30
 
     lives(work)
@@ -239,7 +239,7 @@ def test_what_retention_takes_is_not_waited_for() -> None:
             await client.send([b"%d" % number + bytes(2000)])
         consumer = await client.open_queue()
         held = await client.lease(consumer, 5)
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         start = client.broker.topics.partition("default", "orders", 0).log.start_offset
         assert start > 5
         assert client.broker.queues.depth(topic_of(client)) == 40 - start
@@ -257,7 +257,7 @@ def test_a_compacted_topic_is_a_queue_of_what_is_left() -> None:
             await publish(client, [b"%d" % number + bytes(1000)] * 2, keys=[b"same", b"k%d" % number])
         early = await client.open_queue(group="early")
         held = await client.lease(early, 40)
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         consumer = await client.open_queue(group="late")
         found = await take_all(client, consumer)
         assert 60 < len(found) < 120

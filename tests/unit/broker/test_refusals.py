@@ -35,7 +35,7 @@ def test_while_publishing_is_refused_no_memory_is_kept_of_who_was_refused(broker
 
     async def ask_often() -> int:
         of: Broker = broker.broker
-        asks = {"publish": lambda: of.check_publish(None, "orders"), "serve": of._check_serving}  # type: ignore[arg-type]
+        asks = {"publish": lambda: of.check_publish(None, "orders"), "serve": of.check_serving}  # type: ignore[arg-type]
         refused = [_refused(asks[what]) for _ in range(20)]
         await asyncio.sleep(0)
         gc.collect()

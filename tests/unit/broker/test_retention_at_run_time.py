@@ -131,7 +131,7 @@ def test_many_topics_are_rolled_in_turns(broker: BrokerForTests, monkeypatch: py
         client.publish(name, b"1")
     rolled = []
     for _ in range(4):
-        broker.run(broker.broker._cleanup.run())
+        broker.run(broker.broker._life.cleanup.run())
         rolled.append(sum(len(segments(broker, name)) > 1 for name in names))
         for name in names[:2]:
             client.publish(name, b"again")

@@ -238,7 +238,7 @@ def test_an_abort_forgets_stages_unless_they_are_published() -> None:
 
 def test_stages_expire_and_long_silent_queries_are_forgotten_with_their_files() -> None:
     async def scenario(client: Client) -> None:
-        stages, storage = client.broker.stages, client.broker._storage
+        stages, storage = client.broker.stages, client.broker._life.storage
         part = await stage_values(client, 0, [b"a"])
         clock = client.broker._clock
         assert isinstance(clock, SkippingClock)

@@ -91,7 +91,7 @@ def test_a_fetch_is_answered_when_retention_takes_its_segment_away(
         assert slow.entered.wait(5)
         with NativeClient(broker.address) as other:
             other.call("topic.alter", name="t", config={"retention_bytes": 1})
-        broker.run(broker.broker._cleanup.run())
+        broker.run(broker.broker._life.cleanup.run())
         slow.go.set()
         client.answer(asked)
 
@@ -188,7 +188,7 @@ def test_messages_of_a_topic_that_nobody_uses_grow_old_all_the_same(tmp_path: Pa
         client.publish("t", [b"old"])
     time.sleep(0.01)  # the clock of the machine decides here
     with BrokerForTests(tmp_path) as broker:
-        broker.run(broker.broker._cleanup.run())
+        broker.run(broker.broker._life.cleanup.run())
         assert sum(path.stat().st_size for path in (tmp_path / "topics/default/t/0").glob("*.log")) == 0
         with NativeClient(broker.address) as client:
             assert client.fetch("t", 1).start_offset == 1
@@ -236,7 +236,7 @@ def test_stopping_does_not_wait_for_a_whole_round_of_cleanup(tmp_path: Path, mon
     assert entered.wait(10)
     stopping = threading.Thread(target=broker.stop)
     stopping.start()
-    eventually(broker.broker._stopping.is_set)
+    eventually(broker.broker._life.stopping.is_set)
     go_on.set()
     stopping.join(10)
     assert not stopping.is_alive()

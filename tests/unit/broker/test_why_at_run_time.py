@@ -200,7 +200,7 @@ def test_why_of_a_message_that_compaction_took_says_that_it_is_gone() -> None:
         await client.open_queue()
         for number in range(60):
             await publish(client, [bytes(1000)] * 2, keys=[b"same", b"k%d" % number])
-        await client.broker._cleanup.run()
+        await client.broker._life.cleanup.run()
         old, other = [await why(client, id=id_at(client, offset)) for offset in range(2)]
         assert (old.state, other.state) == ("gone", "ready")
         assert "it was removed" in old.sentence
