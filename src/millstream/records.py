@@ -31,15 +31,15 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from enum import IntFlag
-from functools import lru_cache
-from itertools import accumulate, chain
-from struct import Struct, iter_unpack
+from itertools import accumulate
+from struct import Struct
 from sys import byteorder
-from typing import Final, Required, TypeAlias, TypedDict, Unpack
+from typing import Final, Required, TypedDict, Unpack
 
 from crc32c import crc32c
 
-from millstream.compression import RAW_BLOCK_BYTES_MAX, Codec, compress, decompress, decompress_produced, raw_size
+from millstream.columns import Buffer, check_ends, check_priorities, check_steps, cut_fixed
+from millstream.compression import RAW_BLOCK_BYTES_MAX, Codec, compress, decompress, decompress_produced
 from millstream.errors import BatchDamaged, PayloadTooLarge
 from millstream.headers import decode_headers, encode_headers
 
@@ -49,6 +49,7 @@ __all__ = [
     "RAW_BLOCK_BYTES_MAX",
     "Batch",
     "BatchHeader",
+    "Buffer",
     "Codec",
     "Columns",
     "assign_producer",
@@ -58,7 +59,6 @@ __all__ = [
     "encode_batch",
     "encode_headers",
     "encode_parts",
-    "largest_message_bytes",
     "read_header",
     "stamp",
     "verify_batch",
@@ -76,7 +76,6 @@ PRIORITY_DEFAULT: Final = 2
 COUNT_MAX: Final = 4_000_000
 #: What a producer may put into one: a hundred bytes of zstd could otherwise hold millions, and keep everybody waiting.
 PRODUCED_MAX: Final = 100_000
-_FIXED_AT_A_TIME: Final = 64
 
 _HEADER: Final = Struct("<HBBIIIQqIIQqIHBB")
 _HEAD: Final = Struct("<HBBIIIQqI")  # the 36 bytes before the producer's checksum starts
@@ -88,8 +87,6 @@ _U64: Final = Struct("<Q")
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 assert _HEADER.size == _HEAD.size + _TAIL.size == HEADER_BYTES
 assert _HEAD.size == CRC_FROM
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
 class Columns(IntFlag):
@@ -212,8 +209,8 @@ def verify_batch(buffer: Buffer, position: int, header: BatchHeader) -> None:
 def check_batch(buffer: Buffer, position: int, end: int) -> BatchHeader:
     """Check a batch as it comes from a producer, before it is stamped: framing, checksum, and that its columns add up.
 
-    Looks at the header and the last entry of each column of ends, never at each message.  A packed one is unpacked:
-    who reads it when it is stored could not get past it if that failed.
+    Columns are looked at as a whole (columns.py), never message by message.  A packed one is unpacked: who reads it
+    when it is stored could not get past it if that failed.
     """
     if end - position < HEADER_BYTES:
         raise BatchDamaged("the batch is shorter than its header")
@@ -233,14 +230,18 @@ def check_batch(buffer: Buffer, position: int, end: int) -> BatchHeader:
         if last_end_at + 4 <= header.length:
             (value_bytes,) = _U32.unpack_from(buffer, position + last_end_at)
             if ((last_end_at + 11) & ~7) + ((value_bytes + 7) & ~7) == header.length:
+                if flags:
+                    check_steps(buffer, position + HEADER_BYTES, count, value_bytes)
+                else:
+                    check_ends(buffer, position + HEADER_BYTES, count)
                 return header
         raise BatchDamaged("the batch's columns do not add up to its length")
     start = position + HEADER_BYTES + (8 if flags & _DELIVER_AT else 0)
     if header.codec:
         block = decompress_produced(header.codec, memoryview(buffer)[start:end])
-        _Sections(block, 0, len(block), count, flags)
+        _Sections(block, 0, len(block), count, flags).check(block, count, flags)
     else:
-        _Sections(buffer, start, end, count, flags)
+        _Sections(buffer, start, end, count, flags).check(buffer, count, flags)
     return header
 
 
@@ -266,24 +267,6 @@ def batch_next_offset(buffer: Buffer, position: int, header: BatchHeader) -> int
         raise BatchDamaged(f"the batch at byte {position} ends inside its offsets")
     delta: int = _U32.unpack_from(buffer, at)[0]
     return header.base_offset + delta + 1
-
-
-def largest_message_bytes(batch: Buffer, header: BatchHeader, limit: int) -> int:
-    """The size of the largest message with its key and headers; of all of them, if that is not more than `limit`."""
-    size = header.length
-    if header.codec:
-        start = HEADER_BYTES + (8 if header.flags & _DELIVER_AT else 0)
-        size = raw_size(batch, start, header.length)
-    if size <= limit:
-        return size
-    opened = Batch.parse(batch, verify=False)
-    at = opened.sections
-    heaps_at = at.keys if header.flags & _KEYS else at.headers if header.flags & _HEADERS else at.values
-    if (size := (len(opened.block) if header.codec else header.length) - heaps_at) <= limit:
-        return size
-    columns = [opened.values(), opened.keys(), opened.raw_headers()]
-    sizes = [[len(item or b"") for item in column] for column in columns if column is not None]
-    return max(map(sum, zip(*sizes, strict=True)))
 
 
 class _Sections:
@@ -351,6 +334,19 @@ class _Sections:
         if at + ((self.value_bytes + 7) & ~7) != end:
             raise BatchDamaged("the batch's columns do not add up to its length")
 
+    def check(self, block: Buffer, count: int, flags: int) -> None:
+        """Raise BatchDamaged unless what stands in the sections makes sense as well."""
+        if flags & _PRIORITY:
+            check_priorities(memoryview(block)[self.priority : self.priority + count])
+        if flags & _KEYS:
+            check_ends(block, self.key_ends, count)
+        if flags & _HEADERS:
+            check_ends(block, self.header_ends, count)
+        if flags & _FIXED_VALUES:
+            check_steps(block, self.value_ends, count, self.value_bytes)
+        else:
+            check_ends(block, self.value_ends, count)
+
 
 class Batch:
     """A stored batch opened for reading.  Columns are unpacked when asked for, all messages at once."""
@@ -392,6 +388,10 @@ class Batch:
             sections = _Sections(buffer, start, end, header.count, flags)
         return cls(header, block, sections, offsets)
 
+    def check(self) -> None:
+        """Raise BatchDamaged if some column cannot be read, which a broker would not have stored."""
+        self.sections.check(self.block, self.count, self.header.flags)
+
     @property
     def append_time_us(self) -> int:
         return self.header.append_time_us
@@ -412,8 +412,9 @@ class Batch:
         """All values; None where the value is null (a tombstone)."""
         at = self.sections
         if self.header.flags & _FIXED_VALUES and at.value_bytes:
-            return _cut_fixed(self.block, at.values, at.value_bytes // self.count, self.count)
-        values = self._cut(at.value_ends, at.values)
+            values = cut_fixed(self.block, at.values, at.value_bytes, self.count)
+        else:
+            values = self._cut(at.value_ends, at.values)
         return self._with_nulls(values, at.value_validity) if self.header.flags & _VALUE_NULLS else values
 
     def keys(self) -> list[bytes | None] | None:
@@ -442,10 +443,13 @@ class Batch:
     def priorities(self) -> list[int] | None:
         if not self.header.flags & _PRIORITY:
             return None
-        return list(memoryview(self.block)[self.sections.priority : self.sections.priority + self.count])
+        column = bytes(memoryview(self.block)[self.sections.priority : self.sections.priority + self.count])
+        check_priorities(column)
+        return list(column)
 
     def _cut(self, ends_at: int, heap_at: int) -> list[bytes | None]:
         count = self.count
+        check_ends(self.block, ends_at, count)
         ends = array("I", bytes(memoryview(self.block)[ends_at : ends_at + 4 * count + 4])).tolist()
         # One copy of the heap, then slices of bytes: slicing a memoryview per message costs three times as much.
         heap = bytes(memoryview(self.block)[heap_at : heap_at + ends[count]])
@@ -457,22 +461,6 @@ class Batch:
 
     def _longs(self, at: int) -> list[int]:
         return array("q", bytes(memoryview(self.block)[at : at + 8 * self.count])).tolist()
-
-
-@lru_cache(maxsize=256)
-def _many_of(size: int) -> Struct:
-    return Struct(f"{size}s" * _FIXED_AT_A_TIME)
-
-
-def _cut_fixed(block: Buffer, at: int, size: int, count: int) -> list[bytes | None]:
-    """Values of one size, many per call: four times as fast as cutting them one by one."""
-    values: list[bytes | None] = []
-    many = _many_of(size)
-    rest = at + size * (count - count % _FIXED_AT_A_TIME)
-    for position in range(at, rest, many.size):
-        values += many.unpack_from(block, position)
-    values += chain.from_iterable(iter_unpack(f"{size}s", memoryview(block)[rest : at + size * count]))
-    return values
 
 
 class BatchColumns(TypedDict, total=False):

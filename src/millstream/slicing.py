@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from crc32c import crc32c
 
+from millstream.columns import check_ascending, check_priorities
 from millstream.records import (
     CRC_FROM,
     HEADER_BYTES,
@@ -70,12 +71,14 @@ def slice_batch(batch: Buffer, first: int, last: int) -> bytes:
     view = memoryview(batch)
     count = last - first
     heap_at = HEADER_BYTES + (4 * header.count + 11 & ~7)
-    ends = view[HEADER_BYTES + 4 * first : HEADER_BYTES + 4 * last + 4].cast("I")
+    column = view[HEADER_BYTES + 4 * first : HEADER_BYTES + 4 * last + 4]
+    ends = column.cast("I")
     start, stop = ends[0], ends[count]
     if header.flags & _FIXED:
         # Values of one size: the ends of any `count` of them are those of the first ones.
         new_ends: Buffer = view[HEADER_BYTES : HEADER_BYTES + 4 * count + 4]
     else:
+        check_ascending(column)
         new_ends = array("I", [end - start for end in ends]).tobytes()
     part = bytearray(view[:HEADER_BYTES])
     part += new_ends
@@ -113,6 +116,7 @@ def select_messages(batch: Buffer | Batch, bits: int) -> bytes:
     if flags & _PRIORITY:
         column = bytes(block[at.priority + first : at.priority + first + span])
         chosen = bytes([column[place] for place in places])
+        check_priorities(chosen)
         lanes = 1 << chosen[0]
         if chosen.count(chosen[0]) != count:
             lanes = sum(1 << lane for lane in set(chosen))
@@ -170,7 +174,10 @@ def _cut(
     Of those that are not wanted next to nothing is looked at.
     """
     chosen, span = len(places), places[-1] + 1
-    ends = block[ends_at + 4 * first : ends_at + 4 * (first + span) + 4].cast("I")
+    column = block[ends_at + 4 * first : ends_at + 4 * (first + span) + 4]
+    if not size:
+        check_ascending(column)
+    ends = column.cast("I")
     start, stop = ends[0], ends[span]
     # Where all have one size, or the first ones are wanted, the ends are those of the first ones.
     new_ends: Buffer = block[ends_at : ends_at + 4 * chosen + 4]

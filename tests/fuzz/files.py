@@ -140,7 +140,8 @@ class LogTarget(Target):
                 with suppress(MillstreamError):
                     for rows in (*decoder.feed(data, first=0, until=2**62, verify=verified), *decoder.finish()):
                         rows.validate(full=True)
-                        rows.to_pydict()
+                        for column in rows.columns:  # times as they are: Python has no years behind 9999, Spark has
+                            (column.cast("int64") if str(column.type).startswith("timestamp") else column).to_pylist()
 
 
 def _look_at(batch: Batch) -> None:

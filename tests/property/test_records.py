@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from array import array
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,6 +12,8 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.broker.incoming import check_storable, largest_message_bytes
+from millstream.columns import check_ascending
 from millstream.compression import compress
 from millstream.errors import BatchDamaged, MillstreamError
 from millstream.records import (
@@ -22,12 +27,12 @@ from millstream.records import (
     encode_batch,
     encode_headers,
     encode_parts,
-    largest_message_bytes,
     read_header,
     stamp,
     verify_batch,
 )
 from millstream.single import encode_single
+from millstream.slicing import select_messages, slice_batch
 
 TIMES = st.integers(0, 2**62)
 
@@ -120,22 +125,122 @@ def test_noise_is_refused_with_our_own_error(noise: bytes) -> None:
 @given(batches(), st.data())
 def test_a_lie_with_a_valid_checksum_cannot_crash_a_reader(made: dict[str, Any], data: st.DataObject) -> None:
     """A client may compute any checksum it likes; what passes the broker must be harmless to consumers."""
-    from crc32c import crc32c
-
     raw = encode_batch(**made)
-    at = data.draw(st.integers(36, len(raw) - 1))
-    raw[at] = data.draw(st.integers(0, 255))
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(36, len(raw) - 1))
+        raw[at] = data.draw(st.integers(0, 255))
     raw[8:12] = crc32c(memoryview(raw)[36:]).to_bytes(4, "little")
+    stamp(memoryview(raw), 0, base_offset=0, append_time_us=0, leader_epoch=0)
     try:
         check_batch(raw, 0, len(raw))
-        stamp(memoryview(raw), 0, base_offset=0, append_time_us=0, leader_epoch=0)
-        batch = Batch.parse(raw)
-        for column in (batch.values(), batch.keys(), batch.raw_headers(), batch.timestamps_us()):
-            assert column is None or len(column) == batch.count
-        for headers in batch.raw_headers() or ():
-            decode_headers(headers)
     except BatchDamaged:
-        pass
+        with suppress(BatchDamaged):  # and nothing else
+            read_all(raw, data)
+    else:
+        read_all(raw, data)
+
+
+def read_all(raw: bytearray, data: st.DataObject) -> None:
+    """Everything that is done with a batch after it was stored."""
+    batch = Batch.parse(raw)
+    columns = [batch.values(), batch.keys(), batch.raw_headers()]
+    assert all(column is None or len(column) == batch.count for column in columns)
+    heaps = sum(len(item or b"") for column in columns for item in column or ())
+    assert heaps <= len(batch.block), "no byte belongs to two messages"
+    numbers = (batch.timestamps_us(), batch.priorities(), batch.deliver_at_us(), batch.expiry_us())
+    assert all(column is None or len(column) == batch.count for column in numbers)
+    for headers in batch.raw_headers() or ():
+        with suppress(BatchDamaged):
+            decode_headers(headers)
+    first = data.draw(st.integers(0, batch.count - 1))
+    last = data.draw(st.integers(first + 1, batch.count))
+    chosen = data.draw(st.integers(1, (1 << batch.count) - 1))
+    for part in (slice_batch(bytes(raw), first, last), select_messages(bytes(raw), chosen)):
+        assert len(Batch.parse(part).values()) == Batch.parse(part).count
+
+
+def with_ends(batch: bytearray, ends: list[int], *, flags: int | None = None) -> bytearray:
+    """A batch that is not packed, with other ends of its values, as somebody would send it who means harm."""
+    at = Batch.parse(batch, verify=False).sections.value_ends
+    batch[at : at + 4 * len(ends)] = array("I", ends).tobytes()
+    if flags is not None:
+        batch[60:62] = flags.to_bytes(2, "little")
+    batch[8:12] = crc32c(memoryview(batch)[36:]).to_bytes(4, "little")
+    return batch
+
+
+@pytest.mark.parametrize("keys", [None, [b"k"] * 4], ids=["plain", "keys"])
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ([b"a", b"bb", b"c", b"d"], [0, 1, 5, 4, 5]),
+        ([b"a", b"bb", b"c", b"d"], [0, 5, 1, 5, 5]),
+        ([b"a", b"bb", b"c", b"d"], [1, 1, 3, 4, 5]),
+        ([b"a", b"bb", b"c", b"d"], [0, 1, 3, 2**32 - 1, 5]),
+        ([b"aa", b"bb", b"cc", b"dd"], [0, 1, 4, 6, 8]),
+        ([b"a", b"b", b"c", b"d"], [0, 0, 0, 0, 3]),
+        ([b"aa", b"bb", b"cc", b"dd"], [0, 2, 4, 6, 7]),
+    ],
+    ids=["descend", "alternate", "not from 0", "negative", "one size, uneven", "one size, too few", "one size, a rest"],
+)
+def test_a_batch_that_cannot_be_cut_is_refused_before_it_is_stored(
+    values: list[bytes], ends: list[int], keys: list[bytes | None] | None
+) -> None:
+    wrong = with_ends(encode_batch(values, base_timestamp_us=0, keys=keys), ends)
+    for batch in (wrong, repacked(wrong, bytes(wrong[HEADER_BYTES:]), codec=1)):
+        with pytest.raises(BatchDamaged, match=r"ends|one size"):
+            check_batch(batch, 0, len(batch))
+
+
+def test_a_priority_that_no_header_can_name_is_refused_before_it_is_stored() -> None:
+    batch = encode_batch([b"x"] * 8, base_timestamp_us=0, priorities=[7] * 8)
+    check_batch(batch, 0, len(batch))
+    batch[HEADER_BYTES + 3] = 8
+    batch[8:12] = crc32c(memoryview(batch)[36:]).to_bytes(4, "little")
+    with pytest.raises(BatchDamaged, match="they are 0 to 7"):
+        check_batch(batch, 0, len(batch))
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
+def test_a_few_bytes_cannot_become_gigabytes(packed: bool) -> None:
+    """Ends that go back and forth would give nearly all of the heap to every second message."""
+    heap, count = 1_000_000, 400
+    wrong = encode_batch([bytes(heap - count), *[b"x"] * count], base_timestamp_us=0)
+    wrong = with_ends(wrong, [0, *[1, heap] * (count // 2), heap])
+    batch = repacked(wrong, bytes(wrong[HEADER_BYTES:]), codec=2) if packed else wrong
+    assert len(batch) < (1000 if packed else 2 * heap)
+    tracemalloc.start()
+    try:
+        with pytest.raises(BatchDamaged):
+            check_storable(memoryview(batch), 100_000, 0)
+        with pytest.raises(BatchDamaged):
+            Batch.parse(batch, verify=False).values()
+        with pytest.raises(BatchDamaged):
+            select_messages(bytes(batch), int("10" * (count // 2), 2))
+        assert tracemalloc.get_traced_memory()[1] < 10 * heap
+    finally:
+        tracemalloc.stop()
+
+
+@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=20), st.integers(0, 9000), st.booleans())
+def test_many_ends_are_compared_as_one_by_one(some: list[int], more: int, in_order: bool) -> None:
+    ends = [0] * more + (sorted(some) if in_order else some)
+    column = memoryview(array("I", ends).tobytes())
+    if ends == sorted(ends):
+        check_ascending(column)
+    else:
+        with pytest.raises(BatchDamaged):
+            check_ascending(column)
+
+
+def test_a_null_among_values_of_one_size_stays_one() -> None:
+    """No encoder of ours says both, but another one may: the bytes of a null are there and mean nothing."""
+    raw = encode_batch([b"aa", None, b"cc"], base_timestamp_us=0)
+    at = Batch.parse(raw, verify=False).sections.values
+    raw[at : at + 8] = b"aabbcc\0\0"
+    raw = with_ends(raw, [0, 2, 4, 6], flags=128 | 512)
+    check_batch(raw, 0, len(raw))
+    assert Batch.parse(raw, verify=False).values() == [b"aa", None, b"cc"]
 
 
 @given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=5))

@@ -12,7 +12,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "millstream"
 
 FOUNDATION = {"errors", "names", "clock", "records", "ids", "config", "topics", "compression", "headers", "version"}
-FOUNDATION |= {"durations", "retries", "options", "receipts", "policies", "settings", "slicing"}
+FOUNDATION |= {"durations", "retries", "options", "receipts", "policies", "settings", "slicing", "columns"}
 FOUNDATION |= {
     "dead_letters",
     "partitioning",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from millstream.compression import raw_size
 from millstream.errors import InvalidArgument, PayloadTooLarge
-from millstream.records import Batch, BatchHeader, Columns, check_batch, largest_message_bytes
+from millstream.records import HEADER_BYTES, Batch, BatchHeader, Buffer, Columns, check_batch
 
-__all__ = ["check_storable"]
+__all__ = ["check_storable", "largest_message_bytes"]
 
 _DELIVER_AT: Final = int(Columns.DELIVER_AT)
+_KEYS: Final = int(Columns.KEYS)
+_HEADERS: Final = int(Columns.HEADERS)
 
 
 def check_storable(batch: memoryview, max_message_bytes: int, due_column: int) -> tuple[BatchHeader, list[int] | None]:
@@ -26,6 +29,24 @@ def check_storable(batch: memoryview, max_message_bytes: int, due_column: int) -
         if largest > max_message_bytes:
             raise PayloadTooLarge(f"a message has {largest} bytes, the topic allows {max_message_bytes}")
     return header, due_us
+
+
+def largest_message_bytes(batch: Buffer, header: BatchHeader, limit: int) -> int:
+    """The size of the largest message with its key and headers; of all of them, if that is not more than `limit`."""
+    size = header.length
+    if header.codec:
+        start = HEADER_BYTES + (8 if header.flags & _DELIVER_AT else 0)
+        size = raw_size(batch, start, header.length)
+    if size <= limit:
+        return size
+    opened = Batch.parse(batch, verify=False)
+    at = opened.sections
+    heaps_at = at.keys if header.flags & _KEYS else at.headers if header.flags & _HEADERS else at.values
+    if (size := (len(opened.block) if header.codec else header.length) - heaps_at) <= limit:
+        return size
+    columns = [opened.values(), opened.keys(), opened.raw_headers()]
+    sizes = [[len(item or b"") for item in column] for column in columns if column is not None]
+    return max(map(sum, zip(*sizes, strict=True)))
 
 
 def _check_due(batch: memoryview, due_column: int) -> list[int]:

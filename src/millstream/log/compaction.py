@@ -41,7 +41,7 @@ from millstream.log.segment import Segment, Verified
 from millstream.log.storage import File, Storage
 from millstream.records import Batch, BatchHeader, Columns
 
-__all__ = ["DIRTY_SHARE_MIN", "Compaction"]
+__all__ = ["DIRTY_SHARE_MIN", "Compaction", "open_readable"]
 
 _KEYS_MAX: Final = 1_000_000  # about 150 MB while a compaction runs
 DIRTY_SHARE_MIN: Final = 0.2  # less than this is not worth reading all the rest for
@@ -309,11 +309,17 @@ def _open_keyed(found: Found) -> Batch | None:
     """The batch, if it has keys that can be read; otherwise it stays as it is."""
     if not found.header.flags & _KEYS or found.header.flags & _CONTROL:
         return None
+    return open_readable(found)
+
+
+def open_readable(found: Found) -> Batch | None:
+    """The batch, if all of it can be read.  What cannot is between its producer and its consumers."""
     try:
-        return Batch.parse(found.buffer, found.at, verify=False)
+        batch = Batch.parse(found.buffer, found.at, verify=False)
+        batch.check()
     except BatchDamaged:
-        # What the producer packed cannot be unpacked.  That is between it and its consumers.
         return None
+    return batch
 
 
 def _digest(key: bytes) -> bytes:

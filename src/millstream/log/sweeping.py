@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Final
 
-from millstream.errors import BatchDamaged
-from millstream.log.compaction import Compaction
+from millstream.log.compaction import Compaction, open_readable
 from millstream.log.partition import PartitionLog
 from millstream.log.scan import Found
 from millstream.log.segment import Segment
@@ -48,10 +47,7 @@ class Sweep(Compaction):
         return self._segments
 
     def _open(self, found: Found) -> Batch | None:
-        try:
-            return Batch.parse(found.buffer, found.at, verify=False)
-        except BatchDamaged:
-            return None  # what the producer packed cannot be unpacked
+        return open_readable(found)
 
     def _survivors(self, batch: Batch, tombstones_stay: bool) -> list[int] | None:  # noqa: ARG002
         settled = self._settled

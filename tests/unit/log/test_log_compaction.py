@@ -373,6 +373,29 @@ def test_a_batch_that_cannot_be_unpacked_is_kept() -> None:
     assert Message(1, b"a", b"2") in read_back(log, start=1)[0]
 
 
+@pytest.mark.parametrize("wrong", ["one size", "priority", "ends"])
+def test_a_batch_whose_columns_cannot_be_read_is_kept_and_keeps_nothing_else(wrong: str) -> None:
+    """No broker stores such a batch, but its log may come from somewhere else."""
+    storage = MemoryStorage()
+    log = open_log(storage, tail_bytes=0)
+    values = [b"v", b"v"] if wrong == "one size" else [b"v", b"vv"]
+    batch = encode_batch(values, keys=[b"a", b"b"], priorities=[0, 1], base_timestamp_us=0)
+    at = Batch.parse(batch, verify=False).sections
+    if wrong == "priority":
+        batch[at.priority] = 200
+    else:
+        place = at.value_ends + (8 if wrong == "one size" else 4)
+        batch[place : place + 4] = (1 if wrong == "one size" else 9).to_bytes(4, "little")
+    batch[8:12] = crc32c(bytes(batch[36:])).to_bytes(4, "little")
+    log.append([memoryview(batch)], [2], 0)
+    append(log, keyed(a=b"2", c=b"2"), keyed(c=b"3"))
+    log.roll()
+    log.sync()
+    assert compact(log)
+    assert [(stored.header.base_offset, stored.header.count) for stored in dump(storage, DIRECTORY)] == [(0, 2), (2, 2)]
+    assert read_back(log, start=2)[0] == [Message(2, b"a", b"2"), Message(4, b"c", b"3")]
+
+
 HOUR = 3600 * SECOND
 
 
