@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from millstream.errors import DataDirLocked
@@ -25,7 +26,7 @@ class DirectoryLock:
     def acquire(self) -> None:
         """Take the lock, or raise DataDirLocked, naming the process that has it.  The directory must exist."""
         assert self._fd < 0, "the lock is held already"
-        fd = os.open(self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = self._open()
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -38,6 +39,19 @@ class DirectoryLock:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
+
+    def _open(self) -> int:
+        path, flags = self._directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            fd = os.open(path, flags | os.O_EXCL, 0o640)
+        except FileExistsError:
+            return os.open(path, flags, 0o640)
+        if os.geteuid() == 0:
+            # Root looks at the files of a broker, which would not get at its own lock afterwards.
+            owner = os.stat(self._directory)
+            with suppress(OSError):
+                os.fchown(fd, owner.st_uid, owner.st_gid)
+        return fd
 
     def release(self) -> None:
         """Give the lock up; fine when it is not held."""

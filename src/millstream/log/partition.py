@@ -31,7 +31,7 @@ from millstream.log.recovery import RecoveryReport, recover
 from millstream.log.retention import Retention
 from millstream.log.sealing import DirectorySync, Seal, Seals, SyncRound, remove_snapshots_before, store_index
 from millstream.log.segment import Segment, Verified, segment_name
-from millstream.log.storage import File, Storage, Syncable
+from millstream.log.storage import File, Storage, Syncable, parent_of
 from millstream.log.swap import put_in_place, remove_segment, remove_superseded
 from millstream.records import stamp
 
@@ -96,6 +96,8 @@ class PartitionLog:
         self._file: File | None = None  # the active segment's file while it has bytes that are not synced
         self._dirty = False
         self._directory_dirty = recovered.new
+        #: Nothing was ever stored here, so it is not certain that even its directory's name is on disk.
+        self._is_new = not self.next_offset
         self._changed = not recovered.report.clean
         self._seals: list[Seal] = []
         self._rounds: deque[SyncRound] = deque()
@@ -286,6 +288,9 @@ class PartitionLog:
         if self._directory_dirty and self._changed:
             work.append(DirectorySync(self._storage, self.directory))
             self._directory_dirty = False
+        if self._is_new and self._changed:
+            work.append(DirectorySync(self._storage, parent_of(self.directory)))
+            self._is_new = False
         if work:
             self._prepare = self.size_bytes - self._synced_bytes <= _PREPARED_ROUND_BYTES_MAX
             self._synced_bytes = self.size_bytes
@@ -380,6 +385,8 @@ class PartitionLog:
 
     def offset_at_time(self, time_us: int) -> int:
         """The first offset that was appended at or after a time, else `next_offset`."""
+        if self._closed:
+            raise StorageFailed(f"the log {self.directory} is closed")
         if time_us > self.last_append_us:
             return self.next_offset
         try:

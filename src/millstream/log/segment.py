@@ -66,6 +66,7 @@ class Survey:
     messages: int = 0
     batches: int = 0
     damaged: list[DamagedRange] = field(default_factory=list)
+    scanned: int = 0  # how much of the file was looked at
 
 
 def survey(
@@ -83,7 +84,7 @@ def survey(
     recorded in `producers` as they come.
     """
     index = LiveIndex(interval_bytes)
-    found = Survey(index, 0, base_offset, base_offset)
+    found = Survey(index, 0, base_offset, base_offset, scanned=size)
     for item in scan(file, 0, size, next_offset=base_offset, limit=limit):
         if isinstance(item, Damage):
             _note_damage(found, item)
@@ -413,12 +414,18 @@ class Segment:
         self.damaged = tuple(found.damaged)
         self.verified = True
         if isinstance(self.index, LiveIndex):
-            self.index.replace_before(found.size, found.index)
+            self.index.replace_before(found.scanned, found.index)
             return False
         file = self._files.get(self._storage, self.index_path)
-        if file.read(INDEX_HEADER_BYTES, ENTRY_BYTES * len(found.index) + 1) == found.index.encode():
+        index = found.index
+        if found.scanned < self.size:
+            # This process has written the rest, and sealed the segment since.
+            data = file.read(INDEX_HEADER_BYTES, ENTRY_BYTES * len(self.index))
+            index = LiveIndex.decode(data[: len(data) // ENTRY_BYTES * ENTRY_BYTES], self.interval_bytes)
+            index.replace_before(found.scanned, found.index)
+        if file.read(INDEX_HEADER_BYTES, ENTRY_BYTES * len(index) + 1) == index.encode():
             return False
-        self.index = found.index
+        self.index = index
         return True
 
     def doubt(self) -> None:

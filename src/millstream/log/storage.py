@@ -66,7 +66,11 @@ class Storage(Protocol):
     def exists(self, path: str) -> bool: ...
 
     def make_directory(self, *paths: str) -> None:
-        """Make directories and their parents, durably; those that exist are fine.  Many cost hardly more than one."""
+        """Make directories and their parents, durably; those that exist are fine.  Many cost hardly more than one.
+
+        After a crash or an error the name of an empty directory may not be on disk, although it exists by now; that of
+        one that holds something is.
+        """
 
     def rename(self, old: str, new: str) -> None: ...
 
@@ -182,17 +186,34 @@ class DiskStorage:
 
     def make_directory(self, *paths: str) -> None:
         make_data_directory(Path(self._root))
-        changed: dict[str, None] = {}
-        for path in paths:
-            missing: list[str] = []
-            while path and not os.path.isdir(self._at(path)):
-                missing.append(path)
-                path = parent_of(path)
-            for made in reversed(missing):
-                os.mkdir(self._at(made), 0o750)
-                changed[parent_of(made)] = None
-        for directory in changed:
-            _sync_directory(self._at(directory))
+        missing = [path for path in paths if not os.path.isdir(self._at(path))]
+        parents = dict.fromkeys(map(parent_of, missing))
+        for parent in parents:
+            self._prepare(parent)
+        for path in missing:
+            self._mkdir(path)
+        for parent in parents:
+            _sync_directory(self._at(parent))
+
+    def _prepare(self, directory: str) -> None:
+        """Have the name of a directory on disk before anything stands in it.
+
+        An empty one may be what a crash, or a sync that failed, has left of the last try.
+        """
+        if directory and not self._is_in_use(directory):
+            parent = parent_of(directory)
+            self._prepare(parent)
+            self._mkdir(directory)
+            _sync_directory(self._at(parent))
+
+    def _is_in_use(self, directory: str) -> bool:
+        with suppress(FileNotFoundError), os.scandir(self._at(directory)) as entries:
+            return any(entries)  # the first one is enough: there may be thousands
+        return False
+
+    def _mkdir(self, path: str) -> None:
+        with suppress(FileExistsError):
+            os.mkdir(self._at(path), 0o750)
 
     def rename(self, old: str, new: str) -> None:
         with self.holding.lock:

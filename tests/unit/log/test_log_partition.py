@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -220,7 +221,7 @@ def test_dirty_files_are_handed_out_once(storage: MemoryStorage) -> None:
     log = open_log(storage)
     assert log.dirty_files() == []
     append(log, plain(b"a"))
-    assert len(log.dirty_files()) == 2, "the file, and the directory with its name"
+    assert len(log.dirty_files()) == 3, "the file, and the directories with its name and theirs"
     append(log, plain(b"a"))
     assert len(log.dirty_files()) == 1
     assert log.dirty_files() == []
@@ -367,6 +368,30 @@ def test_a_closed_log_takes_nothing_more(storage: MemoryStorage) -> None:
     log.close()
     with pytest.raises(StorageFailed, match="closed"):
         append(log, plain(b"a"))
+
+
+@pytest.mark.parametrize("ask", [lambda log: log.read(0, 1, before=1), lambda log: log.offset_at_time(0)])
+def test_who_asks_a_log_that_was_let_go_of_opens_none_of_its_files(
+    storage: MemoryStorage, ask: Callable[[PartitionLog], object]
+) -> None:
+    """The next log of its name would get them from the cache, and append to what is deleted."""
+    files = FileCache()
+
+    def opened() -> PartitionLog:
+        tail = TailCache(bytes_max=0)
+        return PartitionLog.open(storage, DIRECTORY, config=LogConfig(), files=files, tail=tail, now_us=0)
+
+    log = opened()
+    append(log, plain(b"old"))
+    log.sync()
+    log.abandon()
+    with pytest.raises(StorageFailed, match="closed"):
+        ask(log)
+    storage.remove_tree(DIRECTORY)
+    log = opened()
+    append(log, plain(b"new"))
+    log.sync()
+    assert [message.value for message in read_back(open_log(storage))[0]] == [b"new"]
 
 
 def test_delete_removes_every_file(storage: MemoryStorage) -> None:

@@ -37,6 +37,31 @@ def reopened(storage: MemoryStorage) -> PartitionLog:
     return open_log(storage, index_interval_bytes=64, tail_bytes=0)
 
 
+@pytest.mark.parametrize("damaged", [False, True], ids=["good", "damaged"])
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_segment_that_was_cold_and_is_full_now_keeps_the_index_of_all_of_it(when: str, damaged: bool) -> None:
+    """Only what an earlier process wrote is checked; where the rest lies is known to this one."""
+    storage = MemoryStorage()
+    log = reopened(storage)
+    messages = [message for n in range(20) for message in append(log, plain(b"%d" % n))]
+    log.close()
+    log = reopened(storage)
+    messages += [message for n in range(20) for message in append(log, plain(b"more %d" % n))]
+    cold = log.cold_segment(0)
+    assert cold is not None
+    report = cold.verify()
+    log.roll()
+    log.sync()
+    good = storage.read_all(FIRST_INDEX)
+    if damaged:
+        storage.replace(FIRST_INDEX, good[:64] + bytes(5 * 24) + good[64 + 5 * 24 :])
+    log.accept(report if when == "meanwhile" else cold.verify())
+    assert storage.read_all(FIRST_INDEX) == good
+    assert log.recovery.rebuilt_indexes == damaged
+    assert len(log.segments[0].index) == 40, "one for every batch here: nobody has to step from one to the next"
+    assert read_back(log) == (messages, [])
+
+
 @pytest.mark.parametrize("damage", ["missing", "empty", "short", "long", "garbage", "of another segment"])
 def test_a_bad_index_of_a_sealed_segment_is_rebuilt(damage: str) -> None:
     storage, messages, _ = three_segments()

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from millstream.errors import DataDirLocked
+from millstream.log import storage as storage_module
 from millstream.log.lock import DirectoryLock
 from millstream.log.memory import MemoryStorage
 from millstream.log.storage import DiskStorage, Storage
 from millstream.testing.storage import SimulatedStorage
+from tests.log_workload import DIRECTORY, FIRST_LOG, append, open_log, plain
 
 KINDS: dict[str, Callable[[Path], Storage]] = {
     "disk": DiskStorage,
@@ -168,3 +173,49 @@ def test_lock_keeps_a_second_broker_out_and_names_the_first(tmp_path: Path) -> N
     first.release()
     second.acquire()
     second.release()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_lock_that_root_makes_belongs_to_the_owner_of_the_data(tmp_path: Path) -> None:
+    """After `log verify` by root the broker could not start."""
+    os.chown(tmp_path, 65534, 65533)
+    lock = DirectoryLock(tmp_path)
+    lock.acquire()
+    lock.release()
+    found = (tmp_path / "lock").stat()
+    assert (found.st_uid, found.st_gid) == (65534, 65533)
+    os.chown(tmp_path / "lock", 1, 1)
+    lock.acquire()
+    lock.release()
+    assert (tmp_path / "lock").stat().st_uid == 1, "what was there is not given away"
+
+
+@pytest.mark.parametrize("lost", range(3))
+def test_what_is_stored_in_a_directory_that_was_left_unfinished_is_there_after_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """The broker died, or the disk refused a sync, when it had made the directory and its name was not on disk yet.
+    The next one found the directory, and took its name for granted.
+    """
+    data = tmp_path / "data"
+    DiskStorage(data).make_directory()
+    on_disk: set[str] = set()
+    syncs = itertools.count()
+
+    def sync(path: str) -> None:
+        if next(syncs) == lost:
+            raise OSError(errno.EIO, "Input/output error", path)
+        on_disk.update(f"{path}/{name}" for name in os.listdir(path))
+
+    monkeypatch.setattr(storage_module, "_sync_directory", sync)
+    with suppress(OSError):
+        DiskStorage(data).make_directory(DIRECTORY, "topics/orders/1")
+    assert next(syncs) == lost + 1
+    open_log(DiskStorage(data))  # and nothing comes of it
+    log = open_log(DiskStorage(data))
+    append(log, plain(b"confirmed"))
+    log.sync()
+    path = data
+    for name in Path(FIRST_LOG).parts:
+        path /= name
+        assert str(path) in on_disk
