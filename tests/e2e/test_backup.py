@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +22,11 @@ from millstream.broker.broker import Broker
 from millstream.cli.main import _run
 from millstream.errors import FilesHeld, HoldLost, InvalidArgument, StartFailed
 from millstream.log import holding
-from millstream.log.holding import HELD, RESTORING, open_held, read_list
+from millstream.log.holding import HELD, RESTORING, files_below, open_held, read_list
 from millstream.log.lock import DirectoryLock
 from millstream.testing.broker import BrokerForTests
+from millstream.wire.stage_calls import stage_address
+from tests.native import NativeClient
 from tests.waiting import eventually
 
 Command = Callable[..., str]
@@ -93,6 +98,49 @@ def test_a_stopped_broker_is_copied_as_it_is(tmp_path: Path, command: Command) -
     assert (tmp_path / "copy" / "clean").exists(), "it was stopped in order, and so is the copy"
     with BrokerForTests(tmp_path / "copy") as broker, millstream.connect(broker.address) as client:
         assert values(client, "orders") == [f"{number}" for number in range(100)]
+
+
+def test_nothing_that_a_broker_writes_is_left_out(tmp_path: Path) -> None:
+    with BrokerForTests(tmp_path) as broker, millstream.connect(broker.address) as client:
+        client.publish("orders", "now")
+        client.publish("orders", "later", delay="2m")
+        with client.queue("orders", timeout_s=1) as queue:
+            next(iter(queue)).reject("no such article")
+        client.admin.health(deep=True)
+        with NativeClient(broker.address) as task:
+            stage = task.call("stage.open", query="q", batch=0)["stage"]
+            task.publish(stage_address(stage, "orders"), [b"staged"])
+        broker.clock.advance("1m")
+        eventually((tmp_path / "history").exists)
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path.split("/")[0] for path in written} >= {"topics", "state", "history", "traces", "stages", "node_id"}
+    assert written - set(files_below(str(tmp_path))) <= {"lock"}
+
+
+def test_a_topic_on_another_disk_comes_back(tmp_path: Path, command: Command) -> None:
+    """The backup was whole, it was said, and every message was missing."""
+    data = tmp_path / "data"
+    with BrokerForTests(data) as broker, millstream.connect(broker.address) as client:
+        client.publish("orders", "stopped")
+    (data / "topics").rename(tmp_path / "larger-disk")
+    (data / "topics").symlink_to(tmp_path / "larger-disk")
+    command("backup", tmp_path / "a", "--data", data)
+    with BrokerForTests(data) as broker, locked(data):
+        with millstream.connect(broker.address) as client:
+            client.publish("orders", "running")
+        command("backup", tmp_path / "b", "--data", data, "--broker", broker.address)
+    for name, expected in (("a", ["stopped"]), ("b", ["stopped", "running"])):
+        command("restore", tmp_path / name, "--data", tmp_path / f"{name}-copy")
+        with BrokerForTests(tmp_path / f"{name}-copy") as copy, millstream.connect(copy.address) as client:
+            assert values(client, "orders") == expected
+
+
+def test_what_cannot_be_backed_up_is_named(tmp_path: Path, command: Command) -> None:
+    data = tmp_path / "data"
+    with BrokerForTests(data) as broker, locked(data):
+        (data / "state" / "team").symlink_to(tmp_path / "not-mounted")
+        assert "state/team" in command("backup", tmp_path / "a", "--data", data, "--broker", broker.address, code=4)
+    assert "state/team" in command("backup", tmp_path / "a", "--data", data, code=4)
 
 
 class Load:
@@ -253,8 +301,11 @@ def test_publishing_goes_on_without_copies_of_logs_that_are_held(broker: BrokerF
     with millstream.connect(broker.address) as client:
         for number in range(10):
             client.publish("orders", f"order {number}")
+        for number in range(10):
+            client.create_topic(f"topic-{number}")
         hold = client.admin.hold_files()
         client.publish("orders", "behind the moment")
+        client.create_topic("behind-the-moment")
         assert not list((data / HELD).rglob("*.log"))
         client.admin.release_files(hold.id)
 
@@ -292,6 +343,27 @@ def test_a_backup_is_not_written_into_a_file_that_somebody_has_put_there(tmp_pat
     (tmp_path / "b.part").unlink()
     command("backup", tmp_path / "b", "--data", tmp_path / "data")
     assert (tmp_path / "b").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_backup_whose_reader_leaves_is_none(tmp_path: Path) -> None:
+    """`millstream backup - | ssh elsewhere 'cat > it'`, and the line breaks."""
+    with BrokerForTests(tmp_path):
+        pass
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "millstream", "backup", "-", "--data", str(tmp_path)],
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == 4
+    assert "the backup was cut short: whoever reads it is gone" in done.stderr
+    assert "BrokenPipe" not in done.stderr
 
 
 def test_what_a_killed_broker_held_is_cleared_away(tmp_path: Path) -> None:

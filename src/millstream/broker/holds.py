@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final, Protocol
 
 import structlog
 
+from millstream.broker.partition import Partition
 from millstream.broker.queues.queues import Queues
 from millstream.broker.sessions import Session
 from millstream.broker.topics import Topics
@@ -41,12 +42,14 @@ class Holds:
         host: _Host,
         storage: Storage,
         *,
+        logs: Callable[[], Iterable[Partition]],
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         draw_id: Callable[[], str],
     ) -> None:
         self._host = host
         self._holding = storage.holding if isinstance(storage, DiskStorage) else None
+        self._logs = logs
         self._clock = clock
         self._loop = loop
         self._draw_id = draw_id
@@ -89,13 +92,14 @@ class Holds:
         self._host.queues.flush()
         self._host.topics.flush_journals()
         try:
-            for partition in self._host.topics.open_logs():
+            for partition in self._logs():
                 # Otherwise the next append would change bytes that are held, and need a copy of them.
                 partition.log.give_back_room()
             held = self._holding.begin(self._draw_id())
         except OSError as error:
             self._holding.end()
-            raise StorageFailed(f"the files cannot be held: {error.strerror or error}") from None
+            reason = error.strerror or error
+            raise StorageFailed(f"the files cannot be held: {error.filename or 'a file'}: {reason}") from None
         self._owner = session
         self._current = calls.FileHold(
             id=held.hold_id,

@@ -265,7 +265,7 @@ class Life:
         def draw_id() -> str:
             return f"{self._rng.getrandbits(64):016x}"
 
-        self.holds = Holds(broker, self.storage, clock=self._clock, loop=loop, draw_id=draw_id)
+        self.holds = Holds(broker, self.storage, logs=self._logs, clock=self._clock, loop=loop, draw_id=draw_id)
 
     def begin(self) -> None:
         """What goes on by itself from now on."""

@@ -22,6 +22,7 @@ from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Registry, Topic
 from millstream.broker.state import StateLog
+from millstream.broker.topic_files import directory_of, remove_files
 from millstream.broker.traffic.duplicates import no_window
 from millstream.broker.transfer import Transfer
 from millstream.clock import Clock
@@ -226,7 +227,7 @@ class Topics:
     ) -> Partition:
         _check_stays(topic)
         return self._opener.open(
-            f"{_directory(topic)}/{name}",
+            f"{directory_of(topic)}/{name}",
             uid,
             segment_bytes=segment_bytes,
             ephemeral=self._ephemeral if topic.config.mode == "ephemeral" else None,
@@ -238,7 +239,7 @@ class Topics:
         """Partitions that have something on disk beside them: `state` or `schedules`."""
         for topic in list(self.registry.all_topics()):
             if not topic.deleting and topic.config.mode != "ephemeral":
-                for name in self._opener.storage.names(_directory(topic)):
+                for name in self._opener.storage.names(directory_of(topic)):
                     number, _, kind = name.partition(".")
                     # What somebody else has put there is none of the broker's.
                     if kind == suffix and number.isdecimal() and int(number) < len(topic.partitions):
@@ -275,7 +276,7 @@ class Topics:
     def _stored(self, topic: Topic, name: str) -> list[str]:
         """The files in a directory of a topic.  Raises StorageFailed when it cannot be read now."""
         storage = self._ephemeral if topic.config.mode == "ephemeral" else self._opener.storage
-        directory = f"{_directory(topic)}/{name}"
+        directory = f"{directory_of(topic)}/{name}"
         try:
             return storage.names(directory)
         except OSError as problem:
@@ -293,7 +294,7 @@ class Topics:
                 if running is not None:
                     total += running.log.size_bytes
                 else:
-                    directory = f"{_directory(topic)}/{name}"
+                    directory = f"{directory_of(topic)}/{name}"
                     files = [file for file in storage.names(directory) if file.endswith(".log")]
                     total += sum(storage.size(f"{directory}/{file}") for file in files)
         return total
@@ -331,8 +332,8 @@ class Topics:
         for topic in self.registry.all_topics():
             if topic.deleting or topic.config.mode == "ephemeral":
                 continue
-            for number in filter(str.isdecimal, storage.names(_directory(topic))):
-                directory = f"{_directory(topic)}/{number}"
+            for number in filter(str.isdecimal, storage.names(directory_of(topic))):
+                directory = f"{directory_of(topic)}/{number}"
                 segments = [name for name in storage.names(directory) if name.endswith(".log")]
                 # With more than one segment the last but one may be unsealed, if the crash came just after a roll.
                 if len(segments) > 1 or any(storage.size(f"{directory}/{n}") > _SHORT_TAIL_BYTES for n in segments):
@@ -349,7 +350,7 @@ class Topics:
     def _open(self, topic: Topic, number: int) -> Partition:
         _check_stays(topic)
         partition = self._opener.open(
-            f"{_directory(topic)}/{number}",
+            f"{directory_of(topic)}/{number}",
             topic.partition_uids[number],
             segment_bytes=topic.config.segment_bytes,
             ephemeral=self._ephemeral if topic.config.mode == "ephemeral" else None,
@@ -440,7 +441,7 @@ class Topics:
             )
             wanted = call.partitions if call.partitions and topic.config.mode != "ephemeral" else 0
             made = range(len(topic.partitions), wanted)
-            await self._record(facts, self._make_directories(_directory(topic), made))
+            await self._record(facts, self._make_directories(directory_of(topic), made))
         await self.on_changed(topic)
         return self.info(topic)
 
@@ -484,10 +485,9 @@ class Topics:
         await self._on_deleted(topic.namespace, topic.name)
         try:
             if topic.config.mode == "ephemeral":
-                self._ephemeral.remove_tree(_directory(topic))
+                self._ephemeral.remove_tree(directory_of(topic))
             else:
-                remove = self._opener.storage.remove_tree
-                await self._opener.loop.run_in_executor(None, remove, _directory(topic))
+                await self._opener.loop.run_in_executor(None, remove_files, self._opener.storage, topic)
         except OSError as error:
             raise StorageFailed(f"topic {topic.name!r} cannot be removed: {error}; delete it again") from None
         await self._record({topic.key: None})
@@ -569,10 +569,6 @@ class Topics:
 
     def _now_us(self) -> int:
         return self._opener.clock.now_us()
-
-
-def _directory(topic: Topic) -> str:
-    return f"topics/{topic.namespace}/{topic.name}"
 
 
 def _check_stays(topic: Topic) -> None:

@@ -14,7 +14,7 @@ import typer
 
 from millstream.cli.arguments import refuse_empty
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
-from millstream.cli.failure import UsageProblem
+from millstream.cli.failure import UsageProblem, drop_output
 from millstream.cli.output import (
     JsonOption,
     bytes_text,
@@ -106,7 +106,8 @@ def _from_files(root: str, target: BinaryIO) -> Heading | None:
     except OSError as error:
         raise StorageFailed(f"the data directory {root!r} cannot be locked: {error.strerror or error}") from None
     try:
-        sizes = files_below(root)
+        with _readable():
+            sizes = files_below(root)
         with Meter("copying", sum(sizes.values())) as meter, _readable():
             return write_archive(
                 target,
@@ -272,8 +273,14 @@ def _target(file: str) -> Iterator[BinaryIO]:
     if file == "-":
         if sys.stdout.isatty():
             raise UsageProblem("a backup is not for a terminal: name a file, or send it into a pipe")
-        yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        try:
+            yield sys.stdout.buffer
+            sys.stdout.buffer.flush()
+        except BrokenPipeError:  # of other commands this is no failure: who has seen enough leaves
+            drop_output()
+            gone = StorageFailed("the backup was cut short: whoever reads it is gone")
+            gone.remedy = "See why it ended, and make another one."  # type: ignore[misc]
+            raise gone from None
         return
     if os.path.exists(file):
         raise UsageProblem(f"{file} exists already: name another file")

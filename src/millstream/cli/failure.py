@@ -13,7 +13,7 @@ from rich.markup import escape
 from millstream import errors
 from millstream.cli.output import stderr
 
-__all__ = ["ExitCode", "OutputProblem", "UsageProblem", "exit_code_of", "is_of_the_output", "report"]
+__all__ = ["ExitCode", "OutputProblem", "UsageProblem", "drop_output", "exit_code_of", "is_of_the_output", "report"]
 
 
 class ExitCode(IntEnum):
@@ -60,6 +60,11 @@ def exit_code_of(error: errors.MillstreamError) -> ExitCode:
 def is_of_the_output(error: OSError) -> bool:
     """Whether it is what we write to that failed, not what we read: a pipe that nobody reads, a disk that is full."""
     return isinstance(error, BrokenPipeError) or (error.errno in _NO_ROOM and error.filename is None)
+
+
+def drop_output() -> None:
+    """Nobody reads it any more.  Python flushes it once more at exit and would complain there."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def report(error: BaseException) -> ExitCode:

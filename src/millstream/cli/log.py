@@ -7,7 +7,6 @@ find.
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ from millstream.cli.progress import Meter
 from millstream.cli.rendering import json_content
 from millstream.cli.terminal import terminal_safe
 from millstream.errors import BatchDamaged, StorageFailed
-from millstream.names import DEFAULT_NAMESPACE
+from millstream.names import DEFAULT_NAMESPACE, check_namespace, check_topic
 
 if TYPE_CHECKING:
     from millstream.log.verify import SegmentFinding, StoredBatch
@@ -163,19 +162,19 @@ def _stopped(data: Path) -> Iterator[None]:
 
 def _select(data: Path, namespace: str, topic: str | None, partition: int | None) -> list[_PartitionFiles]:
     """The directories with segments that the options name; without any, all of them, the broker's own included."""
-    found = []
-    for directory, _, names in sorted(os.walk(data)):
-        logs = [name for name in names if name.endswith(".log")]
-        if logs:
-            sizes = sum((Path(directory) / name).stat().st_size for name in logs)
-            found.append(_PartitionFiles(Path(directory).relative_to(data).as_posix(), sizes))
-    if topic is None:
-        return found
-    place = f"topics/{namespace}/{topic}" + (f"/{partition}" if partition is not None else "")
-    chosen = [files for files in found if files.directory == place or files.directory.startswith(f"{place}/")]
-    if not chosen:
+    from millstream.log.holding import files_below
+
+    place = "" if topic is None else f"topics/{check_namespace(namespace)}/{check_topic(topic)}"
+    if partition is not None:
+        place += f"/{partition}"
+    sizes: dict[str, int] = {}
+    for path, size in files_below(str(data), place).items():
+        if path.endswith(".log"):
+            directory = path.rpartition("/")[0]
+            sizes[directory] = sizes.get(directory, 0) + size
+    if place and not sizes:
         raise UsageProblem(f"{data} holds nothing of {place.removeprefix('topics/')}")
-    return chosen
+    return [_PartitionFiles(directory, size) for directory, size in sorted(sizes.items())]
 
 
 def _print_findings(findings: dict[_PartitionFiles, list[SegmentFinding]], bad: Sequence[SegmentFinding]) -> None:
@@ -289,7 +288,7 @@ def _print_messages(stored: Iterator[StoredBatch], start: int, limit: int | None
 
 
 def _messages(stored: Iterator[StoredBatch], start: int) -> Iterator[dict[str, Any]]:
-    from millstream.headers import decode_headers
+    from millstream.headers import readable_headers
 
     for batch in stored:
         try:
@@ -311,7 +310,7 @@ def _messages(stored: Iterator[StoredBatch], start: int) -> Iterator[dict[str, A
                 yield {
                     "offset": offset,
                     "timestamp_ms": timestamp_us // 1000,
-                    **json_content(key, decode_headers(headers), value),
+                    **json_content(key, readable_headers(headers), value),
                 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -44,7 +43,7 @@ from millstream.cli import (
     why,
 )
 from millstream.cli.connection import use_credentials
-from millstream.cli.failure import ExitCode, UsageProblem, report
+from millstream.cli.failure import ExitCode, UsageProblem, drop_output, report
 from millstream.cli.output import prose
 
 __all__ = ["app", "main"]
@@ -190,8 +189,7 @@ def _sentence(text: str) -> str:
 
 def _reader_gone() -> int:
     """`millstream consume orders | head -1`: not a failure, and nobody is left to hear about it."""
-    # Python flushes standard output once more at exit and would complain there.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    drop_output()
     return ExitCode.OK
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +22,7 @@ import msgspec
 import zstandard
 
 from millstream.errors import DataDamaged, InvalidArgument, MillstreamError, StorageFailed
-from millstream.log.holding import RESTORING
+from millstream.log.holding import LOST_AND_FOUND, RESTORING
 from millstream.log.storage import make_data_directory
 from millstream.version import VERSION
 
@@ -38,6 +39,9 @@ _SYNC_THREADS: Final = 16
 _DOCUMENT_BYTES_MAX: Final = 256 * 1024 * 1024
 #: What lies between the contents of two members, with what is read ahead: names, and room to the next block.
 _BETWEEN_BYTES_MAX: Final = 4 * 1024 * 1024
+
+#: What no archive puts there.
+_NOT_RESTORED: Final = (RESTORING, LOST_AND_FOUND)
 
 #: Told how many bytes were done, for a progress bar.
 Advance = Callable[[int], None]
@@ -241,7 +245,7 @@ def _read_heading(member: tarfile.TarInfo, content: BinaryIO) -> Heading:
 
 def _checked_name(member: tarfile.TarInfo, found: Mapping[str, object]) -> str:
     parts = member.name.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\0" in member.name or parts[0] == RESTORING:
+    if any(part in ("", ".", "..") for part in parts) or "\0" in member.name or parts[0] in _NOT_RESTORED:
         raise DataDamaged(f"{member.name[:200]!r} is no name of a file of a broker")
     if member.name in found:
         raise DataDamaged(f"{member.name[:200]!r} is there twice")
@@ -288,10 +292,10 @@ def restore_archive(
 ) -> Heading:
     """Make a data directory from an archive.  Until all of it was checked and is on disk no broker starts there.
 
-    The directory must be empty or not exist.  Raises InvalidArgument, DataDamaged, StorageFailed; what was written by
-    then is removed again.
+    The directory must be empty, as a new disk is, or not exist.  Raises InvalidArgument, DataDamaged, StorageFailed;
+    what was written by then is removed again.
     """
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+    if directory.exists() and not _is_empty(directory):
         raise InvalidArgument(f"{directory} is not empty: restore into a new directory")
     directories: set[Path] = set()
     written: list[Path] = []
@@ -325,8 +329,22 @@ def restore_archive(
         _sync(directory)
         _sync(directory.absolute().parent)
     except OSError as error:
-        raise StorageFailed(f"cannot restore into {directory}: {error.strerror or error}") from None
+        raise StorageFailed(f"cannot restore into {error.filename or directory}: {error.strerror or error}") from None
     return heading
+
+
+def _is_empty(directory: Path) -> bool:
+    if not directory.is_dir():
+        return False
+    names = os.listdir(directory)
+    if names != [LOST_AND_FOUND]:
+        return not names
+    try:
+        return not os.listdir(directory / LOST_AND_FOUND)
+    except PermissionError:  # most may not look into it
+        return True
+    except NotADirectoryError:
+        return False
 
 
 def _write(path: Path, chunks: Iterator[bytes]) -> None:
@@ -349,10 +367,9 @@ def _sync(path: Path) -> None:
 def _remove_below(directory: Path) -> None:
     """Everything in a directory that was empty before; the mark that it is no data directory goes last."""
     with contextlib.suppress(OSError):
-        for place, directories, names in os.walk(directory, topdown=False):
-            for name in names:
-                if name != RESTORING or Path(place) != directory:
-                    os.unlink(f"{place}/{name}")
-            for name in directories:
-                os.rmdir(f"{place}/{name}")
+        for entry in directory.iterdir():
+            if entry.is_dir() and entry.name != LOST_AND_FOUND:
+                shutil.rmtree(entry)
+            elif entry.name not in _NOT_RESTORED:
+                entry.unlink()
         (directory / RESTORING).unlink()

@@ -11,6 +11,7 @@ would be older or newer than the messages in another, and a message could be tak
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import shutil
@@ -21,7 +22,7 @@ from typing import BinaryIO, Final
 
 import msgspec
 
-__all__ = ["HELD", "RESTORING", "HeldList", "Holding", "files_below", "open_held", "read_list"]
+__all__ = ["HELD", "LOST_AND_FOUND", "RESTORING", "HeldList", "Holding", "files_below", "open_held", "read_list"]
 
 #: Where files are put aside, and what was held.
 HELD: Final = "held"
@@ -29,8 +30,11 @@ _KEPT: Final = f"{HELD}/kept"
 _LIST: Final = f"{HELD}/list"
 #: Stands in a directory until everything that belongs there has been put there.
 RESTORING: Final = "restoring"
-#: At the top of a data directory, and of one process or one moment only.
-_PASSING: Final = frozenset({"lock", HELD, RESTORING})
+#: What belongs to a broker at the top of its data directory, and lasts.  The lock, what is held and the mark of a
+#: restore are of one process or one moment; whatever else is there, others have put there.
+_LASTING: Final = frozenset({"node_id", "clean", "topics", "state", "history", "traces", "stages"})
+#: A file system has this where it begins, for itself, and lets nobody look into it.
+LOST_AND_FOUND: Final = "lost+found"
 #: Files that are being written; they count once they have another name.
 _UNFINISHED: Final = (".tmp", ".new")
 _COMPACTED: Final = ".log.new"
@@ -118,25 +122,42 @@ def _copy(source: str, target: str, size: int) -> None:
     os.rename(f"{target}.part", target)
 
 
-def files_below(root: str) -> dict[str, int]:
-    """Every file that belongs to a data directory, by its path in it, and its size."""
+def files_below(root: str, place: str = "") -> dict[str, int]:
+    """Every file that belongs to a data directory, or to a place in it, by its path in it, and its size.
+
+    Parts of it may be links to other disks.  Raises OSError, with the name of what cannot be read.
+    """
     found: dict[str, int] = {}
-    pending = [""]
+    followed: set[tuple[int, int]] = set()
+    pending = [place]
     while pending:
         directory = pending.pop()
+        entries: list[os.DirEntry[str]] = []
         with suppress(FileNotFoundError), os.scandir(f"{root}/{directory}") as scanned:
             entries = list(scanned)
-            names = {entry.name for entry in entries}
-            for entry in entries:
-                path = f"{directory}/{entry.name}" if directory else entry.name
-                if path in _PASSING:
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    pending.append(path)
-                elif entry.is_file(follow_symlinks=False) and not _is_unfinished(entry.name, names):
-                    with suppress(FileNotFoundError):
-                        found[path] = entry.stat(follow_symlinks=False).st_size
+        names = {entry.name for entry in entries}
+        for entry in entries:
+            path = f"{directory}/{entry.name}" if directory else entry.name
+            if entry.name == LOST_AND_FOUND or not (directory or entry.name in _LASTING):
+                continue
+            if entry.is_symlink():
+                _check_link(entry, followed)
+            if entry.is_dir():
+                pending.append(path)
+            elif entry.is_file() and not _is_unfinished(entry.name, names):
+                with suppress(FileNotFoundError):
+                    found[path] = entry.stat().st_size
     return dict(sorted(found.items()))
+
+
+def _check_link(link: os.DirEntry[str], followed: set[tuple[int, int]]) -> None:
+    """Raises OSError when nothing is behind it, or a directory to which a link has led before, perhaps this one."""
+    target = link.stat()
+    place = (target.st_dev, target.st_ino)
+    if place in followed:
+        raise OSError(errno.ELOOP, "this link leads back, or to where another one leads", link.path)
+    if link.is_dir():
+        followed.add(place)
 
 
 def _is_unfinished(name: str, names: Collection[str]) -> bool:

@@ -86,6 +86,9 @@ class MemoryStorage:
         del self._files[path]
         self._directories[parent_of(path)].discard(_name_of(path))
 
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - there are none
+        return False
+
     def remove_tree(self, directory: str) -> None:
         if directory in self._directories:
             self._directories[parent_of(directory)].discard(_name_of(directory))

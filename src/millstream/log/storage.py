@@ -65,6 +65,9 @@ class Storage(Protocol):
 
     def exists(self, path: str) -> bool: ...
 
+    def is_link(self, path: str) -> bool:
+        """Whether this only leads to where something is, or was: somebody has moved it to another disk."""
+
     def make_directory(self, *paths: str) -> None:
         """Make directories and their parents, durably; those that exist are fine.  Many cost hardly more than one.
 
@@ -78,7 +81,10 @@ class Storage(Protocol):
         """Remove a file; raises FileNotFoundError when there is none."""
 
     def remove_tree(self, directory: str) -> None:
-        """Remove a directory with everything in it, durably; one that does not exist is fine."""
+        """Remove a directory with everything in it, durably; one that does not exist is fine.
+
+        Of a link only the link itself, whatever is behind it.
+        """
 
     def sync_directory(self, directory: str) -> None: ...
 
@@ -184,6 +190,9 @@ class DiskStorage:
     def exists(self, path: str) -> bool:
         return os.path.exists(self._at(path))
 
+    def is_link(self, path: str) -> bool:
+        return os.path.islink(self._at(path))
+
     def make_directory(self, *paths: str) -> None:
         make_data_directory(Path(self._root))
         missing = [path for path in paths if not os.path.isdir(self._at(path))]
@@ -227,7 +236,10 @@ class DiskStorage:
             os.unlink(self._at(path))
 
     def remove_tree(self, directory: str) -> None:
-        if os.path.isdir(self._at(directory)):
+        if self.is_link(directory):
+            self.remove(directory)
+            _sync_directory(self._at(parent_of(directory)))
+        elif os.path.isdir(self._at(directory)):
             # File by file, since somebody may begin to hold them at any time.
             for place, directories, names in os.walk(self._at(directory), topdown=False):
                 links = [name for name in directories if os.path.islink(f"{place}/{name}")]

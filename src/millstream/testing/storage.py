@@ -352,6 +352,9 @@ class SimulatedStorage:
             raise self.go_down()
         self._change_name(path, None, None)
 
+    def is_link(self, path: str) -> bool:  # noqa: ARG002 - there are none
+        return False
+
     def remove_tree(self, directory: str) -> None:
         prefix = f"{directory}/"
         for path in [path for path in self._names if path.startswith(prefix)]:

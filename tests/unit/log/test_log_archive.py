@@ -14,7 +14,7 @@ import zstandard
 
 from millstream.errors import DataDamaged, InvalidArgument, MillstreamError
 from millstream.log.archive import read_archive, restore_archive, write_archive
-from millstream.log.holding import RESTORING, files_below, open_held
+from millstream.log.holding import LOST_AND_FOUND, RESTORING, files_below, open_held
 from millstream.log.index import IndexHeader
 from millstream.log.storage import DiskStorage
 from tests.log_workload import FIRST_INDEX, FIRST_LOG, append, open_log, plain
@@ -76,7 +76,9 @@ def test_a_restore_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
         assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("name", ["../evil", "/etc/evil", "topics/../../evil", "topics//evil", ".", RESTORING])
+@pytest.mark.parametrize(
+    "name", ["../evil", "/etc/evil", "topics/../../evil", "topics//evil", ".", RESTORING, f"{LOST_AND_FOUND}/evil"]
+)
 def test_names_do_not_lead_outside(tmp_path: Path, name: str) -> None:
     evil = rewritten(lambda members: [*members[:-1], (name, b"evil"), members[-1]])
     with pytest.raises(MillstreamError):
@@ -145,6 +147,66 @@ def test_a_directory_with_something_in_it_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
+def write_files(root: Path, files: dict[str, bytes] = FILES) -> None:
+    for path, data in files.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(data)
+
+
+def test_only_what_belongs_to_a_broker_is_taken_along(tmp_path: Path) -> None:
+    """Earlier backups and the file with the first key went along."""
+    write_files(tmp_path)
+    write_files(tmp_path, {"first-key": b"secret", "old.backup": b"x", "elsewhere/0.log": b"x", "lock": b"17"})
+    assert list(files_below(str(tmp_path))) == sorted(FILES)
+
+
+@pytest.mark.parametrize("place", ["", "topics/"])
+def test_what_a_file_system_keeps_for_itself_is_not_looked_into(tmp_path: Path, place: str) -> None:
+    write_files(tmp_path)
+    write_files(tmp_path, {f"{place}{LOST_AND_FOUND}/#17": b"a piece of something"})
+    assert list(files_below(str(tmp_path))) == sorted(FILES)
+
+
+@pytest.mark.parametrize("link", ["topics", "topics/default/orders", "topics/default/orders/0/0.log"])
+def test_what_is_on_another_disk_is_taken_along(tmp_path: Path, link: str) -> None:
+    write_files(tmp_path / "data")
+    (tmp_path / "data" / link).rename(tmp_path / "other-disk")
+    (tmp_path / "data" / link).symlink_to(tmp_path / "other-disk")
+    assert files_below(str(tmp_path / "data")) == {path: len(data) for path, data in sorted(FILES.items())}
+
+
+def test_a_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
+    write_files(tmp_path)
+    (tmp_path / "topics" / "team").symlink_to(tmp_path / "not-mounted")
+    with pytest.raises(FileNotFoundError) as missing:
+        files_below(str(tmp_path))
+    assert missing.value.filename == str(tmp_path / "topics" / "team")
+
+
+@pytest.mark.parametrize("target", ["topics", "topics/default/orders", "topics/default/orders/round"])
+def test_links_that_lead_back_are_named(tmp_path: Path, target: str) -> None:
+    write_files(tmp_path)
+    (tmp_path / "topics/default/orders/round").symlink_to(tmp_path / target)
+    with pytest.raises(OSError, match=r"(?i)link") as refused:
+        files_below(str(tmp_path))
+    assert "topics/default/orders/round" in refused.value.filename
+
+
+def test_a_new_disk_is_empty_enough_to_restore_to(tmp_path: Path) -> None:
+    (tmp_path / LOST_AND_FOUND).mkdir()
+    with pytest.raises(DataDamaged):
+        restore_archive(io.BytesIO(packed()[:-30]), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [LOST_AND_FOUND], "it is the file system's"
+    restore_archive(io.BytesIO(packed()), tmp_path)
+    assert list(files_below(str(tmp_path))) == sorted(FILES)
+
+
+def test_a_disk_on_which_something_was_found_is_left_alone(tmp_path: Path) -> None:
+    write_files(tmp_path, {f"{LOST_AND_FOUND}/#17": b"perhaps precious"})
+    with pytest.raises(InvalidArgument, match="not empty"):
+        restore_archive(io.BytesIO(packed()), tmp_path)
+
+
 def _head(kind: bytes, size: int) -> bytes:
     member = tarfile.TarInfo("x")
     member.type, member.size = kind, size
@@ -195,7 +257,8 @@ def test_a_file_that_a_thread_cuts_while_files_begin_to_be_held_is_held_as_it_wa
 ) -> None:
     """A segment is cut to its batches when it is sealed, which nobody on the event loop waits for."""
     storage = DiskStorage(tmp_path)
-    file = storage.open("segment", create=True)
+    storage.make_directory("topics")
+    file = storage.open("topics/segment", create=True)
     file.write(b"batches and room", 0)
     cutting = threading.Thread(target=file.truncate, args=(7,))
 
@@ -209,9 +272,9 @@ def test_a_file_that_a_thread_cuts_while_files_begin_to_be_held_is_held_as_it_wa
     held = storage.holding.begin("moment")
     cutting.join()
     assert file.size() == 7
-    with open_held(str(tmp_path), "segment") as copy:
+    with open_held(str(tmp_path), "topics/segment") as copy:
         assert copy.read() == b"batches and room"
-    assert held.sizes["segment"] == 16
+    assert held.sizes["topics/segment"] == 16
 
 
 def test_a_file_that_is_changed_after_the_copier_has_opened_it_is_copied_as_it_was(tmp_path: Path) -> None:
