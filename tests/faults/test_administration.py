@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+
+import pytest
+
+from millstream.errors import StorageFailed
 from millstream.records import encode_batch
 from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire import admin_calls, calls
@@ -97,6 +102,69 @@ def test_a_paused_group_is_still_paused_after_a_power_cut() -> None:
         assignment = await client.call(beat)
         assert isinstance(assignment, calls.Assignment)
         assert assignment.partitions == [calls.TopicPartitions(topic="orders", partitions=[0])]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def unreadable(storage: SimulatedStorage, directory: str, patch: pytest.MonkeyPatch) -> None:
+    """A directory that the disk does not show, as one with a bad block, or one of another user."""
+    names = storage.names
+
+    def failing(asked: str) -> list[str]:
+        if asked == directory:
+            raise OSError(errno.EIO, "Input/output error", directory)
+        return names(asked)
+
+    patch.setattr(storage, "names", failing)
+
+
+async def left_behind(storage: SimulatedStorage) -> Client:
+    """A broker that has just started, with three topics of old messages that nobody has used since."""
+    client = await started(storage)
+    for name in ("a", "b", "c"):
+        await client.call(calls.CreateTopic(name=name, config={"retention_messages": 1}))
+        for _ in range(4):
+            await client.send([bytes(10_000)], topic=name)
+    await client.broker.stop()
+    return await started(storage)
+
+
+@pytest.mark.parametrize("at", ["first look", "opening"])
+def test_a_partition_that_cannot_be_read_keeps_no_other_from_retention(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=7)
+        client = await left_behind(storage)
+        if at == "first look":
+            unreadable(storage, "topics/default/a/0", monkeypatch)
+        else:
+            storage.inject(Fault.SYNC_ERROR, when=lambda it: it.path.startswith("topics/default/a/0"), times=99)
+            segment = max(name for name in storage.names("topics/default/a/0") if name.endswith(".index"))
+            storage.flip(f"topics/default/a/0/{segment}", 0)
+        await client.broker._life.cleanup.run()
+        monkeypatch.undo()
+        for name in ("b", "c"):
+            segments = [name for name in storage.names(f"topics/default/{name}/0") if name.endswith(".log")]
+            assert len(segments) <= 2, "what is beyond the limit is gone"
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_partition_that_cannot_be_read_keeps_no_other_from_a_compaction_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=8)
+        client = await left_behind(storage)
+        unreadable(storage, "topics/default/a/0", monkeypatch)
+        answer = await client.call(admin_calls.Compact())
+        assert isinstance(answer, admin_calls.Compacted)
+        assert answer.segments_deleted >= 2
+        with pytest.raises(StorageFailed, match="topics/default/a/0"):
+            await client.call(admin_calls.Compact(topic="a"))
         await client.broker.stop()
 
     run(scenario)

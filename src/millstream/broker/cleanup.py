@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from itertools import islice
 from math import inf
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 
@@ -79,8 +79,7 @@ class Cleanup:
         for topic, number in islice(self._idle, _IDLE_PER_ROUND):
             if self._stopping.is_set():
                 return
-            await self._tend(self._host.topics.partition_of(topic, number), topic.config, topic, tended=round_)
-            self._host.topics.close_idle(topic, number)
+            await self._tend_stored(topic, number, tended=round_)
             tended += 1
         if tended < _IDLE_PER_ROUND:
             self._idle = self._host.topics.idle_partitions()  # all done: the next round begins anew
@@ -98,27 +97,40 @@ class Cleanup:
         """Look after one topic, or everything, without waiting for the next round.
 
         What is worth a rewrite is decided as ever, except that somebody asked for it: any dead weight is enough.
+        Raises StorageFailed if a partition of that one topic cannot be opened, when the others are done.
         """
-        tended = Tended()
+        tended, failure = Tended(), None
         if topic is None:
             for log in self._state_logs:
                 await self._tend(log.partition, _STATE_CONFIG, tended=tended, roll=roll, dirty_share_min=0)
         for some in [topic] if topic is not None else list(self._host.topics.registry.all_topics()):
             for number in range(len(some.partitions)):
-                if some.deleting or self._stopping.is_set() or self._host.topics.is_untouched(some, number):
-                    continue
-                was_open = some.partitions[number] is not None
-                partition = self._host.topics.partition_of(some, number)
-                await self._tend(partition, some.config, some, tended=tended, roll=roll, dirty_share_min=0)
-                if not was_open:
-                    self._host.topics.close_idle(some, number)
+                if not some.deleting and not self._stopping.is_set():
+                    problem = await self._tend_stored(some, number, tended=tended, roll=roll, dirty_share_min=0)
+                    failure = failure or problem
         self._host.queues.warn_of_removed()
+        if topic is not None and failure is not None:
+            raise failure
         return tended
 
     async def rewrite(self, log: StateLog) -> None:
         """Leave a state log with the newest fact of each key and nothing else."""
         await self._tend(log.partition, _STATE_CONFIG, roll=True, dirty_share_min=0)
         await log.partition.sync()
+
+    async def _tend_stored(self, topic: Topic, number: int, **how: Any) -> StorageFailed | None:
+        """Look after a partition that has files, and put it away if it was.  What went wrong is its own affair."""
+        topics = self._host.topics
+        try:
+            if not topics.is_untouched(topic, number):
+                was_open = topic.partitions[number] is not None
+                await self._tend(topics.partition_of(topic, number), topic.config, topic, **how)
+                if not was_open:
+                    topics.close_idle(topic, number)
+        except StorageFailed as error:
+            _log.error("a partition cannot be looked after", topic=topic.name, partition=number, reason=str(error))
+            return error
+        return None
 
     async def _tend(
         self,
@@ -152,8 +164,10 @@ class Cleanup:
                 if config.compacts:
                     tended.compacted += await self._compact(partition, config, dirty_share_min)
                 tended.bytes_after += partition.log.size_bytes
-            except (OSError, StorageFailed) as error:
-                _log.error("cleanup failed", directory=partition.log.directory, reason=str(error))
+            except Exception as error:  # whatever it is, it costs this partition its turn and nobody else anything
+                unexpected = not isinstance(error, OSError | StorageFailed)
+                directory = partition.log.directory
+                _log.error("cleanup failed", directory=directory, reason=str(error), exc_info=unexpected)
                 if partition.log.failure is not None:
                     partition.fail(partition.log.failure)
 
@@ -197,7 +211,7 @@ class Cleanup:
         )
         if compaction is None:
             return False
-        await self._opener.loop.run_in_executor(None, compaction.rewrite)
+        await self._opener.loop.run_in_executor(None, compaction.rewrite, self._stopping.is_set)
         if partition.failed is not None or not compaction.swap():
             return False
         self._host.metrics.compactions += 1

@@ -199,7 +199,7 @@ class Life:
         broker.replays = Replays(broker, log, clock=self._clock, rng=self._rng)
         broker.replays.replay(log.replay())
         log = self._open_state("state/schedules")
-        broker.schedules = Schedules(broker, log, clock=self._clock, loop=loop)
+        broker.schedules = Schedules(broker, log, clock=self._clock, loop=loop, stopping=self.stopping)
         log = self._open_state("state/webhooks")
         broker.webhooks = Webhooks(
             broker,

@@ -304,7 +304,12 @@ class Topics:
         for topic in list(self.registry.all_topics()):
             if not topic.deleting and topic.config.mode != "ephemeral":
                 for number in range(len(topic.partitions)):
-                    if not topic.deleting and topic.partitions[number] is None and not self.is_untouched(topic, number):
+                    try:
+                        untouched = self.is_untouched(topic, number)
+                    except StorageFailed as error:  # the others behind it are well
+                        _log.error("a partition cannot be looked after", topic=topic.name, reason=str(error))
+                        continue
+                    if not topic.deleting and topic.partitions[number] is None and not untouched:
                         yield topic, number
 
     def close_idle(self, topic: Topic, number: int) -> None:

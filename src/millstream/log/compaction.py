@@ -5,7 +5,8 @@ Messages without a key stay.  A message with a key and a null value (a tombstone
 
 Two steps, so that the long one can run in a thread while the partition works on:
 
-1. `rewrite` reads the segments, and writes what survives to `.new` files beside them.
+1. `rewrite` reads the segments, and writes what survives to `.new` files beside them.  It takes as long as they are
+   large, so it gives up when the log goes away or its owner stops; the next round begins anew.
 2. `swap` puts each result in the place of its inputs, oldest first (swap.py says how).  That order matters: a tombstone
    must not go before everything it deletes has gone.
 
@@ -26,7 +27,7 @@ be in there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -49,6 +50,10 @@ _ACTIVE_US_MAX: Final = 3600 * 1_000_000  # how long the oldest message of an ac
 _VERBATIM_BYTES: Final = 64 * 1024
 _KEYS: Final = int(Columns.KEYS)
 _CONTROL: Final = int(Columns.CONTROL)
+
+
+class _GivenUp(Exception):
+    """Nobody wants the result any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,7 @@ class Compaction:
         self._storage = storage
         self._horizon_us = horizon_us
         self._keys_max = keys_max
+        self._is_over: Callable[[], bool] = lambda: False
         self._newest: dict[bytes, int] = {}
         self._verified: list[Verified] = []  # of segments that turned out to be damaged
         self._replacements: list[_Replacement] = []
@@ -109,19 +115,25 @@ class Compaction:
         waited = bool(active.size) and now_us - active.first_append_us > _ACTIVE_US_MAX
         return waited and _is_worth_it(log.segments, DIRTY_SHARE_MIN)
 
-    def rewrite(self) -> None:
-        """Write the new segments beside the old ones.  Safe in a thread.  Raises OSError; then nothing was changed."""
+    def rewrite(self, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Write the new segments beside the old ones.  Safe in a thread.  Raises OSError; then nothing was changed.
+
+        Asked between batches: when `is_over` says so, or the log takes nothing any more because it goes away, it gives
+        up, and there is nothing to swap.
+        """
+        self._is_over = is_over
         try:
             tombstones_stay = False
             for group in self._groups(self._map_keys()):
                 if not self._is_damaged(group):
                     self._rewrite_group(group, tombstones_stay)
                 tombstones_stay = tombstones_stay or self._is_damaged(group)
-        except BaseException:
+        except BaseException as problem:
             for replacement in self._replacements:
                 _remove_new_files(self._storage, replacement.output)
             self._replacements.clear()
-            raise
+            if not isinstance(problem, _GivenUp):
+                raise
 
     def swap(self) -> bool:
         """Put the new segments in place; on the thread that owns the log.  Returns whether there were any.
@@ -234,6 +246,8 @@ class Compaction:
         file = self._storage.open(segment.path)
         try:
             for item in scan(file, 0, segment.size, next_offset=segment.base_offset, limit=segment.next_offset):
+                if self._log.failure is not None or self._is_over():
+                    raise _GivenUp
                 if isinstance(item, Found):
                     yield item
                 elif not self._is_damaged([segment]):

@@ -11,9 +11,13 @@ import pytest
 
 from millstream import aio
 from millstream.broker import cleanup
+from millstream.broker.partition import Partition
 from millstream.broker.queues.part import QueuePart
+from millstream.broker.registry import Topic
 from millstream.client import Client
-from millstream.errors import MessageGone, ReceiptInvalid
+from millstream.errors import MessageGone, ReceiptInvalid, StorageFailed
+from millstream.log.compaction import Compaction
+from millstream.log.partition import PartitionLog
 from millstream.log.segment import Segment
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.leases import Settled
@@ -138,6 +142,52 @@ def test_many_topics_are_rolled_in_turns(broker: BrokerForTests, monkeypatch: py
     assert rolled[:3] == [2, 4, 6], "those that are written all the time do not keep others from their turn"
 
 
+def test_a_partition_that_cannot_be_cleaned_up_costs_no_other_its_turn(
+    broker: BrokerForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(log: PartitionLog, **_: object) -> Compaction:
+        raise ValueError(f"nobody has thought of this in {log.directory}")
+
+    monkeypatch.setattr(cleanup.Compaction, "plan", plan)
+    client = broker.connect()
+    client.create_topic("table", config={"cleanup": "compact"})
+    client.create_topic("few", config={"retention_messages": 5})
+    client.publish("table", b"1", key=b"k")
+    with logged() as log:
+        for _ in range(40):
+            client.publish("few", b"reading")
+            broker.run(broker.broker._life.cleanup.run())
+        failed = log.all("cleanup failed", directory="topics/default/table/0")
+    assert kept(client, "few") <= 7
+    assert len(failed) == 40
+    assert "nobody has thought of this" in failed[0]["reason"]
+    assert "Traceback" in failed[0]["exception"]
+
+
+def test_a_partition_that_cannot_be_opened_costs_no_other_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with BrokerForTests(tmp_path) as broker:
+        client = broker.connect()
+        for name in ("broken", "few"):
+            client.create_topic(name, config={"retention_messages": 5})
+            client.publish(name, b"reading")
+    with BrokerForTests(tmp_path) as broker:
+        topics = broker.broker.topics
+        opened = topics.partition_of
+
+        def partition_of(topic: Topic, number: int) -> Partition:
+            if topic.name == "broken":
+                raise StorageFailed("it cannot be opened")
+            return opened(topic, number)
+
+        monkeypatch.setattr(topics, "partition_of", partition_of)
+        with logged() as log:
+            broker.run(broker.broker._life.cleanup.run())
+            assert log.one("a partition cannot be looked after", topic="broken")["reason"] == "it cannot be opened"
+        assert len(segments(broker, "few")) == 2, "the file that is written to is closed, for retention to take it away"
+
+
 # What queue groups lose by it
 
 
@@ -202,7 +252,8 @@ def test_who_settles_a_message_that_retention_took_is_told_that_it_is_gone(
     client.create_topic("jobs", config={"retention_ms": 60_000})
     for _ in range(3):
         client.publish("jobs", b"job")
-    (by_receipt,) = client.queues.lease("jobs", "w")
+    # Longer than the advance: a lease that ended before retention came would bring its message to the queue below.
+    (by_receipt,) = client.queues.lease("jobs", "w", lease="1h")
     with client.queue("jobs", group="w", lease="1h", auto_extend=False) as queue:
         held = [queue.next(5) for _ in range(2)]
         broker.clock.advance("10m")

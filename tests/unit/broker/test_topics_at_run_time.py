@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -12,8 +13,10 @@ import pytest
 from millstream.config import Settings
 from millstream.errors import MillstreamError, PartitionNotFound
 from millstream.log.compaction import Compaction
+from millstream.log.scan import Found
 from millstream.log.segment import Segment
 from millstream.log.storage import DiskStorage
+from millstream.records import Batch
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.frames import FrameType, encode_frame
 from tests.native import NativeClient
@@ -35,6 +38,24 @@ class SlowVerification:
             return result
 
         monkeypatch.setattr(Segment, "verify", verify)
+
+
+class SlowCompaction:
+    """Holds a compaction at its first batch until told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.batches = 0  # that it has looked at
+        original = Compaction._open
+
+        def open_batch(compaction: Compaction, found: Found) -> Batch | None:
+            if "asyncio" in threading.current_thread().name:
+                self.batches += 1
+                self.entered.set()
+                self.go.wait(20)
+            return original(compaction, found)
+
+        monkeypatch.setattr(Compaction, "_open", open_batch)
 
 
 def fill(data: Path, **config: object) -> None:
@@ -156,6 +177,52 @@ def test_a_topic_made_anew_does_not_write_into_the_files_of_the_old_one(
         assert client.fetch("t", 0).high_watermark == 1
 
 
+def test_deleting_a_topic_does_not_wait_for_its_compaction_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large one takes minutes, in which no topic could be made, changed or deleted."""
+    fill(tmp_path, cleanup="compact")
+    slow = SlowCompaction(monkeypatch)
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        partition = broker.broker.topics.partition("default", "t", 0)
+        compacting = asyncio.run_coroutine_threadsafe(
+            broker.broker._life.cleanup.run(), broker.broker._life.opener.loop
+        )
+        assert slow.entered.wait(5)
+        client.socket.sendall(encode_frame(FrameType.CALL, b'{"op":"topic.delete","name":"t"}', 77))
+        eventually(lambda: partition.failed)
+        slow.go.set()
+        client.answer(77)
+        compacting.result(5)
+        assert slow.batches == 1, "it gives up at once"
+        client.call("topic.create", name="t")
+
+
+def test_a_broker_that_stops_does_not_wait_for_a_compaction_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who stops it kills it after a while, and the next start has to repair what an orderly stop leaves in order."""
+    fill(tmp_path, cleanup="compact")
+    slow = SlowCompaction(monkeypatch)
+    settings = Settings.model_validate({"storage": {"cleanup_interval_ms": 100}})
+    with BrokerForTests(tmp_path, settings=settings) as broker:
+        broker.broker.topics.partition("default", "t", 0)
+        assert slow.entered.wait(5)
+        stopping = threading.Thread(target=broker.stop)
+        stopping.start()
+        eventually(broker.broker._life.stopping.is_set)
+        slow.go.set()
+        stopping.join(20)
+        assert not stopping.is_alive()
+    assert slow.batches == 1, "it gives up at once"
+    assert not list(tmp_path.rglob("*.new"))
+    monkeypatch.undo()
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        assert client.fetch("t", 0).next_offset == 10, "nothing has changed"
+        broker.run(broker.broker._life.cleanup.run())
+        assert broker.broker.metrics.compactions == 1, "and the next round does it"
+
+
 def test_a_deletion_that_the_disk_refused_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
         client.call("topic.create", name="t")
@@ -220,7 +287,7 @@ def test_stopping_does_not_wait_for_a_whole_round_of_cleanup(tmp_path: Path, mon
     entered, go_on = threading.Event(), threading.Event()
     rewrites: list[object] = []
 
-    def rewrite(compaction: Compaction) -> None:
+    def rewrite(compaction: Compaction, _is_over: object) -> None:
         rewrites.append(compaction)
         entered.set()
         go_on.wait(20)

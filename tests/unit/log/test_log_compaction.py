@@ -269,6 +269,21 @@ def test_a_failed_rewrite_leaves_nothing_behind() -> None:
     assert contents(log) == {0: (b"a", b"1"), 1: (b"a", b"2")}
 
 
+@pytest.mark.parametrize("batches", range(6))
+def test_a_rewrite_that_is_given_up_anywhere_leaves_nothing_behind(batches: int) -> None:
+    storage = MemoryStorage()
+    log = sealed_log(storage, [keyed(a=b"1"), keyed(b=b"1")], [keyed(a=b"2")], segment_bytes=1)
+    before = storage.names(DIRECTORY)
+    compaction = Compaction.plan(log, now_us=0)
+    assert compaction is not None
+    asked = iter(range(6))
+    compaction.rewrite(lambda: next(asked) == batches)
+    assert storage.names(DIRECTORY) == before
+    assert not compaction.swap()
+    assert contents(log) == {0: (b"a", b"1"), 1: (b"b", b"1"), 2: (b"a", b"2")}
+    assert compact(log), "and another one is free to do it"
+
+
 def test_a_compacted_log_opens_again_as_it_was() -> None:
     storage = MemoryStorage()
     log = sealed_log(storage, [keyed(a=b"1", b=b"1")], [keyed(a=b"2")], [keyed(c=b"1")])

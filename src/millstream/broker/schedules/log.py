@@ -195,8 +195,11 @@ class ScheduleLog:
             pause_s = _RETRY_S
         self.arm(pause_s)
 
-    async def tidy(self) -> int:
-        """Remove what is settled: whole segments at the start of the log, and runs.  Returns how many segments."""
+    async def tidy(self, is_over: Callable[[], bool]) -> int:
+        """Remove what is settled: whole segments at the start of the log, and runs.  Returns how many segments.
+
+        What takes long is given up when `is_over` says so, which is asked in a thread.
+        """
         log = self.partition.log
         async with self.partition.maintenance:
             if not self._ready or self.ended:
@@ -211,7 +214,7 @@ class ScheduleLog:
             pending = self.agenda.pending_before(log.segments[-1].base_offset)
             sweep = Sweep.plan_sweep(log, self.agenda.settled(), pending)
             if sweep is not None:
-                await self._loop.run_in_executor(None, sweep.rewrite)
+                await self._loop.run_in_executor(None, sweep.rewrite, is_over)
                 if not self.ended:
                     sweep.swap()
             return removed

@@ -59,8 +59,17 @@ class _Session(Protocol):
 class Schedules:
     """All schedules of the broker."""
 
-    def __init__(self, host: _Host, state: StateLog, *, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        host: _Host,
+        state: StateLog,
+        *,
+        clock: Clock,
+        loop: asyncio.AbstractEventLoop,
+        stopping: asyncio.Event,
+    ) -> None:
         self._host = host
+        self._stopping = stopping
         self._clock = clock
         self._loop = loop
         self.recurring = Recurring(host, state, clock=clock, loop=loop)
@@ -68,13 +77,12 @@ class Schedules:
         #: By the topic's key, then by partition.
         self._logs: dict[str, dict[int, ScheduleLog]] = {}
         self._clock_offset_ms = self._measure_clock()
-        self._finding: asyncio.Task[None]
+        self._finding: asyncio.Task[None] | None = None
         self._found = asyncio.Event()
         #: Schedule logs that could not be opened, by topic and partition, and why.
         self._missing: dict[tuple[str, int], str] = {}
         #: Whether the directories could be looked through at all.
         self._looked = False
-        self._stopping = False
         host.topics.on_schedule_log = self._opened
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -89,7 +97,7 @@ class Schedules:
         try:
             for topic, number in self._host.topics.stored_beside("schedules"):
                 await asyncio.sleep(0)
-                if not topic.deleting and not self._stopping:
+                if not topic.deleting and not self._stopping.is_set():
                     try:
                         self._open(topic, number)
                     except StorageFailed as error:
@@ -111,8 +119,8 @@ class Schedules:
 
     async def stop(self) -> None:
         """Finish what is under way and start nothing new."""
-        self._stopping = True
-        await self._finding
+        if self._finding is not None:
+            await self._finding
         await self.recurring.close()
         await asyncio.gather(*(log.close() for log in self._all()))
 
@@ -162,7 +170,7 @@ class Schedules:
 
         What could not be opened is tried again: a disk may have recovered, or have room again.
         """
-        if self._found.is_set() and (self._missing or not self._looked) and not self._stopping:
+        if self._found.is_set() and (self._missing or not self._looked) and not self._stopping.is_set():
             await self._find()
         registry = self._host.topics.registry
         for key, logs in list(self._logs.items()):
@@ -184,8 +192,10 @@ class Schedules:
         """Remove what is settled."""
         for log in self._all():
             await asyncio.sleep(0)
+            if self._stopping.is_set():
+                return
             try:
-                self._host.metrics.segments_deleted += await log.tidy()
+                self._host.metrics.segments_deleted += await log.tidy(self._stopping.is_set)
             except (OSError, MillstreamError) as error:
                 _log.error("cleanup failed", directory=log.partition.log.directory, reason=str(error))
 
