@@ -21,6 +21,8 @@ class _StillClock:
     def monotonic_ms(self) -> int:
         return self._monotonic_ms
 
+    elapsed_ms = monotonic_ms
+
 
 @contextmanager
 def limits_stand_still(broker: BrokerForTests) -> Iterator[None]:

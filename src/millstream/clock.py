@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
 
 __all__ = ["Clock", "SystemClock", "clock_text", "monotonic_ms"]
+
+
+#: Where there is no such clock, a machine that has slept seems to have been set ahead.
+_COUNTS_SLEEP: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -15,6 +19,9 @@ class Clock(Protocol):
 
     def monotonic_ms(self) -> int:
         """Milliseconds from an arbitrary point; never goes back.  For time-outs."""
+
+    def elapsed_ms(self) -> int:
+        """The same, but it goes on while the machine sleeps.  For what grows old."""
 
 
 class SystemClock:
@@ -25,6 +32,9 @@ class SystemClock:
 
     def monotonic_ms(self) -> int:
         return monotonic_ms()
+
+    def elapsed_ms(self) -> int:
+        return time.clock_gettime_ns(_COUNTS_SLEEP) // 1_000_000
 
 
 def monotonic_ms() -> int:

@@ -282,6 +282,13 @@ class StorageSettings(Section):
     cleanup_interval_ms: _Millis = Field(
         default=60_000, ge=100, le=_DAY_MS, description="Time between two rounds of retention and compaction."
     )
+    clock_wait_ms: _Millis = Field(
+        default=600_000,
+        ge=0,
+        le=30 * _DAY_MS,
+        description="How long the machine's clock must stay set ahead before what is old only by that is deleted; "
+        "0 = no time.",
+    )
     free_bytes_min: _Bytes = Field(
         default=256 * _MIB, ge=0, le=1024 * _GIB, description="Free disk space below which the broker is read-only."
     )

@@ -165,3 +165,5 @@ class AheadBy:
 
     def monotonic_ms(self) -> int:
         return self.right.monotonic_ms()
+
+    elapsed_ms = monotonic_ms

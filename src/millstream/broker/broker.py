@@ -28,6 +28,7 @@ from millstream.broker.messages.messages import Messages
 from millstream.broker.metrics import Metrics
 from millstream.broker.mqtt.mqtt import Mqtt
 from millstream.broker.partition import Partition, PublishReply
+from millstream.broker.patience import PatientClock
 from millstream.broker.pipelines import Pipelines
 from millstream.broker.queues.consumers import LeaseHandle, LeaseReply, SettleReply
 from millstream.broker.queues.queues import Queues
@@ -104,6 +105,8 @@ class Broker:
         self.software = f"millstream {VERSION}"
         self.node_id = ""
         self._clock = clock or SystemClock()
+        #: For what takes something away for good.
+        self.patience = PatientClock(self._clock, wait_ms=settings.storage.clock_wait_ms)
         self._rng = rng or random.SystemRandom()
         self._fsync = settings.storage.fsync
         self._to_flush: list[Partition] = []

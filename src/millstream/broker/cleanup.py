@@ -13,6 +13,7 @@ import structlog
 from millstream.broker.groups import Groups
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
+from millstream.broker.patience import PatientClock
 from millstream.broker.queues.queues import Queues
 from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
@@ -49,6 +50,7 @@ class Tended:
 
 class _Host(Protocol):
     metrics: Metrics
+    patience: PatientClock
     topics: Topics
     groups: Groups
     queues: Queues
@@ -84,7 +86,8 @@ class Cleanup:
         if tended < _IDLE_PER_ROUND:
             self._idle = self._host.topics.idle_partitions()  # all done: the next round begins anew
         self._host.queues.warn_of_removed()
-        await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms)
+        now_ms = self._host.patience.now_us() // 1000
+        await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms, now_ms)
 
     def _in_turn(self) -> list[tuple[Topic, Partition]]:
         """The partitions in use, from the one on that the last round had to put off."""
@@ -180,7 +183,7 @@ class Cleanup:
 
     def _may_roll(self, partition: Partition, config: TopicConfig, topic: Topic | None, tended: Tended) -> bool:
         """Whether the active segment is to be rolled before it is full, and it is its turn."""
-        now_us, log = self._opener.clock.now_us(), partition.log
+        now_us, log = self._host.patience.now_us(), partition.log
         below = self._below(partition, config, topic)
         wanted = config.deletes and _retention(config).decide_roll(log.segments, now_us=now_us, below=below)
         if not wanted and not (config.compacts and Compaction.wants_roll(log, now_us=now_us)):
@@ -194,7 +197,7 @@ class Cleanup:
 
     def _retain(self, partition: Partition, config: TopicConfig, topic: Topic | None) -> int:
         below = self._below(partition, config, topic)
-        removed = partition.log.retain(_retention(config), self._opener.clock.now_us(), below=below)
+        removed = partition.log.retain(_retention(config), self._host.patience.now_us(), below=below)
         self._host.metrics.segments_deleted += removed
         if removed:
             _log.info("segments deleted", directory=partition.log.directory, segments=removed)
@@ -204,7 +207,7 @@ class Cleanup:
         """Rewrite in a thread, swap on the loop.  Traffic goes on meanwhile."""
         compaction = Compaction.plan(
             partition.log,
-            now_us=self._opener.clock.now_us(),
+            now_us=self._host.patience.now_us(),
             tombstone_retention_ms=config.tombstone_retention_ms,
             dirty_share_min=dirty_share_min,
             retention=_retention(config) if config.deletes else None,

@@ -441,11 +441,10 @@ class Groups:
                 if self._is_known(group):
                     await self._forget(group)
 
-    async def forget_idle(self, retention_ms: int) -> None:
+    async def forget_idle(self, retention_ms: int, now_ms: int) -> None:
         """Drop groups that have had no members for long; 0 keeps them."""
         if not retention_ms:
             return
-        now_ms = self._now_ms()
         for group in list(self._groups.values()):
             newest = max((value.committed_at_ms for _, value in group.offsets), default=0)
             idle_since_ms = max(newest, group.state.emptied_at_ms or 0)

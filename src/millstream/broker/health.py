@@ -14,6 +14,7 @@ from millstream.broker.answers import FetchAnswer
 from millstream.broker.groups import Groups
 from millstream.broker.journal import SEGMENT_BYTES, Journal
 from millstream.broker.partition import Partition
+from millstream.broker.patience import PatientClock
 from millstream.broker.queues.queues import Queues
 from millstream.broker.state import StateLog
 from millstream.broker.topics import PartitionOpener, Topics
@@ -59,6 +60,7 @@ class _Host(Protocol):
     queues: Queues
     flow: Flow
     modes: ModeKeeper
+    patience: PatientClock
 
 
 class _Finding(NamedTuple):
@@ -162,6 +164,7 @@ class Health:
             "memory": self._memory,
             "connections": self._connected,
             "flow": self._flow,
+            "clock": self._time,
         }
 
     async def _mode(self) -> _Finding:
@@ -229,6 +232,12 @@ class Health:
             return _Finding("healthy", "no topic slows its publishers down")
         text = f"{len(behind)} topics slow their publishers down, {behind[0].name} among them"
         return _Finding("degraded", text, f"Add consumers; `millstream why {behind[0].name}/GROUP` says what they do.")
+
+    async def _time(self) -> _Finding:
+        complaint = self._host.patience.complaint()
+        if not complaint:
+            return _Finding("healthy", "the clock goes as time does")
+        return _Finding("degraded", complaint, "Look at the machine's clock; if it is right, there is nothing to do.")
 
     # --- what only a try can show --------------------------------------------------------------------------------
 

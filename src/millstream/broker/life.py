@@ -31,6 +31,7 @@ from millstream.broker.messages.messages import Messages
 from millstream.broker.mqtt.mqtt import Mqtt
 from millstream.broker.node import TOPICS_STATE, check_data, close_all, load_node_id, take_clean_marker
 from millstream.broker.partition import Partition
+from millstream.broker.patience import WATCH_S as PATIENCE_S
 from millstream.broker.pipelines import Pipelines
 from millstream.broker.queues.queues import Queues
 from millstream.broker.registry import Registry, Topic
@@ -184,6 +185,7 @@ class Life:
             broker.topics,
             log,
             clock=self._clock,
+            patience=broker.patience,
             metrics=broker.metrics,
             rng=self._rng,
             loop=loop,
@@ -236,7 +238,9 @@ class Life:
         draw, stages = (lambda: self._rng.getrandbits(64)), self._open_state("state/stages")
         broker.stages = Stages(broker, stages, self.opener, clock=self._clock, draw=draw)
         broker.stages.replay()
-        broker.pipelines = Pipelines(self._open_state("state/pipelines"), broker.settings.pipelines, clock=self._clock)
+        broker.pipelines = Pipelines(
+            self._open_state("state/pipelines"), broker.settings.pipelines, clock=self._clock, patience=broker.patience
+        )
         broker.pipelines.replay()
 
     def _open_watches(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -288,6 +292,7 @@ class Life:
             (STATS_S, broker.stats.sample),
             (cleanup_s, broker.recorder.tidy),
             (_CLOCK_INTERVAL_S, broker.schedules.watch),
+            (PATIENCE_S, broker.patience.watch),
             (_NOTE_INTERVAL_S, broker.replays.note),
             (cleanup_s, broker.schedules.tidy),
             (_MQTT_INTERVAL_S, broker.mqtt.sweep),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from millstream.broker.patience import PatientClock
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
 from millstream.errors import InvalidArgument, PipelineNotFound, QuotaExceeded
@@ -67,10 +68,11 @@ class PipelineRow(msgspec.Struct, frozen=True):
 class Pipelines:
     """All pipelines of the broker."""
 
-    def __init__(self, log: StateLog, settings: PipelineSettings, *, clock: Clock) -> None:
+    def __init__(self, log: StateLog, settings: PipelineSettings, *, clock: Clock, patience: PatientClock) -> None:
         self._log = log
         self._settings = settings
         self._clock = clock
+        self._patience = patience
         self._pipelines: dict[str, _Pipeline] = {}
         self._changing = asyncio.Lock()
 
@@ -187,7 +189,7 @@ class Pipelines:
 
     async def sweep(self) -> None:
         """Forget those that have been silent for long."""
-        before_ms = self._now_ms() - self._settings.forget_ms
+        before_ms = self._patience.now_us() // 1000 - self._settings.forget_ms
         async with self._changing:
             await self._remove([pipeline for pipeline in self._pipelines.values() if pipeline.reported_ms < before_ms])
 

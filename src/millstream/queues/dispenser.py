@@ -24,6 +24,7 @@ from millstream.queues.keyed import OnePerKey
 from millstream.queues.lanes import Lanes
 from millstream.queues.leases import SPAN_MAX, Handout
 from millstream.queues.lookahead import picks_within
+from millstream.queues.moment import Moment
 from millstream.queues.ranges import RangeSet, lowest, normal
 from millstream.queues.records import FRESH, Dead, History, LogSource, Parcel, Rules, Terms
 from millstream.records import PRIORITY_DEFAULT, Columns
@@ -145,7 +146,7 @@ class Dispenser:
         self.forget()
         return dead
 
-    def sweep(self, source: LogSource, clock_us: int) -> list[Dead]:
+    def sweep(self, source: LogSource, moment: Moment) -> list[Dead]:
         """Expire what is at the front of the backlog, as much as takes no longer than any look ahead."""
         dead: list[Dead] = []
         taken = self._book.taken
@@ -159,7 +160,7 @@ class Dispenser:
                 break
             start = max(position, view.base_offset)
             free = present(view, start) & ~taken.bits(start, view.next_offset - start)
-            expired = expired_of(view, start, free, self._rules.message_ttl_ms, clock_us)
+            expired = expired_of(view, start, free, self._rules.message_ttl_ms, moment)
             if expired:
                 dead += self._expire(start, expired, FRESH)
             elif free:
@@ -198,7 +199,7 @@ class Dispenser:
         view, base, bits, lane = pick
         rules = self._rules
         dead: list[Dead] = []
-        expired = expired_of(view, base, bits, rules.message_ttl_ms, request.clock_us)
+        expired = expired_of(view, base, bits, rules.message_ttl_ms, request.moment)
         if expired:
             dead += self._expire(base, expired, history)
             bits ^= expired

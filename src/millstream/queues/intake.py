@@ -13,6 +13,7 @@ from millstream.errors import BatchDamaged
 from millstream.headers import decode_headers
 from millstream.options import LEASE_MS, MAX_RETRIES
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
+from millstream.queues.moment import Moment
 from millstream.queues.poison import LARGE_BYTES
 from millstream.queues.ranges import RangeSet, lowest, offsets_of, pack
 from millstream.queues.records import PLAIN, BatchView, LogSource, Rules, Terms
@@ -52,7 +53,7 @@ class Pick(NamedTuple):
 class Request:
     """What a consumer asks for, how much of it is still open, and how long we go on looking."""
 
-    __slots__ = ("alone", "bytes", "clock_us", "consumer", "lease_ms", "limited", "looks", "messages", "now_us")
+    __slots__ = ("alone", "bytes", "consumer", "lease_ms", "limited", "looks", "messages", "moment", "now_us")
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Request:
         messages: int,
         now_us: int,
         *,
-        clock_us: int,
+        moment: Moment,
         lease_ms: int,
         alone: bool = False,
         bytes_max: int = 0,
@@ -69,7 +70,7 @@ class Request:
         self.messages = messages
         self.now_us = now_us
         #: By which messages were stamped, and expire.
-        self.clock_us = clock_us
+        self.moment = moment
         self.lease_ms = lease_ms
         self.alone = alone
         self.limited = bytes_max > 0
@@ -221,8 +222,9 @@ def rows(view: BatchView, base: int, bits: int) -> Iterator[tuple[int, int]]:
     return ((row, offset) for row, offset in enumerate(view.offsets()) if offset in wanted)
 
 
-def expired_of(view: BatchView, base: int, bits: int, ttl_ms: int, clock_us: int) -> int:
+def expired_of(view: BatchView, base: int, bits: int, ttl_ms: int, moment: Moment) -> int:
     """Which of these messages are past their time."""
+    clock_us = moment.of(view.append_time_us)
     if ttl_ms and view.append_time_us + ttl_ms * 1000 <= clock_us:
         return bits
     if not view.flags & _EXPIRY:

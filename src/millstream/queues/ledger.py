@@ -29,6 +29,7 @@ from millstream.queues.facts import returned_fact, settled_below, start_fact
 from millstream.queues.inspection import look, offsets_in, surroundings
 from millstream.queues.intake import Request
 from millstream.queues.leases import SPAN_MAX, Handout, Leases
+from millstream.queues.moment import Moment
 from millstream.queues.poison import poison_of
 from millstream.queues.ranges import RangeSet, lowest, normal
 from millstream.queues.records import (
@@ -71,7 +72,7 @@ _WINDOW: Final = 65_536
 class Ledger:
     """See the module.  `draw` gives numbers from 0 to 1, `draw_nonce` u64 that were never used, to name leases.
 
-    `behind_us` says how far the clock by which messages are stamped is behind the time that the ledger is told.
+    `moment` says what the time that the ledger is told is by the clock that stamps messages.
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class Ledger:
         *,
         draw: Callable[[], float],
         draw_nonce: Callable[[], int],
-        behind_us: Callable[[], int] = lambda: 0,
+        moment: Callable[[int], Moment] = Moment,
     ) -> None:
         self.rules = rules
-        self._behind_us = behind_us
+        self._moment = moment
         self._draw = draw
         self._draw_nonce = draw_nonce
         self._book = Book()
@@ -160,10 +161,8 @@ class Ledger:
                 lease = Lease(self._draw_nonce(), start, bits, consumer, FRESH, PLAIN, now_us, deadline_us)
                 self._leases.add(lease)
                 return Delivery([lease])
-        clock_us = now_us - self._behind_us()
-        request = Request(
-            consumer, want, now_us, clock_us=clock_us, lease_ms=lease_ms, alone=alone, bytes_max=bytes_max
-        )
+        moment = self._moment(now_us)
+        request = Request(consumer, want, now_us, moment=moment, lease_ms=lease_ms, alone=alone, bytes_max=bytes_max)
         strict = rules.ordering == "strict"
         if strict:
             request.messages = 0 if len(self._leases) else min(want, 1)
@@ -201,7 +200,7 @@ class Ledger:
             consumer,
             sum(end - start for start, end in wanted),
             now_us,
-            clock_us=now_us - self._behind_us(),
+            moment=self._moment(now_us),
             lease_ms=lease_ms or self.rules.lease_ms,
         )
         handout = Handout(request, self._draw_nonce)
@@ -372,8 +371,9 @@ class Ledger:
         if history.failures > retries:
             return MAX_RETRIES_EXCEEDED, history.last_error
         # When it was published is not noted as long as there is no limit; then its first delivery has to do.
-        born_us = terms.born_us or history.first_us
-        if retry.total_ms and now_us - self._behind_us() - born_us >= retry.total_ms * 1000:
+        born_us = terms.born_us
+        age_us = self._moment(now_us).of(born_us) - born_us if born_us else now_us - history.first_us
+        if retry.total_ms and age_us >= retry.total_ms * 1000:
             return TOTAL_TIMEOUT_EXCEEDED, history.last_error
         if self._delivered_too_often(history):
             return MAX_DELIVERIES_EXCEEDED, history.last_error
@@ -421,7 +421,7 @@ class Ledger:
 
         After a call that has settled something there may be more.
         """
-        return self._dispenser.sweep(source, now_us - self._behind_us())
+        return self._dispenser.sweep(source, self._moment(now_us))
 
     def start_at(self, offset: int) -> None:
         """Begin here (a new group), or begin again (seek): nothing below is delivered, everything from here on is."""

@@ -33,6 +33,8 @@ class SkippingClock:
     def monotonic_ms(self) -> int:
         return (time.monotonic_ns() // 1000 + self.skipped_us) // 1000
 
+    elapsed_ms = monotonic_ms
+
     def advance(self, by: Duration) -> None:
         """Skip some time ("30s", "2m", seconds); returns when what was due meanwhile has been done.
 

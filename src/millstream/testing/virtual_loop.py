@@ -56,6 +56,8 @@ class VirtualClock:
     def monotonic_ms(self) -> int:
         return int(self._loop.time() * 1000)
 
+    elapsed_ms = monotonic_ms
+
     def jump(self, seconds: float) -> None:
         """Set the wall clock forward, or back, as an operator or NTP does; nothing else notices."""
         self._offset_us += round(seconds * 1_000_000)

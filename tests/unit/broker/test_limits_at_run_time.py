@@ -48,6 +48,8 @@ class SetClock:
     def monotonic_ms(self) -> int:
         return self.passed_ms
 
+    elapsed_ms = monotonic_ms
+
 
 async def limited(clock: Clock | None = None, **sections: dict[str, Any]) -> Client:
     """A broker with a topic `orders`, and with these settings."""

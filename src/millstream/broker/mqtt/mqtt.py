@@ -149,7 +149,7 @@ class Mqtt:
 
     async def sweep(self) -> None:
         """About once a second: sessions whose time is over end, and positions are written down."""
-        now_us = self.clock.now_us()
+        now_us = self.broker.patience.now_us()
         moved, self.moved = self.moved, {}
         for session in moved:
             session.note_positions()
@@ -160,7 +160,7 @@ class Mqtt:
             if world.is_deserted:
                 del self.worlds[world.namespace]
         self.system.tick()
-        await self.retained.expire()
+        await self.retained.expire(now_us)
 
     # --- clients and sessions ------------------------------------------------------------------------------------
 

@@ -62,7 +62,7 @@ class QueuePart:
             self._rules(),
             draw=rng.random,
             draw_nonce=lambda: route << ROUTE_SHIFT | rng.getrandbits(ROUTE_SHIFT),
-            behind_us=host.behind_us,
+            moment=host.moment,
         )
         self.ledger.keep_dead_if(lambda: host.topics.registry.keeps_dead(group.topic))
         for fact in keeper.journal.claim(self.entity, self.ledger.snapshot):

@@ -17,6 +17,7 @@ import structlog
 from millstream.access.rights import Access
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
+from millstream.broker.patience import PatientClock
 from millstream.broker.queues.consumers import Consumer, LeaseHandle, LeaseReply, SettleReply
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.keeper import PartitionKeeper
@@ -39,6 +40,7 @@ from millstream.errors import (
     SubscriptionNotFound,
 )
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
+from millstream.queues.moment import Moment
 from millstream.queues.records import INVALID, REFUSED, Outcome, Result
 from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, SettleResults, bytes_in, messages_in
 
@@ -76,6 +78,7 @@ class Queues:
         log: StateLog,
         *,
         clock: Clock,
+        patience: PatientClock,
         metrics: Metrics,
         rng: random.Random,
         loop: asyncio.AbstractEventLoop,
@@ -91,6 +94,7 @@ class Queues:
         #: Told where dead letters were stored: the partition, their first and their next offset.
         self.on_letters: Callable[[Target, int, int], None] = lambda *_: None
         self._time = SteadyTime(clock)
+        self._patience = patience
         self._flush_s = flush_s
         self._windows = LogWindows()
         self._keepers: dict[int, PartitionKeeper] = {}  # by the uid of the partition
@@ -113,8 +117,13 @@ class Queues:
         return self._time.now_us()
 
     def behind_us(self) -> int:
-        """How far the clock, which says when messages were stored and expire, is behind `now_us`."""
+        """How far the clock, which says when messages were stored and expire, is behind `now_us`; < 0: ahead."""
         return self._time.behind_us
+
+    def moment(self, now_us: int) -> Moment:
+        """The same time by the clock, and what of it does not count yet because somebody has set it ahead."""
+        _, held_us, since_us = self._patience.moment()
+        return Moment(now_us - self._time.behind_us, held_us, since_us)
 
     def own(self, work: Coroutine[Any, Any, None]) -> None:
         """Let something run in the background; it ends at the latest when the broker does."""

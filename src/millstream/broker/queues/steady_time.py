@@ -1,4 +1,8 @@
-"""Time for what must neither end early nor hang when somebody sets the machine's clock."""
+"""Time for what must neither end early nor hang when somebody sets the machine's clock: leases, and waits for a retry.
+
+How old a message is, and whether it has expired, is a matter of the clock itself: it has stamped the message, clients
+go by it, and it is all that a restart knows of.  Only a jump ahead has to stand for a while; see `PatientClock`.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +29,8 @@ class SteadyTime:
 
     @property
     def behind_us(self) -> int:
-        """How far the clock is behind since it was set back: what it stamps now looks older by as much."""
-        return max(self._ahead_us, 0)
+        """How far the clock is behind since it was set back, or less than 0: ahead, since it was set ahead."""
+        return self._ahead_us
 
     def now_us(self) -> int:
         wall_us, monotonic_ms = self._clock.now_us(), self._clock.monotonic_ms()

@@ -119,11 +119,11 @@ class QueueViews:
         group = self._queues.registry.get(session.namespace, call.topic, call.group)
         await self._open(group)
         summary = self._summary(group)
-        now_us = self._queues.now_us()
+        clock_us = self._queues.now_us() - self._queues.behind_us()
         settled: dict[str, int] = {}
         lanes: dict[int, queue_calls.LaneInfo] = {}
         partitions = []
-        oldest_us = now_us
+        oldest_us = clock_us
         for part in self._touched_parts(group):
             await asyncio.sleep(0)
             counts = part.ledger.counts(part.end)
@@ -137,7 +137,7 @@ class QueueViews:
                 info.last_served_ms = max(info.last_served_ms, lane.last_served_us // 1000)
             depth = counts.ready + counts.leased + counts.waiting
             if depth:
-                oldest_us = min(oldest_us, await self._append_time_us(part, part.ledger.committed) or now_us)
+                oldest_us = min(oldest_us, await self._append_time_us(part, part.ledger.committed) or clock_us)
             partitions.append(
                 queue_calls.QueuePartitionInfo(
                     partition=part.number,
@@ -158,7 +158,7 @@ class QueueViews:
             leased=summary.leased,
             waiting=summary.waiting,
             settled=settled,
-            oldest_ms=max(now_us - oldest_us, 0) // 1000,
+            oldest_ms=max(clock_us - oldest_us, 0) // 1000,
             partitions=partitions,
             lanes=[lanes[number] for number in sorted(lanes)],
             consumers=[consumer.info(consumer.held(group)) for consumer in group.consumers.values()],

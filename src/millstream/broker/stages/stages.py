@@ -15,6 +15,7 @@ import structlog
 
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition, PublishReply
+from millstream.broker.patience import PatientClock
 from millstream.broker.stages.publishing import messages_by_target, move_all, target_key, topic_of
 from millstream.broker.stages.query import Publication, Query, QueryDocument
 from millstream.broker.stages.stage import Stage
@@ -53,6 +54,7 @@ class _Host(Protocol):
     topics: Topics
     quotas: Quotas
     flow: Flow
+    patience: PatientClock
 
     def check_publish(self, session: Session, topic: str, /) -> None: ...
 
@@ -440,7 +442,7 @@ class Stages:
                 if query.unread:
                     self._load_again(query)
                     continue
-                await self._tidy(query, self._now_ms())
+                await self._tidy(query, self._host.patience.now_us() // 1000)
             except MillstreamError as error:  # its disk has failed; that of others has not
                 _log.error("a query could not be tidied up", query=query.document.query, reason=str(error))
 

@@ -19,6 +19,7 @@ from pyroaring import BitMap64
 
 from millstream.broker.metrics import Metrics
 from millstream.broker.partition import Partition
+from millstream.broker.patience import PatientClock
 from millstream.broker.topics import Topics
 from millstream.broker.traces.store import TraceStore
 from millstream.clock import Clock
@@ -70,6 +71,7 @@ _ATTEMPTS: Final[dict[str, Kind]] = {
 class _Host(Protocol):
     topics: Topics
     metrics: Metrics
+    patience: PatientClock
 
 
 class Recorder:
@@ -285,7 +287,7 @@ class Recorder:
         """Let go of old records, also when nothing happens, and of messages in topics that are gone."""
         place_of = self._host.topics.registry.place_of
         self.watched = {uid: offsets for uid, offsets in self.watched.items() if place_of(uid) is not None}
-        self.store.tidy(self._clock.now_us())
+        self.store.tidy(self._host.patience.now_us())
 
     async def stop(self) -> None:
         """Write what is left."""
@@ -296,6 +298,7 @@ class Recorder:
 
     def _write(self, records: Sequence[Record]) -> None:
         metrics = self._host.metrics
+        self.store.tidy(self._host.patience.now_us())
         if self.store.write(records, self._clock.now_us()):
             metrics.trace_events_recorded += len(records)
         else:

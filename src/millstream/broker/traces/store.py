@@ -58,9 +58,7 @@ class TraceStore:
         codec = Codec.ZSTD if len(records) >= _COMPRESSED_FROM else Codec.NONE
         batch = encode_batch([encode_record(record) for record in records], base_timestamp_us=now_us, codec=codec)
         try:
-            partition = self._open()
-            self.tidy(now_us)
-            hand_over(partition, batch)
+            hand_over(self._open(), batch)
         except (OSError, MillstreamError) as error:
             self._failed(error, now_us)
             return False
