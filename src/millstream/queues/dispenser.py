@@ -33,6 +33,8 @@ from millstream.topics import LANES
 __all__ = ["Dispenser"]
 
 _EXPIRY: Final = int(Columns.EXPIRY)
+#: Of a parcel so many messages are asked for their keys at a time.
+_NEAR: Final = 1024
 
 
 class Dispenser:
@@ -51,9 +53,10 @@ class Dispenser:
         self._lasting = -1
         self.intake: Intake
         self._run: Callable[[LogSource, int, int], int] | None = None
+        book.returned.let_all_go()
         if rules.ordering == "key":
             out = [*leased, *((parcel.base, parcel.bits) for parcel in book.returned)]
-            self.intake = OnePerKey(book.taken, self.front, out)
+            self.intake = OnePerKey(book.taken, self.front, out, book.returned.let_go)
         elif rules.fair_by:
             self.intake = Turns(book.taken, self.front, rules.fair_by)
         else:
@@ -73,7 +76,7 @@ class Dispenser:
     @property
     def held_up(self) -> int:
         """How many messages are known to wait for others of their key."""
-        return self.intake.held_up if isinstance(self.intake, OnePerKey) else 0
+        return self.intake.held_up + self._book.returned.held if isinstance(self.intake, OnePerKey) else 0
 
     def forget(self) -> None:
         """Messages were settled without having been handed out."""
@@ -90,9 +93,52 @@ class Dispenser:
         """What came back and is ready, as far as this consumer may have it."""
         dead: list[Dead] = []
         returned = self._book.returned
+        keyed = self.intake if isinstance(self.intake, OnePerKey) else None
+        if keyed is not None and not keyed.find_holders(source):
+            return dead
         while returned.ready and request.messages > 0:
             parcel = returned.pop(request.consumer, request.now_us, alone=request.alone)
             if parcel is None:
+                break
+            if keyed is not None and keyed.is_crowded and not self._hold_back(parcel, keyed):
+                continue
+            found, more = self._hand_out(parcel, source, request, handout)
+            dead += more
+            if not found:
+                break
+        return dead
+
+    def _hold_back(self, parcel: Parcel, keyed: OnePerKey) -> bool:
+        """Leave in a parcel what may go, of the first messages in it; whether there is any."""
+        returned = self._book.returned
+        near = lowest(parcel.bits, _NEAR)
+        if near != parcel.bits:
+            rest = normal(parcel.base, parcel.bits ^ near)
+            returned.add_ready(Parcel(*rest, parcel.history, parcel.terms, parcel.due_us))
+            parcel.bits = near
+        returned.hold(parcel, keyed.behind(parcel.base, near))
+        return bool(parcel.bits)
+
+    def hand_out_first(self, source: LogSource, request: Request, handout: Handout) -> list[Dead]:
+        """The first message that is not settled, if this consumer may have it now: none overtakes another."""
+        dead: list[Dead] = []
+        returned, taken = self._book.returned, self._book.taken
+        self.more = False
+        while request.messages > 0:
+            first = None
+            if returned:
+                self.front.clear(source)  # so that what is at the floor is there
+                first = returned.lowest()
+            if first is None or taken.floor < first:
+                if not self._hand_out_next(self.intake, source, request, handout, dead):
+                    break
+                continue
+            ready = returned.oldest() == first
+            parcel = returned.pop(request.consumer, request.now_us, alone=request.alone) if ready else None
+            if parcel is None:
+                break
+            if parcel.base != first:  # which is kept for another consumer
+                returned.put_back(parcel)
                 break
             found, more = self._hand_out(parcel, source, request, handout)
             dead += more
@@ -110,16 +156,23 @@ class Dispenser:
             if request.messages > self.lanes.round:
                 handout.sort_by_lane()
         self.more = False
-        while request.messages > 0:
-            picks = intake.pick(source, request)
-            if picks is None:
-                break
-            for pick in picks:
-                dead += self._admit(pick, FRESH, None, request, handout)
-            if request.looks <= 0:
-                self.more = not handout.found
-                break
+        while request.messages > 0 and self._hand_out_next(intake, source, request, handout, dead):
+            pass
         return dead
+
+    def _hand_out_next(
+        self, intake: Intake, source: LogSource, request: Request, handout: Handout, dead: list[Dead]
+    ) -> bool:
+        """The next that were never delivered; False when there are none, or no time to look for more."""
+        picks = intake.pick(source, request)
+        if picks is None:
+            return False
+        for pick in picks:
+            dead += self._admit(pick, FRESH, None, request, handout)
+        if request.looks <= 0:
+            self.more = not handout.found
+            return False
+        return True
 
     def hand_out_wanted(
         self, source: LogSource, wanted: Sequence[tuple[int, int]], request: Request, handout: Handout

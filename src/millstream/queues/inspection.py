@@ -55,14 +55,20 @@ def surroundings(book: Book, leases: Leases, dispenser: Dispenser, offset: int, 
     """What stands between a ready message and its delivery."""
     where = look(book, leases, offset, source.end)
     again = sum(_below(parcel, offset) for parcel in book.returned.ready_parcels())
-    if where.history.last_consumer:
-        return Surroundings(ahead=again, kept_from=where.history.last_consumer, open_us=where.due_us + YIELD_US)
+    held_by = None
     if dispenser.strict:
-        held_by = min((some.base for some in (*leases, *book.returned)), default=None)
-        return Surroundings(ahead=_fresh_below(book, offset), held_by=_another(held_by, offset), strict=True)
-    if isinstance(dispenser.intake, OnePerKey):
+        older = (parcel for parcel in book.returned if parcel.base < offset)
+        held_by = min((some.base for some in (*leases, *older)), default=None)
+    elif isinstance(dispenser.intake, OnePerKey):
         held_by = dispenser.intake.holder_of(source, offset)
-        return Surroundings(ahead=again + _fresh_below(book, offset), held_by=_another(held_by, offset))
+    held_by = _another(held_by, offset)
+    if last := where.history.last_consumer:
+        open_us = where.due_us + YIELD_US
+        return Surroundings(ahead=again, held_by=held_by, strict=dispenser.strict, kept_from=last, open_us=open_us)
+    if dispenser.strict:
+        return Surroundings(ahead=_fresh_below(book, offset), held_by=held_by, strict=True)
+    if isinstance(dispenser.intake, OnePerKey):
+        return Surroundings(ahead=again + _fresh_below(book, offset), held_by=held_by)
     if dispenser.lanes is not None:
         lane = source.lanes.lane_of(offset)
         ahead = sum(

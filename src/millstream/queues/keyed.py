@@ -2,13 +2,16 @@
 
 A key is held from the moment one of its messages is handed out until that message is settled, through failures and
 waits.  Messages of held keys are passed over and remembered; when the key is free, the first of them is next.
+
+Several messages of a key can be out from before it was so, or because a consumer had to have them again.  Of those that
+come back only the first of all that are out is handed out; the next one when that is settled.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final
 
@@ -32,15 +35,23 @@ _OFFSETS: Final = int(Columns.OFFSETS)
 
 
 class OnePerKey:
-    def __init__(self, taken: RangeSet, front: Front, out: Iterable[tuple[int, int]]) -> None:
-        """`out` is what was taken before and is not settled, as (base, bits)."""
+    def __init__(
+        self, taken: RangeSet, front: Front, out: Iterable[tuple[int, int]], let_go: Callable[[int], None]
+    ) -> None:
+        """`out` is what was taken before and is not settled, as (base, bits).
+
+        `let_go` is told of a message that is the first of its key by now, and was behind another one before.
+        """
         self._taken = taken
         self._front = front
+        self._let_go = let_go
         self._cursor = taken.floor
         # The keys by number.  Of every message that is out, in pieces by offset:
         self._names: dict[int, array[int]] = {}
         self._held = NameSet()
-        self._more: dict[int, int] = {}  # how many more messages than one of a key are out (only after `out`)
+        self._more: dict[
+            int, deque[int]
+        ] = {}  # keys with more than one message out, and these in order (only of `out`)
         self._passed: dict[int, OffsetQueue] = {}  # messages of held keys
         self._free: deque[int] = deque()  # keys with such messages that are held no longer
         self._seen = 0  # messages in all queues
@@ -51,10 +62,8 @@ class OnePerKey:
 
     def pick(self, source: LogSource, request: Request) -> Sequence[Pick] | None:
         self._front.clear(source)
-        if self._out:
-            self._out = set(self._find_holders(source, list(self._out)))
-            if self._out:
-                return None  # one of them may hold any key
+        if not self.find_holders(source):
+            return None
         if self._free:
             picks, unread = picks_of(source, self._next_of_free_keys(source, request), self._taken, self._front.gone)
             self._front.put_back(unread)
@@ -76,7 +85,7 @@ class OnePerKey:
         else:
             gone = self._names_at(offsets_of(base, bits))
         if self._more:
-            gone = [name for name in gone if not self._has_more(name)]
+            gone = [name for name in dict.fromkeys(gone) if not self._has_more(name)]
         self._held.remove(gone)
         if self._passed:
             self._free.extend([name for name in gone if name in self._passed])
@@ -113,13 +122,38 @@ class OnePerKey:
             del self._names[number]
 
     def _has_more(self, name: int) -> bool:
-        """Whether another message of the key is out; then there is one less of them now."""
-        more = self._more.get(name, 0)
-        if more > 1:
-            self._more[name] = more - 1
-        elif more:
+        """Whether another message of the key is out, after one that is so no longer."""
+        out = self._more.get(name)
+        if out is None:
+            return False
+        while out and self._name_at(out[0]) != name:
+            out.popleft()
+        if out:
+            self._let_go(out[0])
+        else:
             del self._more[name]
-        return more > 0
+        return bool(out)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether several messages of a key are out."""
+        return bool(self._more)
+
+    def behind(self, base: int, bits: int) -> int:
+        """Which of these messages, that are out, have another one of their key before them."""
+        more = self._more
+        return pack(
+            base,
+            [
+                offset
+                for offset in offsets_of(base, bits)
+                if (out := more.get(self._name_at(offset))) is not None and out[0] != offset
+            ],
+        )
+
+    def _name_at(self, offset: int) -> int:
+        piece = self._names.get(offset >> _SHIFT)
+        return 0 if piece is None else piece[offset & _INSIDE]
 
     def holder_of(self, source: LogSource, offset: int) -> int | None:
         """The message that is out and holds the key of this one."""
@@ -134,15 +168,24 @@ class OnePerKey:
 
     # --- finding
 
-    def _find_holders(self, source: LogSource, out: list[int]) -> list[int]:
-        """After a restart or a change of rules: what was out before holds its keys too.  Returns the unread."""
-        picks, unread = picks_of(source, out, self._taken, self._front.gone)
+    def find_holders(self, source: LogSource) -> bool:
+        """After a restart or a change of rules: what was out before holds its keys too.  False if it cannot be read."""
+        if not self._out:
+            return True
+        picks, unread = picks_of(source, list(self._out), self._taken, self._front.gone)
+        if unread:
+            return False  # any of them may hold any key
+        self._out = set()
+        out: dict[int, list[int]] = {}
         for pick in picks:
             names = names_of(pick.view.keys() or ())
             for row, offset in rows(pick.view, pick.base, pick.bits) if names else ():
-                if names[row]:
-                    self._hold(names[row], offset)
-        return unread
+                if name := names[row]:
+                    self._piece(offset >> _SHIFT)[offset & _INSIDE] = name
+                    out.setdefault(name, []).append(offset)
+        self._held.add(out)
+        self._more = {name: deque(offsets) for name, offsets in out.items() if len(offsets) > 1}
+        return True
 
     def _next_of_free_keys(self, source: LogSource, request: Request) -> list[int]:
         offsets: list[int] = []
@@ -250,13 +293,6 @@ class OnePerKey:
         if chosen and chosen[-1] - chosen[0] + 1 == len(chosen):
             return (1 << len(chosen)) - 1 << chosen[0] - cursor
         return pack(cursor, chosen)
-
-    def _hold(self, name: int, offset: int) -> None:
-        self._piece(offset >> _SHIFT)[offset & _INSIDE] = name
-        if name in self._held:
-            self._more[name] = self._more.get(name, 0) + 1
-        else:
-            self._held.add((name,))
 
     def _piece(self, number: int) -> array[int]:
         piece = self._names.get(number)

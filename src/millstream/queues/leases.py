@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from typing import Final
+from typing import Final, TypeAlias
 
 from millstream.queues.intake import Request
 from millstream.queues.ranges import RangeSet, normal
 from millstream.queues.records import FRESH, PLAIN, History, Lease, Terms
 
-__all__ = ["SPAN_MAX", "Handout", "Leases"]
+__all__ = ["SPAN_MAX", "Grant", "Handout", "Leases"]
 
 #: A lease covers no more offsets than this, so that a mask over them stays small beside the messages.
 SPAN_MAX: Final = 65_536
@@ -19,6 +19,9 @@ _BORN_TOGETHER_US: Final = 1_000_000
 
 #: Deadlines of leases that ended stay in the heap until they are this many more than those that count.
 _STALE_MAX: Final = 64
+
+#: Makes a lease: its first offset, bits, consumer, history, terms, when it begins and when it ends.
+Grant: TypeAlias = Callable[[int, int, str, History, Terms, int, int], Lease]
 
 
 class Leases:
@@ -103,11 +106,11 @@ class Leases:
 class Handout:
     """Makes leases for one consumer out of what is found for it, as few as possible."""
 
-    __slots__ = ("_base", "_bits", "_by_lane", "_draw_nonce", "_history", "_request", "_terms", "leases")
+    __slots__ = ("_base", "_bits", "_by_lane", "_grant", "_history", "_request", "_terms", "leases")
 
-    def __init__(self, request: Request, draw_nonce: Callable[[], int]) -> None:
+    def __init__(self, request: Request, grant: Grant) -> None:
         self._request = request
-        self._draw_nonce = draw_nonce
+        self._grant = grant
         # What will be the next lease; nothing as long as there are no bits.
         self._base = 0
         self._bits = 0
@@ -153,16 +156,7 @@ class Handout:
             now_us = request.now_us
             deadline_us = now_us + 1000 * (terms.lease_ms or request.lease_ms)
             self.leases.append(
-                Lease(
-                    self._draw_nonce(),
-                    self._base,
-                    self._bits,
-                    request.consumer,
-                    self._history,
-                    terms,
-                    now_us,
-                    deadline_us,
-                )
+                self._grant(self._base, self._bits, request.consumer, self._history, terms, now_us, deadline_us)
             )
             self._bits = 0
         return self.leases

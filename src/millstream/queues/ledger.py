@@ -70,7 +70,7 @@ _WINDOW: Final = 65_536
 
 
 class Ledger:
-    """See the module.  `draw` gives numbers from 0 to 1, `draw_nonce` u64 that were never used, to name leases.
+    """See the module.  `draw` gives numbers from 0 to 1, `draw_nonce` u64 to name leases, seldom one twice.
 
     `moment` says what the time that the ledger is told is by the clock that stamps messages.
     """
@@ -158,24 +158,20 @@ class Ledger:
                 # As most leases are: fresh messages in log order that are all alike.
                 deadline_us = now_us + 1000 * lease_ms
                 bits = (1 << size) - 1
-                lease = Lease(self._draw_nonce(), start, bits, consumer, FRESH, PLAIN, now_us, deadline_us)
-                self._leases.add(lease)
-                return Delivery([lease])
+                return Delivery([self._grant(start, bits, consumer, FRESH, PLAIN, now_us, deadline_us)])
         moment = self._moment(now_us)
         request = Request(consumer, want, now_us, moment=moment, lease_ms=lease_ms, alone=alone, bytes_max=bytes_max)
-        strict = rules.ordering == "strict"
-        if strict:
-            request.messages = 0 if len(self._leases) else min(want, 1)
-        handout = Handout(request, self._draw_nonce)
+        handout = Handout(request, self._grant)
         dead: list[Dead] = []
-        if book.returned.ready:
-            dead += self._dispenser.hand_out_again(source, request, handout)
-        if request.messages > 0 and not (strict and book.returned):
-            dead += self._dispenser.hand_out_fresh(source, request, handout)
-        leases = handout.finish()
-        for lease in leases:
-            self._leases.add(lease)
-        return Delivery(leases, dead)
+        if rules.ordering == "strict":
+            request.messages = 0 if len(self._leases) else min(want, 1)
+            dead += self._dispenser.hand_out_first(source, request, handout)
+        else:
+            if book.returned.ready:
+                dead += self._dispenser.hand_out_again(source, request, handout)
+            if request.messages > 0:
+                dead += self._dispenser.hand_out_fresh(source, request, handout)
+        return Delivery(handout.finish(), dead)
 
     def retake(
         self,
@@ -203,14 +199,22 @@ class Ledger:
             moment=self._moment(now_us),
             lease_ms=lease_ms or self.rules.lease_ms,
         )
-        handout = Handout(request, self._draw_nonce)
+        handout = Handout(request, self._grant)
         dead = self._dispenser.hand_out_wanted(source, wanted, request, handout)
         leases = handout.finish()
-        for lease in leases:
-            self._leases.add(lease)
         if self.rules.ordering == "key":
             self._make_dispenser()  # which finds out anew whose keys are held
         return Delivery(leases, dead)
+
+    def _grant(
+        self, base: int, bits: int, consumer: str, history: History, terms: Terms, now_us: int, deadline_us: int
+    ) -> Lease:
+        nonce = self._draw_nonce()
+        while self._leases.get(nonce) is not None or self.ending_of(nonce) is not INVALID:
+            nonce = self._draw_nonce()  # chance gave one that names another lease, or one that was acked just now
+        lease = Lease(nonce, base, bits, consumer, history, terms, now_us, deadline_us)
+        self._leases.add(lease)
+        return lease
 
     def next_wakeup_us(self) -> int | None:
         """When to call `expire` and serve waiting consumers again.  0 = now: a look ahead had no time to find any."""
@@ -454,6 +458,7 @@ class Ledger:
     def evict(self, source: LogSource, count: int) -> int:
         """Settle the oldest ready messages; returns how many there were."""
         taken, returned = self._book.taken, self._book.returned
+        returned.let_all_go()  # whatever goes before it
         evicted = 0
         while evicted < count:
             self._dispenser.front.clear(source)

@@ -1,4 +1,7 @@
-"""What was delivered and came back: parcels that wait for their next try, and parcels that are ready."""
+"""What was delivered and came back: parcels that wait for their next try, and parcels that are ready.
+
+Some of what is ready may be *held back*, because another message has to go first; it is not found until it is let go.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Final
 
-from millstream.queues.ranges import RangeSet, normal
+from millstream.queues.ranges import RangeSet, normal, offsets_of
 from millstream.queues.records import Parcel
 
 __all__ = ["YIELD_US", "Returned"]
@@ -20,7 +23,7 @@ _STALE_MAX: Final = 64
 
 
 class Returned:
-    __slots__ = ("_alarms", "_firsts", "_ready", "_serial", "_waiting", "ready", "waiting")
+    __slots__ = ("_alarms", "_firsts", "_held", "_ready", "_serial", "_waiting", "ready", "waiting")
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, int, Parcel]] = []  # heap by due time
@@ -29,9 +32,10 @@ class Returned:
         # A heap of what comes first for each of those consumers, as (offset, serial, consumer); of some of what was
         # taken, too.  There may be as many consumers as messages: a detached lease is one of its own.
         self._firsts: list[tuple[int, int, str]] = []
+        self._held: dict[int, Parcel] = {}  # by offset, a message each
         self._alarms: list[int] = []  # heap of moments at which ready messages are open to all
         self._serial = 0  # keeps heaps from comparing parcels
-        #: How many messages wait, and how many are ready.
+        #: How many messages wait, and how many are ready and not held back.
         self.waiting = 0
         self.ready = 0
 
@@ -42,10 +46,16 @@ class Returned:
         return (parcel for _, _, parcel in self._waiting)
 
     def ready_parcels(self) -> Iterator[Parcel]:
-        return (parcel for heap in self._ready.values() for _, _, parcel in heap)
+        heaps = (parcel for heap in self._ready.values() for _, _, parcel in heap)
+        return chain(heaps, self._held.values())
 
     def __bool__(self) -> bool:
-        return bool(self.ready or self.waiting)
+        return bool(self.ready or self.waiting or self._held)
+
+    @property
+    def held(self) -> int:
+        """How many messages are held back."""
+        return len(self._held)
 
     def wait(self, parcel: Parcel) -> None:
         """Keep a parcel until its due time; `due` is what makes it ready, also when that is now."""
@@ -54,6 +64,12 @@ class Returned:
         self.waiting += parcel.bits.bit_count()
 
     def add_ready(self, parcel: Parcel) -> None:
+        self.put_back(parcel)
+        if parcel.history.last_consumer:
+            heappush(self._alarms, parcel.due_us + YIELD_US)
+
+    def put_back(self, parcel: Parcel) -> None:
+        """One that was popped and is not for this consumer; its alarm is still there, or that moment is over."""
         self._serial += 1
         last = parcel.history.last_consumer
         heap = self._ready.setdefault(last, [])
@@ -61,8 +77,6 @@ class Returned:
         if heap[0][1] == self._serial:
             self._note_first(last, heap)
         self.ready += parcel.bits.bit_count()
-        if last:
-            heappush(self._alarms, parcel.due_us + YIELD_US)
 
     def _note_first(self, last: str, heap: list[tuple[int, int, Parcel]]) -> None:
         base, serial, _ = heap[0]
@@ -120,6 +134,26 @@ class Returned:
             heappop(firsts)  # it was taken, or is not the first any more
         return None
 
+    def hold(self, parcel: Parcel, bits: int) -> None:
+        """Hold some of what was popped back; the parcel is left with the others."""
+        for offset in offsets_of(parcel.base, bits):
+            self._held[offset] = Parcel(offset, 1, parcel.history, parcel.terms, parcel.due_us)
+        rest = parcel.bits ^ bits
+        if rest:
+            parcel.base, parcel.bits = normal(parcel.base, rest)
+        else:
+            parcel.bits = 0
+
+    def let_go(self, offset: int) -> None:
+        """Nothing goes before this message any more, if it was held back."""
+        parcel = self._held.pop(offset, None)
+        if parcel is not None:
+            self.add_ready(parcel)
+
+    def let_all_go(self) -> None:
+        for offset in list(self._held):
+            self.let_go(offset)
+
     def take(self, wanted: RangeSet) -> list[Parcel]:
         """Whatever is here of some messages, waiting or ready; it is not here any more."""
         found: list[Parcel] = []
@@ -137,6 +171,10 @@ class Returned:
                     keep(parcel)
         return found
 
+    def lowest(self) -> int | None:
+        """The first offset of all, whether it waits or is ready."""
+        return min((parcel.base for parcel in self), default=None)
+
     def oldest(self) -> int | None:
         """The first offset that is ready."""
         heap = self._oldest_heap()
@@ -146,6 +184,7 @@ class Returned:
         self._waiting.clear()
         self._ready.clear()
         self._firsts.clear()
+        self._held.clear()
         self._alarms.clear()
         self.waiting = self.ready = 0
 

@@ -494,3 +494,77 @@ def test_messages_do_not_expire_early_after_the_clock_was_set_back() -> None:
         await client.broker.stop()
 
     run(scenario)
+
+
+def test_messages_expire_in_time_after_the_clock_was_set_ahead_where_that_counts_at_once() -> None:
+    hours_us = 8 * 3_600_000_000
+
+    async def scenario() -> None:
+        clock = Corrected()
+        client = await with_clock(clock, clock_wait_ms=0)
+        for name, config in (("short", {"message_ttl_ms": 600_000}), ("own", {}), ("tried", {})):
+            await client.call(calls.CreateTopic(name=name, config=config))
+        policy = {"retry": "standard,total=10m"}
+        consumers = {name: await client.open_queue(name, policy=policy) for name in ("short", "own", "tried")}
+        for when_us in (0, hours_us):  # before and afterwards
+            clock.correction_us = when_us
+            await publish(client, [b"x"], topic="short")
+            await publish(client, [b"x"], topic="own", expiry_us=[clock.now_us() + 600_000_000])
+            await publish(client, [b"x"], topic="tried")
+        for _ in range(5):
+            await client.broker.queues.sweep()
+        for name in ("short", "own"):
+            info = await client.call(queue_calls.DescribeQueue(topic=name))
+            assert isinstance(info, queue_calls.QueueInfo)
+            assert info.depth == 1, "what was published eight hours ago is gone, and nothing else"
+            assert info.oldest_ms < 60_000
+        clock.correction_us += 599_000_000
+        leased = {name: await client.lease(consumer) for name, consumer in consumers.items()}
+        assert [len(leased[name]) for name in consumers] == [1, 1, 2]
+        clock.correction_us += 2_000_000
+        assert await client.settle(Settle.NACK, *leased["tried"]) == [2, 2], "the time for trying is over"
+        for name in ("short", "own"):
+            await client.settle(Settle.RELEASE, *leased[name])
+            assert await client.lease(consumers[name]) == []
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_lease_lasts_as_long_as_it_was_given_when_the_clock_is_set_ahead() -> None:
+    async def scenario() -> None:
+        clock = Corrected()
+        client = await with_clock(clock)
+        await client.call(calls.CreateTopic(name="orders"))
+        consumer = await client.open_queue()
+        await publish(client, [b"x"])
+        leased = await client.lease(consumer)
+        clock.correction_us = 8 * 3_600_000_000
+        await client.broker.queues.sweep()
+        assert await client.settle(Settle.ACK, *leased) == [0]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_messages_of_a_key_that_a_consumer_had_before_the_group_was_ordered_go_on_one_by_one() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await publish(client, [b"1", b"2", b"3"], keys=[b"a"] * 3)
+        consumer = await client.open_queue()
+        other = Client(client.broker)
+        assert len(await other.lease(await other.open_queue())) == 3
+        await client.call(queue_calls.ConfigureQueue(topic="orders", policy={"ordering": "key"}))
+        client.broker.session_closed(other.session)
+        waiting = asyncio.ensure_future(client.lease(consumer, wait_ms=5000))
+        for expected in (b"1", b"2", b"3"):
+            (message,) = await waiting
+            assert message.value == expected
+            waiting = asyncio.ensure_future(client.lease(consumer, wait_ms=5000))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            await client.settle(Settle.ACK, message)
+        await client.call(queue_calls.CloseQueue(consumer=consumer))
+        assert await waiting == []
+
+    lives(work)

@@ -184,3 +184,22 @@ def test_a_limit_on_the_total_time_that_is_set_later_does_not_end_what_was_deliv
     ledger.configure(Rules(retry=parse_retry("standard,total=1h,max_retries=9")))
     assert ledger.nack(lease.nonce, 0, now_us=now_us + SECOND).result is Result.RETRIED
     assert ledger.nack(lease.nonce, 1, now_us=now_us + 3600 * SECOND).result is Result.DEAD, "counted from its delivery"
+
+
+def test_two_leases_that_by_chance_draw_the_same_name_have_different_ones() -> None:
+    log = FakeLog()
+    log.add(10)
+    drawn = iter([1, 1, 2, 3, 1, 2, 2, 4, 4, 5])
+    ledger = Ledger(Rules(), draw=lambda: 0.0, draw_nonce=lambda: next(drawn))
+    ledger.open()
+    first, second, third = (ledger.lease(log, consumer="ann", want=1, now_us=0).leases[0] for _ in range(3))
+    assert [first.nonce, second.nonce, third.nonce] == [1, 2, 3]
+    ledger.ack(first.nonce)
+    ledger.nack(third.nonce, now_us=0, retry_after_ms=0)
+    # What came back and what is fresh are two leases of one delivery; a late ack of the first must find neither.
+    again, fresh = ledger.lease(log, consumer="bob", want=2, now_us=0).leases
+    assert [again.nonce, fresh.nonce] == [4, 5]
+    assert granted([second, again, fresh]) == [1, 2, 3]
+    for lease in (second, again, fresh):
+        assert ledger.ack(lease.nonce).result is Result.DONE
+    assert ledger.committed == 4

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.queues.ledger import Ledger
-from millstream.queues.records import Reason, Situation
+from millstream.queues.records import Reason, Rules, Situation
 from tests.queue_log import SECOND, FakeLog, make_ledger
 
 BUSY = Situation(consumers=2, requests=1)
@@ -70,10 +70,30 @@ def test_its_key_is_held() -> None:
     assert reason.facts["held_by"] == 0
 
 
+def test_it_came_back_and_another_one_of_its_key_that_was_out_goes_first() -> None:
+    log = FakeLog()
+    log.add(3, keys=[b"a", b"b", b"a"])
+    ledger = make_ledger()
+    ledger.lease(log, consumer="ann", want=3, now_us=0)
+    ledger.configure(Rules(ordering="key"))
+    ledger.return_consumer("ann", 0)
+    ledger.lease(log, consumer="bob", want=3, now_us=0)
+    assert why(ledger, log, 2).sentence == "Its key is held by offset 0, which is not settled yet."
+
+
 def test_one_at_a_time() -> None:
     log, ledger = plain(), make_ledger(ordering="strict")
     ledger.lease(log, consumer="ann", want=1, now_us=0)
     assert "one message at a time and waits for offset 0" in why(ledger, log, 4).sentence
+
+
+def test_one_at_a_time_of_those_that_were_out_together() -> None:
+    log, ledger = plain(), make_ledger()
+    ledger.lease(log, consumer="ann", want=2, now_us=NOON_US)
+    ledger.configure(Rules(ordering="strict"))
+    ledger.return_consumer("ann", NOON_US)
+    assert "one message at a time and waits for offset 0" in why(ledger, log, 1).sentence
+    assert "kept for another consumer" in why(ledger, log, 0).sentence
 
 
 def test_its_lane_waits_its_turn() -> None:
