@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from millstream.broker.queues.part import ROUTES_MAX
+from millstream.broker.queues import queues as queues_module
+from millstream.broker.queues.part import ROUTE_SHIFT, ROUTES_MAX
 from millstream.broker.state import StateLog
 from millstream.broker.transfer import Target
 from millstream.errors import GroupNotEmpty, GroupNotFound, StorageFailed
@@ -43,8 +44,6 @@ def test_groups_that_come_and_go_leave_nothing_behind() -> None:
         await client.call(calls.CreateTopic(name="orders"))
         await publish(client, [b"x"])
         for number in range(10):
-            if number == 5:
-                queues._route = ROUTES_MAX - 2  # as after sixteen million of them
             consumer = await client.open_queue(group=f"g{number}")
             (message,) = await client.lease(consumer)
             assert 0 < message.part.nonce < 2**64
@@ -54,6 +53,50 @@ def test_groups_that_come_and_go_leave_nothing_behind() -> None:
         assert len(queues._routes) == 0
 
     lives(work)
+
+
+def test_groups_that_chance_gives_the_same_route_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(client: Client) -> None:
+        monkeypatch.setattr(queues_module, "route_of", lambda *_: ROUTES_MAX)
+        await client.call(calls.CreateTopic(name="orders"))
+        await publish(client, [b"x"])
+        consumers = [await client.open_queue(group=group) for group in ("one", "other")]
+        held = [message for consumer in consumers for message in await client.lease(consumer)]
+        assert [message.part.nonce >> ROUTE_SHIFT for message in held] == [ROUTES_MAX, 1]
+        assert await client.settle(Settle.ACK, held[1]) == [0]
+        assert [group.depth() for group in client.broker.queues.registry.all_groups("default")] == [1, 0]
+
+    lives(work)
+
+
+def test_a_receipt_from_before_a_restart_settles_nothing_of_another_group() -> None:
+    """Both groups hold the message; the one that acks is the first to come back, and has what was the other's place."""
+
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await publish(client, [b"x"])
+        receipts["slow"], receipts["quick"] = [await _leased(client, group) for group in ("slow", "quick")]
+        assert await _acked(client, receipts["quick"]) == "done"
+
+    async def again(client: Client) -> None:
+        await client.open_queue(group="quick")
+        assert await _acked(client, receipts["slow"]) == "receipt_invalid"
+        assert await _acked(client, receipts["quick"]) == "done", "to say it again is a success"
+        assert await _leased(client, "slow"), "nobody has acked it there"
+
+    receipts: dict[str, str] = {}
+    lives(work, again)
+
+
+async def _leased(client: Client, group: str) -> str:
+    (message,) = await client.call(queue_calls.LeaseMessages(topic="orders", group=group))  # type: ignore[misc]
+    return message.receipt  # type: ignore[no-any-return]
+
+
+async def _acked(client: Client, receipt: str) -> str:
+    item = queue_calls.SettleItem(receipt=receipt)
+    (outcome,) = await client.call(queue_calls.SettleMessages(items=[item]))  # type: ignore[misc]
+    return outcome.result  # type: ignore[no-any-return]
 
 
 def test_priorities_are_not_remembered_for_nobody() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from millstream.broker.queues.keeper import PartitionKeeper
     from millstream.broker.queues.queues import Queues
 
-__all__ = ["ROUTES_MAX", "ROUTE_SHIFT", "QueuePart"]
+__all__ = ["ROUTES_MAX", "ROUTE_SHIFT", "QueuePart", "route_of"]
 
 _log = structlog.get_logger("millstream.queues")
 
@@ -36,6 +37,16 @@ ROUTE_SHIFT: Final = 40
 ROUTES_MAX: Final = (1 << 64 - ROUTE_SHIFT) - 1
 #: A timer that fires a moment early must not spin.
 _TIMER_S_MIN: Final = 0.001
+
+
+def route_of(partition_uid: int, group: str) -> int:
+    """Where a group of this name on this partition is found, after a restart as before it.
+
+    A receipt outlives the broker.  If routes went round, it would find another group, and to ack a message that this
+    one has settled would be called a success, while it comes again in its own.
+    """
+    drawn = blake2b(f"{partition_uid}/{group}".encode(), digest_size=8).digest()
+    return int.from_bytes(drawn) % ROUTES_MAX + 1
 
 
 class QueuePart:

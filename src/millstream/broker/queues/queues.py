@@ -21,7 +21,7 @@ from millstream.broker.patience import PatientClock
 from millstream.broker.queues.consumers import Consumer, LeaseHandle, LeaseReply, SettleReply
 from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.keeper import PartitionKeeper
-from millstream.broker.queues.part import ROUTE_SHIFT, ROUTES_MAX, QueuePart
+from millstream.broker.queues.part import ROUTE_SHIFT, ROUTES_MAX, QueuePart, route_of
 from millstream.broker.queues.registry import QueueRegistry
 from millstream.broker.queues.source import LogWindows
 from millstream.broker.queues.steady_time import SteadyTime
@@ -99,7 +99,6 @@ class Queues:
         self._windows = LogWindows()
         self._keepers: dict[int, PartitionKeeper] = {}  # by the uid of the partition
         self._routes: dict[int, QueuePart] = {}
-        self._route = 0  # the one that was given last
         self._consumers: dict[int, Consumer] = {}
         self._by_key: dict[str, Consumer] = {}
         self._of_session: dict[Session, dict[int, Consumer]] = {}
@@ -200,16 +199,15 @@ class Queues:
         if keeper is None:
             journal = self.topics.journal(topic, number)
             keeper = self._keepers[partition.uid] = PartitionKeeper(self, partition, journal, self._windows)
-        route = self._next_route()
+        route = self._free_route(route_of(partition.uid, group.name))
         part = self._routes[route] = QueuePart(self, group, number, keeper, route)
         return part
 
-    def _next_route(self) -> int:
-        """One that no part has, and none has had for as long as possible: late settles must not find another part."""
-        while True:
-            self._route = self._route % ROUTES_MAX + 1
-            if self._route not in self._routes:
-                return self._route
+    def _free_route(self, route: int) -> int:
+        """This one, or the next that no part has."""
+        while route in self._routes:
+            route = route % ROUTES_MAX + 1
+        return route
 
     def forget_part(self, part: QueuePart) -> None:
         self._routes.pop(part.route, None)
