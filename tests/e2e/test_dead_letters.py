@@ -20,6 +20,7 @@ from millstream.errors import ConfigInvalid, InvalidArgument, MessageNotFound
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire import letter_calls
 from tests.e2e.letters_world import bury, texts
+from tests.either import EitherClient
 from tests.waiting import eventually
 
 
@@ -289,6 +290,22 @@ def test_nobody_means_everything_by_saying_nothing(client: Client) -> None:
     with pytest.raises(InvalidArgument, match="Object contains unknown field"):
         client.call(_Mistyped(filter={"topik": "orders"}), Any)
     assert client.dead_letters.stats().total == 1
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_none_at_all_is_no_limit_that_anybody_means(broker: BrokerForTests, client: Client, asynchronous: bool) -> None:
+    """A purge of none removed all of them; a list of none was empty here and had one letter there."""
+    bury(client, "a", "b")
+    either = EitherClient(broker.address, asynchronous=asynchronous)
+    letters = either.client.dead_letters
+    for limit in (0, -1, 0.5):
+        for ask in (lambda: letters.purge(everything=True, limit=limit), lambda: letters.list(limit=limit)):  # noqa: B023
+            with pytest.raises(InvalidArgument, match="limit is a number from 1 on, not"):
+                either.do(ask())
+    assert len(either.do(letters.list(limit=1))) == 1
+    assert either.do(letters.purge(everything=True, limit=1)).total == 1
+    assert client.dead_letters.stats().total == 1
+    either.end()
 
 
 class _Mistyped(letter_calls.CallForm, tag="dlq.purge"):

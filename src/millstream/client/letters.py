@@ -11,7 +11,16 @@ from millstream.dead_letters import LetterEdit, LetterFilter
 from millstream.errors import InvalidArgument
 from millstream.wire.letter_calls import PurgeLetters, ReplayLetters
 
-__all__ = ["PAGE", "POLL_S", "LetterOptions", "ReplayOptions", "letter_filter", "purge_call", "replay_call"]
+__all__ = [
+    "PAGE",
+    "POLL_S",
+    "LetterOptions",
+    "ReplayOptions",
+    "checked_limit",
+    "letter_filter",
+    "purge_call",
+    "replay_call",
+]
 
 #: How often a replay that is waited for is looked at.
 POLL_S: Final = 0.2
@@ -64,11 +73,21 @@ class ReplayOptions(LetterOptions, total=False):
     rate: float | None
 
 
+def checked_limit(limit: int) -> int:
+    if type(limit) is not int or limit < 1:  # to the broker 0 means all of them
+        raise InvalidArgument(f"limit is a number from 1 on, not {limit!r}")
+    return limit
+
+
 def purge_call(
     ids: Iterable[str], everything: bool, dry_run: bool, limit: int | None, options: LetterOptions
 ) -> PurgeLetters:
     return PurgeLetters(
-        ids=_listed(ids), filter=letter_filter(options), everything=everything, dry_run=dry_run, limit=limit or 0
+        ids=_listed(ids),
+        filter=letter_filter(options),
+        everything=everything,
+        dry_run=dry_run,
+        limit=0 if limit is None else checked_limit(limit),
     )
 
 

@@ -9,11 +9,13 @@ from functools import partial
 
 import pytest
 
-from millstream.broker.letters import replays
+from millstream.broker.letters import letters, replays
 from millstream.dead_letters import LetterFilter
-from millstream.errors import StorageFailed
+from millstream.errors import GroupNotFound, InvalidArgument, StorageFailed
+from millstream.policies import QueuePolicy
+from millstream.queues.records import Result
 from millstream.testing.storage import Fault, SimulatedStorage
-from millstream.wire import calls, letter_calls
+from millstream.wire import calls, letter_calls, queue_calls
 from millstream.wire.leases import Settle
 from millstream.wire.message_calls import SummarizeTopics, TopicSummaries
 from tests.simulated_broker import Client, after_kill, run, started
@@ -126,6 +128,34 @@ def test_a_purge_whose_client_goes_away_is_done_or_not_and_a_restart_changes_not
     assert found == [0, 0]
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_purge_of_ids_that_takes_long_counts_each_letter_once(monkeypatch: pytest.MonkeyPatch, dry_run: bool) -> None:
+    monkeypatch.setattr(letters, "_WORK_MS", -1)  # every call has worked for too long
+
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"one", b"two"], topic="orders.dlq")
+        page = await client.call(letter_calls.ListLetters(limit=2))
+        assert isinstance(page, letter_calls.LetterPage)
+        purge = letter_calls.PurgeLetters(ids=[letter.id for letter in page.letters], dry_run=dry_run)
+        answer = await client.call(purge)
+        assert isinstance(answer, letter_calls.LetterCount)
+        assert (answer.statistics.total, answer.after) == (2, ""), "whoever went on would count them again"
+
+    lives(work)
+
+
+def test_a_purge_of_fewer_than_none_is_refused() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"one", b"two"], topic="orders.dlq")
+        with pytest.raises(InvalidArgument, match="limit must be 0"):
+            await client.call(letter_calls.PurgeLetters(everything=True, limit=-1))
+        assert await values_of_letters(client) == [b"one", b"two"]
+
+    lives(work)
+
+
 def test_that_a_replay_has_ended_is_noted_although_the_disk_refused_it_at_first() -> None:
     async def scenario() -> None:
         storage = SimulatedStorage()
@@ -235,5 +265,144 @@ def test_a_topic_that_others_name_for_their_dead_letters_is_summed_up_as_one() -
             found = await client.call(SummarizeTopics(include_dead_letters=include))
             assert isinstance(found, TopicSummaries)
             assert {one.name: one.dead_letters for one in found.topics} == expected
+
+    lives(work)
+
+
+# --- the group `dlq`, which the broker has before anybody opens it --------------------------------------------------
+
+
+async def values_of_letters(client: Client) -> list[bytes | None]:
+    """Those that are there, oldest first."""
+    page = await client.call(letter_calls.ListLetters(limit=100))
+    assert isinstance(page, letter_calls.LetterPage)
+    return [letter.value for letter in page.letters]
+
+
+def test_letters_that_were_purged_do_not_come_back_when_somebody_first_consumes_them() -> None:
+    async def purge(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        for number in range(6):
+            await publish(client, [b"%d" % number], topic="orders.dlq")
+            if number == 1:
+                client.broker.topics.partition("default", "orders.dlq", 0).log.roll()
+        page = await client.call(letter_calls.ListLetters())
+        assert isinstance(page, letter_calls.LetterPage)
+        gone = [letter.id for letter in page.letters if letter.value not in (b"4", b"5")]
+        await client.call(letter_calls.PurgeLetters(ids=gone))
+        log = client.broker.topics.partition("default", "orders.dlq", 0).log
+        log.delete_before(2)  # as retention does
+        assert log.start_offset == 2
+
+    async def consume(client: Client) -> None:
+        consumer = await client.open_queue("orders.dlq", group="dlq")
+        assert [message.value for message in await client.lease(consumer, wait_ms=5000)] == [b"4", b"5"]
+        assert await values_of_letters(client) == [b"4", b"5"]
+
+    lives(purge, consume)
+
+
+def test_a_consumer_that_wants_only_the_latest_does_not_make_letters_vanish() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"x"], topic="orders.dlq")
+        consumer = await client.open_queue("orders.dlq", group="dlq", start="latest")
+        assert await values_of_letters(client) == [b"x"]
+        assert [message.value for message in await client.lease(consumer)] == [b"x"]
+
+    lives(work)
+
+
+def test_a_group_dlq_of_a_topic_without_letters_is_like_any_other() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        await publish(client, [b"before"])
+        consumer = await client.open_queue(group="dlq", start="latest")
+        await publish(client, [b"after"])
+        assert [message.value for message in await client.lease(consumer)] == [b"after"]
+
+    lives(work)
+
+
+def test_letters_that_are_done_with_stay_so_when_their_group_is_deleted() -> None:
+    async def work(client: Client) -> None:
+        for name in ("orders", "orders.dlq"):
+            await client.call(calls.CreateTopic(name=name))
+        await publish(client, [b"acked", b"replayed", b"purged", b"held", b"left"], topic="orders.dlq")
+        page = await client.call(letter_calls.ListLetters())
+        assert isinstance(page, letter_calls.LetterPage)
+        ids = [letter.id for letter in page.letters]
+        begun = await client.call(letter_calls.ReplayLetters(ids=ids[1:2], target="orders"))
+        assert isinstance(begun, letter_calls.ReplayStarted)
+        assert begun.replay is not None
+        replay = begun.replay
+        await eventually_async(lambda: replay.is_over)
+        await client.call(letter_calls.PurgeLetters(ids=ids[2:3]))
+        consumer = await client.open_queue("orders.dlq", group="dlq", policy={"max_deliveries": 3})
+        acked, held = await client.lease(consumer, 2)
+        await client.settle(Settle.ACK, acked)
+        await client.call(queue_calls.DeleteQueue(topic="orders.dlq", group="dlq", force=True))
+        assert await client.call(queue_calls.ListQueues(topic="orders.dlq")) == []
+        with pytest.raises(GroupNotFound, match="was deleted"):
+            await client.lease(consumer)
+        assert await client.settle(Settle.ACK, held) == [Result.INVALID], "who had it is no consumer any more"
+        assert await values_of_letters(client) == [b"held", b"left"]
+
+    async def again(client: Client) -> None:
+        assert await values_of_letters(client) == [b"held", b"left"]
+        consumer = await client.open_queue("orders.dlq", group="dlq")
+        assert [(message.value, message.part.delivery) for message in await client.lease(consumer)] == [
+            (b"held", 1),
+            (b"left", 1),
+        ]
+        info = await client.call(queue_calls.DescribeQueue(topic="orders.dlq", group="dlq"))
+        assert isinstance(info, queue_calls.QueueInfo)
+        assert info.policy["max_deliveries"] == QueuePolicy().max_deliveries
+
+    lives(work, again)
+
+
+def test_letters_can_be_listed_while_their_group_is_deleted() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq", partitions=4))
+        for number in range(4):
+            await publish(client, [b"x"], topic="orders.dlq", partition=number)
+        await client.open_queue("orders.dlq", group="dlq")
+        deleting = asyncio.ensure_future(
+            client.call(queue_calls.DeleteQueue(topic="orders.dlq", group="dlq", force=True))
+        )
+        while not deleting.done():
+            assert await values_of_letters(client) == [b"x"] * 4
+            await asyncio.sleep(0)
+        await deleting
+        assert await values_of_letters(client) == [b"x"] * 4
+
+    lives(work)
+
+
+def test_who_opens_the_group_of_letters_while_it_is_deleted_is_told() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"x"], topic="orders.dlq")
+        await client.open_queue("orders.dlq", group="dlq")
+        group = client.broker.queues.registry.get("default", "orders.dlq", "dlq")
+        late = client.broker.queues.add_consumer(client.session, name="late")
+        await client.call(queue_calls.DeleteQueue(topic="orders.dlq", group="dlq", force=True))
+        with pytest.raises(GroupNotFound, match="was deleted"):
+            client.broker.queues.join(late, group)
+
+    lives(work)
+
+
+def test_what_a_deleted_group_of_letters_has_done_is_counted_once() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"x"] * 3, topic="orders.dlq")
+        for expected in (1, 2):
+            consumer = await client.open_queue("orders.dlq", group="dlq")
+            await client.settle(Settle.ACK, *await client.lease(consumer, 1))
+            await client.call(queue_calls.DeleteQueue(topic="orders.dlq", group="dlq", force=True))
+            departed = topic_of(client, "orders.dlq").departed
+            assert (departed["consumed"], departed["acked"]) == (expected, expected)
 
     lives(work)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -10,12 +12,12 @@ from millstream.broker.queues import queues as queues_module
 from millstream.broker.queues.part import ROUTE_SHIFT, ROUTES_MAX
 from millstream.broker.state import StateLog
 from millstream.broker.transfer import Target
-from millstream.errors import GroupNotEmpty, GroupNotFound, StorageFailed
+from millstream.errors import GroupNotEmpty, GroupNotFound, StorageFailed, TopicNotFound
 from millstream.testing.storage import SimulatedStorage
-from millstream.wire import calls, queue_calls
+from millstream.wire import calls, letter_calls, queue_calls
 from millstream.wire.leases import Settle
 from tests.simulated_broker import Client, run, started
-from tests.unit.broker.test_queues_at_run_time import lives, publish
+from tests.unit.broker.test_queues_at_run_time import lives, publish, topic_of
 from tests.waiting import eventually_async
 
 
@@ -172,5 +174,172 @@ def test_who_waits_for_topics_of_a_pattern_is_told_when_it_is_deleted() -> None:
             await asyncio.wait_for(waiting, 5)
         with pytest.raises(GroupNotFound, match="was deleted"):
             await client.lease(consumer)
+
+    lives(work)
+
+
+@pytest.mark.parametrize("late", ["orders.eu", "orders.dlq"])
+def test_a_topic_that_comes_while_a_pattern_is_opened_belongs_to_it(monkeypatch: pytest.MonkeyPatch, late: str) -> None:
+    pattern, group = ("orders.*", "default") if late == "orders.eu" else ("*.dlq", "dlq")
+
+    async def work(client: Client) -> None:
+        record = StateLog.record
+
+        async def slowly(log: StateLog, *facts: Any, **options: Any) -> None:
+            if log is client.broker.queues.registry._log and not topics:
+                topics.append(late)
+                await client.call(calls.CreateTopic(name=late))
+                await publish(client, [b"x"], topic=late)
+                await client.call(letter_calls.ListLetters())  # for which the broker uses the group `dlq`
+            await record(log, *facts, **options)
+
+        topics: list[str] = []
+        monkeypatch.setattr(StateLog, "record", slowly)
+        consumer = await client.open_queue(pattern, group=group)
+        assert [message.value for message in await client.lease(consumer)] == [b"x"]
+        await client.call(queue_calls.ConfigureQueue(topic=pattern, group=group, policy={"max_deliveries": 5}))
+        info = await client.call(queue_calls.DescribeQueue(topic=late, group=group))
+        assert isinstance(info, queue_calls.QueueInfo)
+        assert info.policy["max_deliveries"] == 5
+        await client.call(queue_calls.DeleteQueue(topic=pattern, group=group, force=True))
+
+    lives(work)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest"])
+@pytest.mark.parametrize("topic", ["orders", "orders.dlq"])
+def test_a_group_whose_topic_is_deleted_while_it_is_made_never_was(
+    monkeypatch: pytest.MonkeyPatch, start: str, topic: str
+) -> None:
+    group = "dlq" if topic == "orders.dlq" else "g"
+
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name=topic))
+        await publish(client, [b"x"], topic=topic)
+        await client.call(letter_calls.ListLetters())
+        waiting, deleted = asyncio.Event(), asyncio.Event()
+
+        def slow(waited: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+            async def slowly(*facts: Any, **options: Any) -> None:
+                waiting.set()
+                await waited(*facts, **options)
+                await deleted.wait()
+
+            return slowly
+
+        with monkeypatch.context() as patched:
+            # Where it waits for the disk: for its beginning, if that has to be written down, and for itself.
+            journal = client.broker.topics.journal(topic_of(client, topic), 0)
+            patched.setattr(journal, "record_durably", slow(journal.record_durably))
+            registry = client.broker.queues.registry
+            patched.setattr(registry, "_record", slow(registry._record))
+            opening = asyncio.ensure_future(client.open_queue(topic, group=group, start=start))
+            await waiting.wait()
+            patched.undo()
+            await client.call(calls.DeleteTopic(name=topic, force=True))
+            deleted.set()
+            with pytest.raises(TopicNotFound, match="was deleted"):
+                await opening
+        await client.call(calls.CreateTopic(name=topic))
+        assert await client.call(queue_calls.ListQueues()) == []
+
+    async def again(client: Client) -> None:
+        assert await client.call(queue_calls.ListQueues()) == []
+
+    lives(work, again)
+
+
+def test_a_topic_that_is_deleted_while_a_pattern_is_opened_keeps_nobody_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(client: Client) -> None:
+        for name in ("orders.eu", "orders.us"):
+            await client.call(calls.CreateTopic(name=name))
+            await publish(client, [name.encode()], topic=name)
+        record = StateLog.record
+
+        async def slowly(log: StateLog, facts: Any, **options: Any) -> None:
+            await record(log, facts, **options)
+            if "queue/default/orders.eu/default" in facts and not deleted:
+                deleted.append("orders.eu")
+                await client.call(calls.DeleteTopic(name="orders.eu", force=True))
+
+        deleted: list[str] = []
+        monkeypatch.setattr(StateLog, "record", slowly)
+        consumer = await client.open_queue("orders.*")
+        assert deleted
+        assert [message.value for message in await client.lease(consumer)] == [b"orders.us"]
+
+    lives(work)
+
+
+def test_a_group_that_two_patterns_share_stays_until_both_are_deleted() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.eu"))
+        await publish(client, [b"x", b"y"], topic="orders.eu")
+        wide, narrow = await client.open_queue("orders.*"), await client.open_queue("*.eu")
+        assert len(await client.lease(narrow, 1)) == 1
+        await client.call(queue_calls.DeleteQueue(topic="*.eu", force=True))
+        with pytest.raises(GroupNotFound, match="was deleted"):
+            await client.lease(narrow)
+        assert [message.value for message in await client.lease(wide, wait_ms=5000)] == [b"x", b"y"]
+        await client.open_queue("orders.*")
+        await client.call(queue_calls.DeleteQueue(topic="orders.*", force=True))
+        assert await client.call(queue_calls.ListQueues()) == []
+
+    lives(work)
+
+
+def test_a_group_that_two_patterns_share_has_the_policy_of_the_one_that_is_left() -> None:
+    """At once, and the same after a restart; it stays the same group, and what it was told by its own name stays."""
+    made_us: dict[str, int] = {}
+
+    def look(client: Client) -> dict[str, tuple[int, bool]]:
+        groups = [client.broker.queues.registry.get("default", name, "default") for name in ("orders.eu", "orders.us")]
+        return {
+            it.topic.name: (it.policy.max_deliveries, made_us.setdefault(it.key, it.made_us) == it.made_us)
+            for it in groups
+        }
+
+    async def work(client: Client) -> None:
+        for pattern, deliveries in (("orders.*", 5), ("*.eu", 7), ("*.us", 8)):
+            await client.open_queue(pattern, policy={"max_deliveries": deliveries})
+        for name in ("orders.eu", "orders.us"):
+            await client.call(calls.CreateTopic(name=name))
+        await client.call(queue_calls.ConfigureQueue(topic="orders.us", policy={"max_deliveries": 6}))
+        assert look(client) == {"orders.eu": (5, True), "orders.us": (6, True)}
+        await client.call(queue_calls.DeleteQueue(topic="orders.*", force=True))
+        assert look(client) == {"orders.eu": (7, True), "orders.us": (6, True)}
+
+    async def look_again(client: Client) -> None:
+        assert look(client) == {"orders.eu": (7, True), "orders.us": (6, True)}
+
+    lives(work, look_again)
+
+
+@pytest.mark.parametrize("policy", [{"max_deliveries": 5}, None])
+def test_a_topic_that_comes_while_its_pattern_is_changed_or_deleted_is_no_exception(
+    monkeypatch: pytest.MonkeyPatch, policy: dict[str, int] | None
+) -> None:
+    async def work(client: Client) -> None:
+        await client.open_queue("orders.*")
+        record = StateLog.record
+
+        async def slowly(log: StateLog, *facts: Any, **options: Any) -> None:
+            if log is client.broker.queues.registry._log and not topics:
+                topics.append("orders.eu")
+                await client.call(calls.CreateTopic(name="orders.eu"))
+            await record(log, *facts, **options)
+
+        topics: list[str] = []
+        monkeypatch.setattr(StateLog, "record", slowly)
+        if policy is not None:
+            await client.call(queue_calls.ConfigureQueue(topic="orders.*", policy=policy))
+            info = await client.call(queue_calls.DescribeQueue(topic="orders.eu"))
+            assert isinstance(info, queue_calls.QueueInfo)
+            assert info.policy["max_deliveries"] == 5
+        else:
+            await client.call(queue_calls.DeleteQueue(topic="orders.*", force=True))
+            assert await client.call(queue_calls.ListQueues()) == []
 
     lives(work)

@@ -100,6 +100,12 @@ class QueueGroup:
     def open_parts(self) -> list[QueuePart]:
         return [part for part in self._parts if part is not None]
 
+    def take_over(self, gone: QueueGroup) -> None:
+        """Have the parts of a group that is gone, with all they know of messages; it has none any more."""
+        self._parts, gone._parts = gone._parts, []
+        for part in self.open_parts():
+            part.move(self)
+
     def depth(self) -> int:
         """Messages that are not settled."""
         return sum(part.depth() for part in self.parts())

@@ -130,6 +130,15 @@ class QueuePart:
         self.ledger.configure(self._rules())
         self.wake()
 
+    def move(self, group: QueueGroup) -> None:
+        """Belong to another group from now on: what is known of messages stays, nobody holds any, counting begins."""
+        self.group = group
+        for lease in list(self.ledger.leases()):
+            self.ledger.release(lease.nonce)
+        self._settled_before = self.ledger.counts(self.end).totals
+        self.removed = self._removed_told = 0
+        self.configure()
+
     # --- messages out --------------------------------------------------------------------------------------------
 
     def lease(

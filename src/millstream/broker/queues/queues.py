@@ -345,6 +345,17 @@ class Queues:
             for handle in consumer.waiting:
                 group.waiting.pop(handle, None)
 
+    def withdraw(self, consumer: Consumer, group: QueueGroup) -> None:
+        """Have a consumer leave a group that goes on; what it holds goes back at once, unless it is detached."""
+        self.leave(consumer, group)
+        self._give_back(consumer, group, self.now_us())
+
+    def _give_back(self, consumer: Consumer, group: QueueGroup, now_us: int) -> None:
+        for part in group.open_parts():
+            if not consumer.detached:
+                part.return_from(consumer, now_us)
+            part.wake()  # whoever is alone now may have what was meant for another
+
     def remove_consumer(self, consumer: Consumer) -> None:
         """End a consumer; what it holds goes back at once, unless it is detached.  To do it twice changes nothing."""
         if self._consumers.pop(consumer.number, None) is None:
@@ -362,10 +373,7 @@ class Queues:
         self.registry.forget_consumer(consumer)
         now_us = self.now_us()
         for group in groups:
-            for part in group.open_parts():
-                if not consumer.detached:
-                    part.return_from(consumer, now_us)
-                part.wake()  # whoever is alone now may have what was meant for another
+            self._give_back(consumer, group, now_us)
 
     def session_closed(self, session: Session) -> None:
         for consumer in list(self._of_session.get(session, {}).values()):

@@ -82,10 +82,13 @@ class QueueRegistry:
         self._groups: dict[_TopicKey, dict[str, QueueGroup]] = {}
         self._patterns: dict[_GroupKey, _Pattern] = {}
         self._changing = asyncio.Lock()
+        #: Keys of what is written down; a group that is not among them follows from a pattern.
+        self._written: set[str] = set()
         #: Groups of topics that are gone, or half so, of which that is not on disk yet.
         self._stale: dict[str, None] = {}
 
     def replay(self, documents: Mapping[str, Any]) -> None:
+        self._written = set(documents)
         for key, document in documents.items():
             kind, namespace, place, name = key.split("/")
             policy, made_us = QueuePolicy.stored(document["policy"]), document.get("made_us", 0)
@@ -177,8 +180,9 @@ class QueueRegistry:
     def _follow(self, topic: Topic) -> None:
         """Have the groups that patterns want on this topic."""
         for pattern in self._patterns.values():
-            if pattern.covers(topic) and pattern.group not in self._groups.get((topic.namespace, topic.name), {}):
-                self._add(topic, pattern.group, pattern.policy).made_us = pattern.made_us
+            if pattern.covers(topic) and not (group := self.implicit(topic, pattern.group)).opened:
+                group.opened, group.made_us = True, pattern.made_us
+                group.configure(pattern.policy)
 
     async def forget_topic(self, namespace: str, name: str) -> None:
         """A topic is gone, and its partitions are closed already."""
@@ -195,8 +199,7 @@ class QueueRegistry:
             for part in group.open_parts():
                 self._host.forget_part(part)
             self._host.forget_topic(group.topic)
-            if group.opened:
-                self._stale[group.key] = None
+            self._stale[group.key] = None  # also of one that is just being made
         await self.forget_stale()  # also what was refused when this was tried before
 
     async def forget_namespace(self, namespace: str) -> None:
@@ -259,19 +262,27 @@ class QueueRegistry:
             raise QuotaExceeded(f"a topic has {_GROUPS_MAX} queue groups at most")
         await self._forget_facts(topic, name)
         group = self.implicit(topic, name)
-        group.is_new = True
-        if policy.start == "latest":
+        group.is_new = name != DEAD_LETTER_GROUP  # that one has facts, and nothing may begin anew above them
+        if policy.start == "latest" and not self._has_letters(topic, name):
             for number in range(len(topic.partitions)):
                 if not self._host.topics.is_untouched(topic, number):
                     part = group.part(number)
                     part.ledger.start_at(part.end)
                     await part.record_durably()
+        if group.gone is not None:
+            raise group.gone  # with its topic
         made_us = self._clock.now_us()
         await self._record({group.key: _document(policy, made_us)})
+        if group.gone is not None:
+            raise group.gone  # that was recorded after it
         group.opened, group.made_us = True, made_us
         group.configure(policy)
         _log.info("queue group created", namespace=topic.namespace, topic=topic.name, group=name)
         return group
+
+    def _has_letters(self, topic: Topic, name: str) -> bool:
+        """Whether this is the group in which the broker settles dead letters: it is there before anybody opens it."""
+        return name == DEAD_LETTER_GROUP and self._host.topics.registry.holds_letters(topic)
 
     async def _forget_facts(self, topic: Topic, name: str) -> None:
         """A group of this name that was only half made or deleted may have left facts, which are not the next one's."""
@@ -306,9 +317,12 @@ class QueueRegistry:
             for topic in self._covered(pattern):
                 group = self._groups.get((namespace, topic.name), {}).get(name)
                 if group is None or not group.opened:
-                    await self._create(topic, name, policy)
+                    with suppress(TopicNotFound):  # it was deleted meanwhile
+                        await self._create(topic, name, policy)
             await self._record({pattern.key: _document(policy, pattern.made_us)})
             self._patterns[namespace, text, name] = pattern
+            for topic in self._covered(pattern):
+                self._follow(topic)  # it may have come while the others were made
             return pattern
 
     def _covered(self, pattern: _Pattern) -> list[Topic]:
@@ -333,6 +347,8 @@ class QueueRegistry:
             await self._record(facts)
             if pattern is not None:
                 pattern.policy = pattern_policy
+                for topic in self._covered(pattern):  # there may be more of them by now
+                    policies.setdefault(self.get(namespace, topic.name, call.group), pattern_policy)
             for group, policy in policies.items():
                 group.configure(policy)
 
@@ -344,21 +360,39 @@ class QueueRegistry:
             else:
                 pattern = None
                 groups = [self.get(namespace, call.topic, call.group)]
-                for some in self._patterns.values():
-                    if some.group == call.group and some.covers(groups[0].topic):
-                        raise InvalidArgument(f"queue group {call.group!r} belongs to pattern {some.pattern!r}")
+                if (owner := self._pattern_of(groups[0])) is not None:
+                    raise InvalidArgument(f"queue group {call.group!r} belongs to pattern {owner.pattern!r}")
             consumers = pattern.consumers if pattern is not None else []
             if (consumers or any(group.consumers for group in groups)) and not call.force:
                 raise GroupNotEmpty(f"queue group {call.group!r} has consumers; stop them first or use force")
             if pattern is not None:
                 await self._record({pattern.key: None})
                 del self._patterns[namespace, call.topic, call.group]
+                # There may be more of them by now.
+                groups = [self.get(namespace, topic.name, call.group) for topic in self._covered(pattern)]
+                await self._pass_on(groups)
             for group in groups:
-                await self._delete(group)
+                if self._pattern_of(group) is None:
+                    await self._delete(group)
+                else:
+                    for consumer in list(consumers):
+                        self._host.withdraw(consumer, group)
             gone = GroupNotFound(f"queue group {call.group!r} of pattern {call.topic!r} was deleted")
             for consumer in list(consumers):  # also of a pattern that no topic has matched
                 if not consumer.groups:
                     _orphan(consumer, gone)
+
+    async def _pass_on(self, groups: list[QueueGroup]) -> None:
+        """Groups that followed from a pattern which is gone, and that another one wants, have its policy from now on.
+
+        That is written down: they are no other groups, which they would be if they followed from it.
+        """
+        owned = ((group, self._pattern_of(group)) for group in groups if group.key not in self._written)
+        heirs = {group: owner.policy for group, owner in owned if owner is not None}
+        if heirs:
+            await self._record({group.key: _document(policy, group.made_us) for group, policy in heirs.items()})
+            for group, policy in heirs.items():
+                group.configure(policy)
 
     async def _delete(self, group: QueueGroup) -> None:
         topic, name = group.topic, group.name
@@ -370,6 +404,9 @@ class QueueRegistry:
                 _orphan(consumer, group.gone)
         topic.departed.update(group.tally())
         self._groups.get((topic.namespace, topic.name), {}).pop(name, None)
+        if self._has_letters(topic, name) and not topic.deleting:
+            # Which letters are done with is written nowhere else, and somebody may look for them at any moment.
+            self.implicit(topic, name).take_over(group)
         for part in group.open_parts():
             self._host.forget_part(part)
             entities = (part.entity, part.burials.entity)
@@ -377,6 +414,11 @@ class QueueRegistry:
                 part.keeper.journal.forget(entity)
             await part.keeper.journal.record_durably(*((entity, None) for entity in entities))
         _log.info("queue group deleted", namespace=topic.namespace, topic=topic.name, group=name)
+
+    def _pattern_of(self, group: QueueGroup) -> _Pattern | None:
+        """A pattern that wants the group, if any does."""
+        wanted = (some for some in self._patterns.values() if some.group == group.name and some.covers(group.topic))
+        return next(wanted, None)
 
     def _pattern(self, namespace: str, text: str, name: str) -> _Pattern:
         pattern = self._patterns.get((namespace, text, name))
@@ -386,6 +428,8 @@ class QueueRegistry:
 
     async def _record(self, facts: Mapping[str, Any]) -> None:
         await self._log.record(facts, now_us=self._clock.now_us())
+        for key, document in facts.items():
+            (self._written.discard if document is None else self._written.add)(key)
 
 
 def _orphan(consumer: Consumer, gone: MillstreamError) -> None:

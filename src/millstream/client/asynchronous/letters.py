@@ -12,6 +12,7 @@ from millstream.client.letters import (
     POLL_S,
     LetterOptions,
     ReplayOptions,
+    checked_limit,
     letter_filter,
     purge_call,
     replay_call,
@@ -36,7 +37,7 @@ class AsyncDeadLetters:
     async def list(self, limit: int = 100, **which: Unpack[LetterOptions]) -> _Letters:
         """The first letters that match, by topic and in the order they died; values are cut to 256 bytes."""
         found: _Letters = []
-        async for letter in self._pages(which, limit, letter_calls.SHOWN_BYTES):
+        async for letter in self._pages(which, checked_limit(limit), letter_calls.SHOWN_BYTES):
             found.append(letter)
             if len(found) >= limit:
                 break
@@ -47,9 +48,7 @@ class AsyncDeadLetters:
         return self._pages(which, PAGE, letter_calls.WHOLE_VALUES)
 
     async def _pages(self, which: LetterOptions, limit: int, value_bytes: int) -> AsyncIterator[DeadLetter]:
-        call = letter_calls.ListLetters(
-            filter=letter_filter(which), limit=max(1, min(limit, PAGE)), value_bytes=value_bytes
-        )
+        call = letter_calls.ListLetters(filter=letter_filter(which), limit=min(limit, PAGE), value_bytes=value_bytes)
         while True:
             page: letter_calls.LetterPage = await self._call(call, letter_calls.LetterPage)
             for letter in page.letters:

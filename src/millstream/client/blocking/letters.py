@@ -12,6 +12,7 @@ from millstream.client.letters import (
     POLL_S,
     LetterOptions,
     ReplayOptions,
+    checked_limit,
     letter_filter,
     purge_call,
     replay_call,
@@ -35,16 +36,14 @@ class DeadLetters:
 
     def list(self, limit: int = 100, **which: Unpack[LetterOptions]) -> _Letters:
         """The first letters that match, by topic and in the order they died; values are cut to 256 bytes."""
-        return list(islice(self._pages(which, limit, letter_calls.SHOWN_BYTES), limit))
+        return list(islice(self._pages(which, checked_limit(limit), letter_calls.SHOWN_BYTES), limit))
 
     def iterate(self, **which: Unpack[LetterOptions]) -> Iterator[DeadLetter]:
         """All letters that match, with their whole values."""
         return self._pages(which, PAGE, letter_calls.WHOLE_VALUES)
 
     def _pages(self, which: LetterOptions, limit: int, value_bytes: int) -> Iterator[DeadLetter]:
-        call = letter_calls.ListLetters(
-            filter=letter_filter(which), limit=max(1, min(limit, PAGE)), value_bytes=value_bytes
-        )
+        call = letter_calls.ListLetters(filter=letter_filter(which), limit=min(limit, PAGE), value_bytes=value_bytes)
         while True:
             page: letter_calls.LetterPage = self._call(call, letter_calls.LetterPage)
             yield from page.letters
