@@ -352,6 +352,29 @@ def test_why_a_message_is_not_there_any_more(run: Run, topic: str) -> None:
     assert f"{topic}.dlq" in out
 
 
+def test_of_a_settled_message_no_figures_are_made_up(run: Run, topic: str) -> None:
+    leased, (first, second, _) = receipts(run, topic), ids(run, topic)
+    run("ack", *leased)
+    assert "deliveries" not in run("why", first).out
+    assert ["deliveries", "not", "remembered"] in [
+        line.split() for line in run("queue", "message", first).out.splitlines()
+    ]
+    assert "0, of which 0 failed" in run("queue", "message", second).out
+
+
+def test_why_shows_what_consumers_said_and_obeys_none_of_it(run: Run, client: Client, topic: str) -> None:
+    said = "\x1b[2Jlost\n\u202egnol"
+    (tried, refused), known = receipts(run, topic, "--max", "2"), ids(run, topic)
+    run("nack", tried, "--reason", said, "--retry-after", "1h")
+    run("reject", refused, "--reason", said)
+    with client.queue(topic, group="default"):  # with nobody there, that is what the queue waits for
+        shown = [run("why", about).out for about in (f"{topic}/default", known[0], known[1])]
+    for out in shown:
+        assert "\x1b" not in out
+        assert "\u202e" not in out
+        assert "\\x1b[2Jlost \\u202egnol" in out.partition("\n\n")[0], "the sentence has it, on one line"
+
+
 def test_why_a_queue_stands_still(run: Run, topic: str) -> None:
     receipts(run, topic)
     out = run("why", f"{topic}/default").out

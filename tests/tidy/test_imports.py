@@ -17,6 +17,7 @@ FOUNDATION |= {
     "dead_letters",
     "partitioning",
     "entries",
+    "foreign",
     "sections",
     "single",
     "traceparent",

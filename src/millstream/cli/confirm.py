@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import stderr
+from millstream.cli.terminal import terminal_safe
 
 __all__ = ["YesOption", "confirm"]
 
@@ -22,7 +23,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise UsageProblem(f"{question} Add --yes to agree: there is no terminal to ask on.")
-    stderr.print(f"{escape(question)} [dim]\\[y/N][/] ", end="")
+    stderr.print(f"{escape(terminal_safe(question))} [dim]\\[y/N][/] ", end="")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         stderr.print("Nothing was changed.")
         raise typer.Exit(1)

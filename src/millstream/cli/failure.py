@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from millstream import errors
 from millstream.cli.output import stderr
+from millstream.cli.terminal import terminal_safe
 
 __all__ = ["ExitCode", "OutputProblem", "UsageProblem", "drop_output", "exit_code_of", "is_of_the_output", "report"]
 
@@ -86,5 +87,5 @@ def report(error: BaseException) -> ExitCode:
 
 def _say(sentence: str, code: str, hint: str) -> None:
     # Soft wrapping: a terminal may break the line, but a script that greps for it gets it whole.
-    stderr.print(f"[bold red]error:[/] {escape(sentence)} [dim]\\[{code}][/]", soft_wrap=True)
+    stderr.print(f"[bold red]error:[/] {escape(terminal_safe(sentence))} [dim]\\[{code}][/]", soft_wrap=True)
     stderr.print(f"[cyan]hint:[/]  {escape(hint)}", soft_wrap=True)

@@ -301,7 +301,7 @@ def _print_lag(lags: Sequence[_Lag]) -> None:
     )
     for entry in lags:
         if entry.failed:
-            stdout.print(Text(f"{entry.topic} {entry.partition}: {entry.failed}", style="red"))
+            stdout.print(Text(terminal_safe(f"{entry.topic} {entry.partition}: {entry.failed}"), style="red"))
 
 
 def _partitions_text(owned: Iterable[tuple[str, Sequence[int]]]) -> str:

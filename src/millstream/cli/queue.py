@@ -208,7 +208,7 @@ def message(
                 ("message", f"partition {entry.partition}, offset {entry.offset}"),
                 ("state", f"{entry.state}{', ' + note if (note := _note(entry)) else ''}"),
                 ("stored", time_text(entry.append_time_ms)),
-                ("deliveries", f"{entry.deliveries}, of which {entry.failures} failed"),
+                ("deliveries", _tries(entry)),
             ]
         )
         if entry.attempts:
@@ -339,6 +339,12 @@ def _document(message: QueuedMessage) -> dict[str, Any]:
     document: dict[str, Any] = document_of(message)
     del document["key"], document["value"]
     return {**document, **json_content(message.key, message.headers, message.value)}
+
+
+def _tries(message: QueuedMessage) -> str:
+    if message.state in ("settled", "gone"):
+        return "not remembered"  # `millstream trace` may know
+    return f"{message.deliveries}, of which {message.failures} failed"
 
 
 def _note(message: QueuedMessage) -> str:

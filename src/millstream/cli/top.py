@@ -22,6 +22,7 @@ from millstream.cli.arguments import parse_length
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import JsonOption, bytes_text, document_of, duration_text, examples, print_json, stdout
+from millstream.cli.terminal import terminal_safe
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -167,7 +168,7 @@ class Screen:
             f"  memory {bytes_text(now.memory_bytes)}  disk free {bytes_text(now.disk_free_bytes)}",
         )
         if now.reason:
-            line.append(f"\n{now.reason}", style="red")
+            line.append(f"\n{terminal_safe(now.reason)}", style="red")
         line.append(
             f"\n{now.topics:,} topics  {now.messages:,} messages  {bytes_text(now.log_bytes)}  "
             f"depth {now.depth:,}  leased {now.leased:,}  waiting {now.waiting:,}  scheduled {now.scheduled:,}  "

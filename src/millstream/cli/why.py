@@ -17,6 +17,7 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
+from millstream.cli.terminal import terminal_safe
 from millstream.names import DEFAULT_NAMESPACE
 
 EPILOG: Final = examples(
@@ -40,7 +41,7 @@ def why(
     if as_json:
         print_json(document_of(answer))
         return
-    stdout.print(answer.sentence, markup=False)
+    stdout.print(terminal_safe(answer.sentence), markup=False)
     if answer.facts:
         stdout.print()
         print_facts(

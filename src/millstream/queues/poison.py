@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from millstream.foreign import in_a_sentence
 from millstream.queues.records import Attempt, History, Terms
 
 __all__ = ["LARGE_BYTES", "fails_too_often", "poison_of"]
@@ -49,7 +50,8 @@ def _same_reason(failures: list[Attempt]) -> str | None:
         return None
     for attempt in failures[:-1]:
         if attempt.kind == "nack" and attempt.reason == last.reason and attempt.consumer != last.consumer:
-            return f"consumers {attempt.consumer} and {last.consumer} failed for the same reason: {last.reason}"
+            both = f"{in_a_sentence(attempt.consumer)} and {in_a_sentence(last.consumer)}"
+            return f"consumers {both} failed for the same reason: {last.reason}"
     return None
 
 

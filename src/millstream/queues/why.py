@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream.durations import format_ms
+from millstream.foreign import in_a_sentence
 from millstream.queues.records import NEVER, Reason, Situation, Whereabouts
 
 __all__ = ["Surroundings", "explain"]
@@ -40,11 +41,9 @@ class Surroundings:
 
 
 def explain(offset: int, where: Whereabouts, around: Surroundings, situation: Situation, now_us: int) -> Reason:
-    facts: dict[str, Any] = {
-        "offset": offset,
-        "deliveries": where.history.deliveries,
-        "failures": where.history.failures,
-    }
+    facts: dict[str, Any] = {"offset": offset}
+    if where.state not in ("settled", "gone"):  # of those nobody remembers them
+        facts |= {"deliveries": where.history.deliveries, "failures": where.history.failures}
     if where.history.last_error:
         facts["last_error"] = where.history.last_error
     if around.begins is not None:
@@ -57,7 +56,7 @@ def explain(offset: int, where: Whereabouts, around: Surroundings, situation: Si
         facts |= {"settled_as": where.ending} if where.ending else {}
         facts |= {"reason": where.reason} if where.reason else {}
         how = _ENDINGS.get(where.ending, "this group is done with it")
-        reason = f" ({where.reason})" if where.reason else ""
+        reason = f" ({in_a_sentence(where.reason)})" if where.reason else ""
         return Reason(where.state, f"Offset {offset} is settled: {how}{reason}.", facts)
     if where.state == "leased":
         return _leased(where, facts, now_us)
@@ -67,7 +66,7 @@ def explain(offset: int, where: Whereabouts, around: Surroundings, situation: Si
         return Reason(where.state, sentence, facts)
     if where.state == "waiting":
         facts |= {"retry": where.history.failures, "due_ms": where.due_us // 1000}
-        cause = f"; last error: {where.history.last_error}" if where.history.last_error else ""
+        cause = f"; last error: {in_a_sentence(where.history.last_error)}" if where.history.last_error else ""
         sentence = (
             f"It waits for retry {where.history.failures} at {_time(where.due_us)}{_left(where.due_us, now_us)}{cause}."
         )
@@ -85,7 +84,8 @@ def _leased(where: Whereabouts, facts: dict[str, Any], now_us: int) -> Reason:
         "deadline_ms": lease.deadline_us // 1000,
     }
     until = f"{_time(lease.deadline_us)}{_left(lease.deadline_us, now_us)}"
-    return Reason(where.state, f"It is leased by {lease.consumer} until {until}, delivery {lease.delivery}.", facts)
+    whose = in_a_sentence(lease.consumer)
+    return Reason(where.state, f"It is leased by {whose} until {until}, delivery {lease.delivery}.", facts)
 
 
 def _ready(
@@ -107,8 +107,8 @@ def _ready(
         sentence = f"{whose} offset {around.held_by}, which is not settled yet."
     elif around.kept_from and now_us < around.open_us:
         facts |= {"kept_from": around.kept_from, "open_ms": around.open_us // 1000}
-        until = _time(around.open_us)
-        sentence = f"It is kept for another consumer than {around.kept_from}, which had it last, until {until}."
+        until, last = _time(around.open_us), in_a_sentence(around.kept_from)
+        sentence = f"It is kept for another consumer than {last}, which had it last, until {until}."
     elif not situation.requests:
         sentence = f"It is ready, but every consumer has as many messages as it asked for; {others} before it."
     elif around.lane is not None:

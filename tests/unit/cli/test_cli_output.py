@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from millstream.cli import output
+from millstream.cli.failure import report
 from millstream.cli.output import (
     bytes_text,
     duration_text,
@@ -19,6 +20,7 @@ from millstream.cli.output import (
     prose,
     time_text,
 )
+from millstream.errors import RequestError
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,13 @@ def test_what_others_named_does_not_act_on_the_terminal(capsys: pytest.CaptureFi
     assert "worker\\x1b[2J" in capsys.readouterr().out
     print_facts([("header [red]\x1b[31m", "v\x9b")])
     assert capsys.readouterr().out.split() == ["header", "[red]\\x1b[31m", "v\\x9b"]
+
+
+def test_what_others_named_does_not_turn_the_direction_of_writing(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("client", "address"), [("\u2069\u202egro.liame", "10.0.0.1")])
+    assert "\\u2069\\u202egro.liame" in capsys.readouterr().out
+    report(RequestError("no consumer \u202e\x1b[2Jann is there"))
+    assert "no consumer \\u202e\\x1b[2Jann is there" in capsys.readouterr().err
 
 
 def test_an_empty_table_leaves_standard_output_empty(capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,12 +40,24 @@ def test_waiting_for_a_retry() -> None:
     assert reason.facts["retry"] == 1
 
 
+def test_what_consumers_say_stays_in_its_place_in_the_sentence() -> None:
+    log, ledger = plain(), make_ledger()
+    (lease,) = ledger.lease(log, consumer="\u202ennA\x1b[2J", want=1, now_us=NOON_US).leases
+    assert why(ledger, log, 0).sentence.startswith("It is leased by \\u202ennA\\x1b[2J until 2023")
+    ledger.nack(lease.nonce, now_us=NOON_US, reason="\u2069\u202edb\n  down\x07")
+    reason = why(ledger, log, 0)
+    assert reason.sentence.endswith("(in 1s); last error: \\u2069\\u202edb down\\x07.")
+    assert reason.facts["last_error"] == "\u2069\u202edb\n  down\x07", "programs get it as it was said"
+
+
 def test_settled_and_not_there() -> None:
     log, ledger = plain(), make_ledger()
     (lease,) = ledger.lease(log, consumer="ann", want=1, now_us=0).leases
     ledger.ack(lease.nonce)
     assert why(ledger, log, 0).sentence == "Offset 0 is settled: it was acked."
     assert why(ledger, log, 77).state == "gone"
+    for offset in (0, 77):
+        assert not {"deliveries", "failures"} & why(ledger, log, offset).facts.keys(), "nobody remembers how many"
 
 
 def test_ready_and_nobody_or_nothing_to_take_it() -> None:

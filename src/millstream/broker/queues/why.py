@@ -16,6 +16,7 @@ from millstream.broker.traffic.flow import Flow
 from millstream.broker.traffic.modes import ModeKeeper
 from millstream.dead_letters import DeadLetter
 from millstream.errors import InvalidArgument, MessageNotFound
+from millstream.foreign import in_a_sentence
 from millstream.ids import parse_message_id
 from millstream.queues.letters import dead_letter_topic
 from millstream.queues.records import Reason, Situation
@@ -91,7 +92,7 @@ class Why:
             return told
         letter, searched_all = await self._letter_of(topic, number, group, text)
         if letter is not None:
-            error = f" ({letter.error})" if letter.error else ""
+            error = f" ({in_a_sentence(letter.error)})" if letter.error else ""
             told.sentence = (
                 f"Offset {letter.original_offset} is settled: this group gave up on it, {letter.reason}{error}; "
                 f"it is dead letter {letter.id} on {name}."
@@ -209,7 +210,7 @@ def _told(group: QueueGroup, reason: Reason) -> Explanation:
 
 
 def _letter_told(letter: DeadLetter) -> Explanation:
-    error = f" ({letter.error})" if letter.error else ""
+    error = f" ({in_a_sentence(letter.error)})" if letter.error else ""
     sentence = (
         f"It is a dead letter: group {letter.group} of topic {letter.original_topic} gave up on it, "
         f"{letter.reason}{error}; replay or purge it."
