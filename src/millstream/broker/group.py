@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from millstream.clock import Clock
-from millstream.errors import StorageFailed, TopicNotFound
+from millstream.errors import PartitionNotFound, StorageFailed, TopicNotFound
 from millstream.groups.offsets import Bounds, OffsetTable
 from millstream.groups.ownership import group_phase
 from millstream.groups.records import GroupState, Reply, TopicPartition
@@ -125,6 +125,7 @@ async def _lag(group: Group, host: GroupsHost, clock: Clock) -> list[calls.Group
     for at in sorted(known):
         if at.partition >= counts.get(at.topic, 0):
             continue
+        await asyncio.sleep(0)  # opening takes a moment; others go first
         committed = group.offsets.get(at)
         line = calls.GroupLag(
             topic=at.topic,
@@ -138,7 +139,7 @@ async def _lag(group: Group, host: GroupsHost, clock: Clock) -> list[calls.Group
         try:
             lag = group.offsets.lag({at: host.bounds(namespace, at)})[at]
             oldest_us = await host.append_time_us(namespace, at, lag.end - lag.messages) if lag.messages else None
-        except TopicNotFound:  # deleted while we looked at the others
+        except (TopicNotFound, PartitionNotFound):  # deleted while we looked at the others
             continue
         except StorageFailed as error:
             line.failed = str(error)

@@ -31,7 +31,7 @@ class GroupTopics:
 
     def bounds(self, namespace: str, partition: TopicPartition) -> Bounds:
         topic = self._topics.registry.get(namespace, partition.topic)
-        if self._topics.is_untouched(topic, partition.partition):
+        if partition.partition < len(topic.partitions) and self._topics.is_untouched(topic, partition.partition):
             return Bounds(0, 0)
         running = self._topics.partition_of(topic, partition.partition)
         return Bounds(running.log.start_offset, running.high_watermark)

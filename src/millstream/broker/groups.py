@@ -23,6 +23,7 @@ from millstream.errors import (
     InvalidArgument,
     PartitionNotFound,
     QuotaExceeded,
+    StorageFailed,
     TopicNotFound,
     UnknownMember,
 )
@@ -41,6 +42,7 @@ from millstream.groups.core import (
 )
 from millstream.groups.documents import from_document, to_document
 from millstream.groups.offsets import (
+    Bounds,
     Committed,
     ResetTo,
     Shift,
@@ -179,9 +181,22 @@ class Groups:
         for at in partitions:
             if group.offsets.get(at) is None:
                 await asyncio.sleep(0)  # opening takes a moment; others go first
-                with contextlib.suppress(TopicNotFound):  # deleted in that moment
-                    if end := self._host.bounds(group.namespace, at).end:
-                        moved[at] = decide_commit(end, now_ms=self._now_ms())
+                try:
+                    end = self._host.bounds(group.namespace, at).end
+                except (TopicNotFound, PartitionNotFound):  # deleted in that moment
+                    continue
+                except StorageFailed as error:  # of one of many, which have nothing to do with it
+                    _log.warning(
+                        "a partition cannot be read: a group that begins at the ends will read all of it when it can",
+                        namespace=group.namespace,
+                        group=group.name,
+                        topic=at.topic,
+                        partition=at.partition,
+                        reason=str(error),
+                    )
+                    continue
+                if end:
+                    moved[at] = decide_commit(end, now_ms=self._now_ms())
         await self._record_offsets(group, moved)
 
     async def heartbeat(
@@ -354,8 +369,12 @@ class Groups:
         if any(not 0 <= number < count for number in numbers):
             raise PartitionNotFound(f"topic {call.topic!r} has partitions 0 to {count - 1}")
         partitions = [TopicPartition(call.topic, number) for number in numbers]
-        bounds = {partition: self._host.bounds(namespace, partition) for partition in partitions}
-        target = self._reset_target(namespace, call, partitions)
+        bounds: dict[TopicPartition, Bounds] = {}
+        for partition in partitions:
+            await asyncio.sleep(0)  # opening takes a moment; others go first
+            bounds[partition] = self._host.bounds(namespace, partition)
+        target = await self._reset_target(namespace, call, partitions)
+        # Nothing is awaited before the lock: whoever deletes the topic gets it later, and takes out what is recorded.
         async with self._locked(namespace, call.group) as group:
             self._check_empty(group)
             plan = decide_reset(group.offsets, target, partitions=partitions, bounds=bounds)
@@ -368,7 +387,9 @@ class Groups:
             for step in plan
         ]
 
-    def _reset_target(self, namespace: str, call: calls.ResetOffsets, partitions: Iterable[TopicPartition]) -> ResetTo:
+    async def _reset_target(
+        self, namespace: str, call: calls.ResetOffsets, partitions: Iterable[TopicPartition]
+    ) -> ResetTo:
         if call.to == "earliest":
             return ToEarliest()
         if call.to == "latest":
@@ -379,8 +400,11 @@ class Groups:
             return ToOffset(call.value)
         if call.to == "shift":
             return Shift(call.value)
-        at_us = call.value * 1000
-        return ToTimestamp({p: self._host.offset_at_time(namespace, p, at_us) for p in partitions})
+        offsets: dict[TopicPartition, int] = {}
+        for partition in partitions:
+            await asyncio.sleep(0)  # as above
+            offsets[partition] = self._host.offset_at_time(namespace, partition, call.value * 1000)
+        return ToTimestamp(offsets)
 
     async def _record_offsets(self, group: Group, moved: Mapping[TopicPartition, Committed | None]) -> None:
         if not moved:

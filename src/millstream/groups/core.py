@@ -13,7 +13,7 @@ half-done rebalance where it stood.  `now_ms` is UTC.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from millstream.errors import (
@@ -28,6 +28,8 @@ from millstream.groups.assignors import assign
 from millstream.groups.beginnings import begun_with, matching_topics
 from millstream.groups.ownership import gainers, grant, must_give_back, release, reply_to, views, with_member
 from millstream.groups.records import (
+    FORMER_MAX,
+    FORMER_PLACES_MAX,
     MEMBER_LETTERS_MAX,
     MEMBERS_MAX,
     SESSION_MS_MAX,
@@ -308,7 +310,16 @@ def _renew(state: GroupState, current: Member, command: Join, now_ms: int) -> Gr
     others = dict(state.members)
     left = others.pop(current.member_id)
     heir = replace(_new_member(command, now_ms), target=left.target, owned=left.owned)
-    return _seat(replace(state, members=others), heir)
+    return _seat(replace(state, members=others, former=_former_with(state, (left,))), heir)
+
+
+def _former_with(state: GroupState, gone: Iterable[Member]) -> dict[str, tuple[str, ...]]:
+    """Who had the places of static members before, now that these are gone from them."""
+    former = dict(state.former)
+    for member in gone:
+        if member.instance_id is not None:
+            former[member.instance_id] = (*former.pop(member.instance_id, ()), member.member_id)[-FORMER_MAX:]
+    return dict(list(former.items())[-FORMER_PLACES_MAX:])
 
 
 def _remove(state: GroupState, member_ids: Collection[str], topics: Topics, now_ms: int) -> Transition[None]:
@@ -318,6 +329,7 @@ def _remove(state: GroupState, member_ids: Collection[str], topics: Topics, now_
     after = replace(
         state,
         members=members,
+        former=_former_with(state, [member for key, member in state.members.items() if key in member_ids]),
         draining=state.draining and any(member.owned for member in members.values()),
         emptied_at_ms=None if members else now_ms,
     )
@@ -376,13 +388,16 @@ def _nudged(before: GroupState, after: GroupState) -> frozenset[str]:
 def _member(state: GroupState, member_id: str, instance_id: str | None) -> Member:
     member = state.members.get(member_id)
     if member is None:
-        if instance_id is not None and any(other.instance_id == instance_id for other in state.members.values()):
+        # Only who had the place before the one that has it now: whoever the group has never heard of came later.
+        if member_id in state.former.get(instance_id or "", ()) and any(
+            other.instance_id == instance_id for other in state.members.values()
+        ):
             raise MemberFenced(f"another process has taken the place of {instance_id} in group {state.name}")
         raise UnknownMember(f"{member_id} is not, or no longer, a member of group {state.name}")
     return member
 
 
 def _check_generation(state: GroupState, generation: int) -> None:
-    """Asked before anything else: a group that was restored from a backup does not know who was fenced since."""
+    """Asked before anything else: a group that was restored from a backup does not know who has come since."""
     if generation > state.generation:
         raise StaleGeneration(f"group {state.name} is at {state.generation}; it never had {generation}")

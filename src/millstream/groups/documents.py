@@ -36,6 +36,7 @@ def to_document(state: GroupState) -> dict[str, Any]:
         "rebalanced_at_ms": state.rebalanced_at_ms,
         "emptied_at_ms": state.emptied_at_ms,
         "begun": list(state.begun),
+        "former": {instance_id: list(member_ids) for instance_id, member_ids in state.former.items()},
         "members": [_member_document(member) for member in state.members.values()],
     }
 
@@ -54,6 +55,7 @@ def from_document(document: Mapping[str, Any]) -> GroupState:
         rebalanced_at_ms=document.get("rebalanced_at_ms", 0),
         emptied_at_ms=document.get("emptied_at_ms"),
         begun=tuple(document.get("begun", ())),
+        former={instance_id: tuple(member_ids) for instance_id, member_ids in document.get("former", {}).items()},
     )
     check_exclusive(state)
     return state

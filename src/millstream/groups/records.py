@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Final, Generic, NamedTuple, TypeVar
 
 __all__ = [
+    "FORMER_MAX",
+    "FORMER_PLACES_MAX",
     "MEMBERS_MAX",
     "MEMBER_LETTERS_MAX",
     "REBALANCE_MS",
@@ -38,6 +40,9 @@ __all__ = [
 MEMBERS_MAX: Final = 1_000
 #: Ids of members and instances are in that document: a client's id and what makes it unique fit.
 MEMBER_LETTERS_MAX: Final = 512
+#: Members that a group remembers to have had the place of a static one before, and of how many places.
+FORMER_MAX: Final = 4
+FORMER_PLACES_MAX: Final = 250
 #: One subscription is matched against every topic; more than this is a pattern that was spelled out.
 SUBSCRIPTIONS_MAX: Final = 1_000
 #: Below a second an ordinary pause of a garbage collector or a disk would cost the member its partitions.
@@ -127,6 +132,9 @@ class GroupState:
     emptied_at_ms: int | None = 0
     #: Names and patterns that members have ever subscribed to: what they cover without a position came later.
     begun: tuple[str, ...] = ()
+    #: Instance id -> the members that had its place before, the latest ones.  Whoever is neither there nor a member
+    #: came after all that this state remembers: it may have been restored from a backup.
+    former: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,8 @@ from millstream.groups.core import (
 )
 from millstream.groups.ownership import explain, group_phase
 from millstream.groups.records import (
+    FORMER_MAX,
+    FORMER_PLACES_MAX,
     GroupState,
     Heartbeat,
     Join,
@@ -424,6 +426,41 @@ def test_a_group_whose_state_went_back_fences_nobody_who_came_since(group: Group
     partition = TopicPartition("orders", 0)
     with pytest.raises(StaleGeneration):
         validate_commit(group.state, member_id="a-2", generation=later, partition=partition, instance_id="seat-a")
+
+
+def test_a_group_whose_state_went_back_does_not_fence_a_successor_that_came_without_a_new_generation(
+    group: Group,
+) -> None:
+    """It had a place and no rival, and stayed out for good: the one that the group remembers there had long ended."""
+    group.join(joining("a-1", instance_id="seat-a"))
+    backup = group.state
+    generation = group.join(joining("a-2", instance_id="seat-a")).generation
+    group.state = backup
+    with pytest.raises(UnknownMember):
+        decide_heartbeat(group.state, Heartbeat("a-2", generation, orders(0), "seat-a"))
+    assert group.join(joining("a-3", instance_id="seat-a")).assigned == orders(0, 1, 2, 3)
+    with pytest.raises(MemberFenced):
+        decide_heartbeat(group.state, Heartbeat("a-1", generation, orders(0), "seat-a"))
+
+
+def test_a_static_member_that_expired_is_told_that_another_process_has_its_place(group: Group) -> None:
+    generation = group.join(joining("a-1", instance_id="seat-a")).generation
+    group.expire("a-1")
+    group.join(joining("a-2", instance_id="seat-a"))
+    with pytest.raises(MemberFenced):
+        decide_heartbeat(group.state, Heartbeat("a-1", generation, orders(0), "seat-a"))
+
+
+def test_a_group_remembers_so_many_that_had_a_place_before_and_not_more(group: Group) -> None:
+    for number in range(FORMER_MAX + 2):
+        generation = group.join(joining(f"a-{number}", instance_id="seat-a")).generation
+    with pytest.raises(MemberFenced):
+        decide_heartbeat(group.state, Heartbeat("a-1", generation, NOTHING, "seat-a"))
+    assert sum(map(len, group.state.former.values())) == FORMER_MAX
+    for number in range(FORMER_PLACES_MAX + 2):
+        group.join(joining("b", instance_id=f"seat-{number}"))
+        group.leave("b", permanent=True)
+    assert len(group.state.former) == FORMER_PLACES_MAX
 
 
 def test_a_static_member_that_expired_may_join_again_while_nobody_has_its_place(group: Group) -> None:

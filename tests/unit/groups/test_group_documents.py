@@ -45,6 +45,15 @@ def test_a_document_knows_what_has_to_be_let_go_of() -> None:
     assert from_document(json.loads(json.dumps(to_document(state)))) == state
 
 
+def test_a_document_knows_who_had_a_place_before() -> None:
+    state = rebalancing(RebalanceProtocol.COOPERATIVE)
+    state = decide_join(
+        state, Join("c", "billing", "10.0.0.1:1", ("orders.*",), "seat-a"), topics=TOPICS, now_ms=20
+    ).state
+    assert state.former == {"seat-a": ("a",)}
+    assert from_document(json.loads(json.dumps(to_document(state)))) == state
+
+
 def test_an_empty_group_survives_too() -> None:
     state = new_group("workers", now_ms=17)
     assert from_document(to_document(state)) == state
