@@ -182,6 +182,35 @@ def test_who_publishes_is_told_and_told_again_when_it_is_over(broker: BrokerForT
         assert receive_notices(stranger) == []
 
 
+def test_a_publisher_that_was_silent_meanwhile_is_told_when_it_is_over(broker: BrokerForTests, client: Client) -> None:
+    client.create_topic("jobs", config={"throttle_depth": 10})
+    client.queue("jobs").close()
+    with NativeClient(broker.address) as native, NativeClient(broker.address) as busy:
+        native.publish("jobs", [b"x"] * 15)
+        broker.clock.advance(5)
+        assert receive_notices(native)[-1]["level"] == "critical"
+        broker.clock.advance(70)
+        busy.publish("jobs", [b"x"])  # the topic is not forgotten
+        broker.clock.advance(5)
+        assert receive_notices(native) == []
+        with client.queue("jobs", timeout_s=10) as consumer:
+            for message in islice(consumer, 16):
+                message.ack()
+        broker.clock.advance(60)
+        assert [(notice["level"], notice["delay_ms"]) for notice in receive_notices(native)] == [("normal", 0)]
+
+
+def test_a_publisher_that_was_silent_for_long_is_told_how_it_is_now(broker: BrokerForTests, client: Client) -> None:
+    client.create_topic("jobs", config={"throttle_depth": 10})
+    client.queue("jobs").close()
+    with NativeClient(broker.address) as native:
+        native.publish("jobs", [b"x"] * 15)
+        broker.clock.advance(70)
+        receive_notices(native)
+        native.send_publish("jobs", [b"x"])
+        assert [notice["level"] for notice in receive_notices(native)] == ["critical"]
+
+
 def test_a_backlog_without_limits_slows_down_nobody(broker: BrokerForTests, client: Client) -> None:
     client.create_topic("jobs")
     client.queue("jobs").close()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable
+from typing import Any, Literal
 
 import pytest
+from structlog.testing import capture_logs
 
+from millstream.broker.partition import Partition
 from millstream.broker.registry import Topic
-from millstream.errors import GroupNotFound, QueueFull, TopicNotFound
+from millstream.broker.topics import PartitionOpener
+from millstream.errors import GroupNotFound, QueueFull, StorageFailed, TopicNotFound
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
 from millstream.wire.subscription_calls import DescribeFlow
@@ -70,6 +75,72 @@ def test_looking_at_a_queue_on_many_partitions_lets_others_go_first(look: object
         await client.broker.stop()
         client = await started(storage)
         assert await most_opened_at_once(client, "orders", client.call(look)) <= 8
+        await client.broker.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        calls.ResetOffsets(group="g", topic="orders", to="earliest", dry_run=True),
+        calls.ResetOffsets(group="g", topic="orders", to="timestamp", value=0, dry_run=True),
+        calls.DescribeGroup(name="g"),
+    ],
+    ids=["reset", "reset to a time", "describe"],
+)
+def test_looking_at_a_stream_group_on_many_partitions_lets_others_go_first(look: object) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS))
+        await asyncio.gather(*[client.send([b"x"], partition=number) for number in range(PARTITIONS)])
+        ends = [calls.OffsetEntry(topic="orders", partition=number, offset=1) for number in range(PARTITIONS)]
+        await client.call(calls.CommitOffsets(group="g", offsets=ends))
+        await client.broker.stop()
+        client = await started(storage)
+        assert await most_opened_at_once(client, "orders", client.call(look)) <= 8
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_reset_while_its_topic_is_deleted_says_so() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS))
+        begin = calls.OffsetEntry(topic="orders", partition=0, offset=0)
+        await client.call(calls.CommitOffsets(group="g", offsets=[begin]))
+        resetting = asyncio.ensure_future(client.call(calls.ResetOffsets(group="g", topic="orders", to="latest")))
+        await asyncio.sleep(0)
+        # As the deletion's first fact makes it: a deletion by a call may wait for the disk until the reset is over.
+        client.broker.topics.registry.get("default", "orders").deleting = True
+        with pytest.raises(TopicNotFound):
+            await resetting
+        await client.broker.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("to", ["latest", "timestamp"])
+def test_a_reset_at_any_moment_of_its_topics_deletion_leaves_nothing_behind(to: Literal["latest", "timestamp"]) -> None:
+    """A new topic of that name would start in the middle for the group."""
+
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        kept = calls.OffsetEntry(topic="kept", partition=0, offset=0)
+        await client.call(calls.CreateTopic(name="kept"))
+        await client.call(calls.CommitOffsets(group="g", offsets=[kept]))
+        reset = calls.ResetOffsets(group="g", topic="orders", to=to, value=0)
+        for turns in range(60):
+            await client.call(calls.CreateTopic(name="orders", partitions=4))
+            deleting = asyncio.ensure_future(client.call(calls.DeleteTopic(name="orders")))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            with contextlib.suppress(TopicNotFound):
+                await client.call(reset)
+            await deleting
+            assert await client.call(calls.CommittedOffsets(group="g")) == [kept], turns
         await client.broker.stop()
 
     run(scenario)
@@ -154,10 +225,10 @@ def test_publishing_to_a_topic_with_a_depth_limit_does_not_count_what_waits_for_
         counts = 0
         depth = client.broker.queues.depth
 
-        def counted(topic: Topic) -> int:
+        def counted(topic: Topic, *, of_open: bool) -> int:
             nonlocal counts
             counts += 1
-            return depth(topic)
+            return depth(topic, of_open=of_open)
 
         monkeypatch.setattr(client.broker.queues, "depth", counted)
         for _ in range(100):
@@ -179,6 +250,80 @@ def test_the_depth_limit_of_a_topic_that_was_made_again_is_counted_anew() -> Non
             with pytest.raises(QueueFull, match="has 2 messages"):
                 await client.send([b"x"])
             await client.call(calls.DeleteTopic(name="orders"))
+        await client.broker.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("is_queue", [True, False])
+def test_the_first_publish_to_many_partitions_with_a_depth_limit_lets_others_go_first(is_queue: bool) -> None:
+    """After a restart nothing is open, and what waits must be counted."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        config = {"max_depth": PARTITIONS + 2}
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS, config=config))
+        if is_queue:
+            await client.open_queue()
+        await asyncio.gather(*[client.send([b"x"], partition=number) for number in range(PARTITIONS)])
+        await client.broker.stop()
+        client = await started(storage)
+        topic = client.broker.topics.registry.get("default", "orders")
+
+        async def until_all_are_open() -> None:
+            await client.send([b"x"])
+            while None in topic.partitions:  # noqa: ASYNC110 - it goes on turn by turn
+                await asyncio.sleep(0)
+
+        assert await most_opened_at_once(client, "orders", until_all_are_open()) <= 8
+        await client.send([b"x"])
+        with pytest.raises(QueueFull, match=f"has {PARTITIONS + 2} messages"):
+            await client.send([b"x"])
+        await client.broker.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("overflow", ["reject", "evict"])
+@pytest.mark.parametrize("is_queue", [True, False])
+def test_a_depth_limit_holds_also_where_one_of_many_partitions_cannot_be_opened(
+    monkeypatch: pytest.MonkeyPatch, is_queue: bool, overflow: str
+) -> None:
+    """Every publish tried again to open them, failed in the background, and was taken whatever the limit was."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        config = {"max_depth": PARTITIONS + 2, "overflow": overflow}
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS, config=config))
+        if is_queue:
+            await client.open_queue()
+        await asyncio.gather(*[client.send([b"x"], partition=number) for number in range(PARTITIONS)])
+        await client.broker.stop()
+        client = await started(storage)
+        open_one = PartitionOpener.open
+
+        def refused(opener: PartitionOpener, directory: str, uid: int, **how: Any) -> Partition:
+            if directory.endswith("/orders/5"):
+                raise StorageFailed("the disk is gone")
+            return open_one(opener, directory, uid, **how)
+
+        with capture_logs() as entries, monkeypatch.context() as broken:
+            broken.setattr(PartitionOpener, "open", refused)
+            await client.send([b"x"])  # nobody knows yet
+            for _ in range(10):
+                await asyncio.sleep(0)
+            for _ in range(20):
+                with pytest.raises(StorageFailed, match="the disk is gone"):
+                    await client.send([b"x"])
+        assert [(entry["log_level"], entry["event"]) for entry in entries] == [
+            ("warning", "what waits cannot be counted")
+        ]
+        await client.send([b"x"])
+        if overflow == "reject":
+            with pytest.raises(QueueFull, match=f"has {PARTITIONS + 2} messages"):
+                await client.send([b"x"])
         await client.broker.stop()
 
     run(scenario)

@@ -298,6 +298,30 @@ def test_a_full_topic_takes_no_batch_and_the_batch_can_be_published_later() -> N
     in_broker(scenario)
 
 
+@pytest.mark.parametrize(("later", "error"), [(False, QueueFull), (True, QuotaExceeded)])
+def test_a_batch_for_many_partitions_is_counted_as_a_whole(later: bool, error: type[Exception]) -> None:
+    async def scenario() -> None:
+        settings = Settings.model_validate({"storage": {"free_bytes_min": 0}, "schedules": {"max_pending": 15}})
+        broker = Broker(settings, SimulatedStorage(), clock=SkippingClock())
+        await broker.start()
+        client = Client(broker)
+        await client.call(CreateTopic(name="small", partitions=8, config={"max_depth": 15}))
+        await client.send([b"x"], topic="small")
+        place, columns = 0, {}
+        if later:
+            place, columns = SCHEDULES, {"deliver_at_us": [broker.now_us() + 3_600_000_000] * 10}
+        many, few = await open_stage(client), await open_stage(client, task=1)
+        for stage, partitions in ((many, range(8)), (few, range(1))):
+            for number in partitions:
+                await put(client, stage, [b"y"] * 10, topic="small", partition=place | number, **columns)
+        with pytest.raises(error):
+            await publish(client, 0, StagePart(stage=many, batches=8, messages=80))
+        assert (await publish(client, 0, StagePart(stage=few, batches=1, messages=10))).messages == 10
+        await broker.stop()
+
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
 def test_nothing_is_staged_or_published_while_the_broker_takes_no_messages() -> None:
     async def scenario(client: Client) -> None:
         part = await stage_values(client, 0, [b"a"])

@@ -106,9 +106,9 @@ class QueueGroup:
         for part in self.open_parts():
             part.move(self)
 
-    def depth(self) -> int:
-        """Messages that are not settled."""
-        return sum(part.depth() for part in self.parts())
+    def depth(self, *, of_open: bool = False) -> int:
+        """Messages that are not settled; `of_open`: in the parts that are open."""
+        return sum(part.depth() for part in (self.open_parts() if of_open else self.parts()))
 
     def tally(self) -> dict[str, int]:
         """What it has done since the broker started, as the totals of its topic name it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -33,11 +34,13 @@ from millstream.broker.transfer import Target
 from millstream.clock import Clock
 from millstream.errors import (
     ConnectionLost,
+    GroupNotFound,
     InternalError,
     InvalidArgument,
     MillstreamError,
     QuotaExceeded,
     SubscriptionNotFound,
+    TopicNotFound,
 )
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.queues.moment import Moment
@@ -55,6 +58,8 @@ _log = structlog.get_logger("millstream.queues")
 _WANT_MAX: Final = 50_000
 #: Partitions that are looked at before others get their turn.
 _LOOKED_AT_A_TIME: Final = 8
+#: What takes hardly any time; more of them are opened while others are served.
+_OPENED_AT_ONCE: Final = 32
 #: Consumers of one connection; who needs more has lost some.
 _CONSUMERS_MAX: Final = 1_000
 #: What a consumer calls itself is kept with every message that it fails.
@@ -108,6 +113,9 @@ class Queues:
         self.failing: dict[QueuePart, Exception] = {}
         self._flush_timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Keys of topics that are being opened, and of those where that has failed.
+        self._opening: set[str] = set()
+        self._unopenable: set[str] = set()
         self._swept = 0
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -269,17 +277,47 @@ class Queues:
             if number % _LOOKED_AT_A_TIME == 0:
                 await asyncio.sleep(0)
 
-    def depth(self, topic: Topic) -> int:
+    def opens_soon(self, topic: Topic) -> bool:
+        """Whether so much of it has to be opened that it goes on in the background, and begins now if need be."""
+        if topic.key in self._opening:
+            return True
+        groups, count = self.registry.on_topic(topic), len(topic.partitions)
+        if groups:
+            unopened = sum(count - len(group.open_parts()) for group in groups)
+        else:
+            unopened = topic.partitions.count(None)
+            if unopened > _OPENED_AT_ONCE:
+                unopened -= sum(self.topics.is_untouched(topic, number) for number in range(count))
+        if unopened <= _OPENED_AT_ONCE:
+            self._unopenable.discard(topic.key)
+            return False
+        if topic.key in self._unopenable:
+            return False  # whoever asks how much waits finds those that are open, and is told what is wrong behind them
+        self._opening.add(topic.key)
+        self.own(self._open_soon(topic))
+        return True
+
+    async def _open_soon(self, topic: Topic) -> None:
+        try:
+            with suppress(TopicNotFound, GroupNotFound):  # what goes away meanwhile need not be open
+                await self.open(topic)
+        except MillstreamError as error:
+            self._unopenable.add(topic.key)
+            _log.warning("what waits cannot be counted", namespace=topic.namespace, topic=topic.name, reason=str(error))
+        finally:
+            self._opening.discard(topic.key)
+
+    def depth(self, topic: Topic, *, of_open: bool = False) -> int:
         """Messages of a topic that wait to be settled, by the group that has most of them.
 
-        Without a group everything waits: the first one will begin at the start.
+        Without a group everything waits: the first one will begin at the start.  `of_open`: only what is open counts.
         """
         groups = self.registry.on_topic(topic)
         if groups:
-            return max(group.depth() for group in groups)
+            return max(group.depth(of_open=of_open) for group in groups)
         waiting = 0
-        for number in range(len(topic.partitions)):
-            if not self.topics.is_untouched(topic, number):
+        for number, opened in enumerate(topic.partitions):
+            if opened is not None if of_open else not self.topics.is_untouched(topic, number):
                 partition = self.topics.partition_of(topic, number)
                 waiting += partition.high_watermark - partition.log.start_offset
         return waiting

@@ -321,13 +321,20 @@ class Stages:
         if self._stopping:
             raise ShuttingDown("the broker is shutting down")
         registry = self._host.topics.registry
+        #: By topic, and whether they are to come later; with one of the partitions.
+        sums: dict[tuple[str, bool], tuple[int, int]] = {}
         for (name, number), messages in messages_by_target(stages).items():
             self._host.check_publish(session, name)
+            self._host.topics.partition_of(registry.get(session.namespace, name), number)
+            kind = name, number >= SCHEDULES
+            sums[kind] = number, sums.get(kind, (0, 0))[1] + messages
+        # The limits are those of topics, and nothing of the batch is there yet to be counted.
+        for (name, later), (number, messages) in sums.items():
             topic = registry.get(session.namespace, name)
             partition = self._host.topics.partition_of(topic, number)
             if partition.admit is not None:
                 partition.admit([0] * messages)  # when they are due was asked one by one, how many they are was not
-            if topic.config.max_depth and number < SCHEDULES:
+            if topic.config.max_depth and not later:
                 self._host.flow.check_depth(topic, number, messages)
 
     async def _decide(self, query: Query, batch: int, stages: list[Stage]) -> None:

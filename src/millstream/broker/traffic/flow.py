@@ -33,10 +33,12 @@ SAMPLE_S: Final = 0.25
 #: since is added to the last count.  Messages that others than publishers bring (schedules, replays) are missed for as
 #: long.
 _COUNTED_MS: Final = 250
-#: Somebody who has not published to a topic for so long is not told about it any more.
-_FORGET_MS: Final = 60_000
+#: Somebody who has not published to a topic for so long is only told when all is well again.
+_SILENT_MS: Final = 60_000
 #: Publishers are told of another delay when it differs by this much.
 _NOTICEABLE: Final = 0.25
+#: The level and the delay of a topic whose consumers keep up.  The level may be normal while the delay still falls.
+_ALL_IS_WELL: Final = (Level.NORMAL, 0)
 #: Bits of the priorities critical, high and normal.
 _PREFERRED_LANES: Final = 0b00111
 
@@ -55,8 +57,11 @@ class Backlog(Protocol):
     async def open(self, topic: Topic) -> None:
         """Open what the questions below look at, in small steps; they would open it all at once."""
 
-    def depth(self, topic: Topic) -> int:
-        """Messages that wait to be settled, in the group that has most of them."""
+    def opens_soon(self, topic: Topic) -> bool:
+        """Whether that takes so long that it goes on in the background, from now on at the latest."""
+
+    def depth(self, topic: Topic, *, of_open: bool = False) -> int:
+        """Messages that wait to be settled, in the group that has most of them; `of_open`: in what is open."""
 
     def waiting_since_us(self, topic: Topic) -> int | None:
         """When the oldest message was stored that a group has not handed out yet; None when there is none."""
@@ -77,17 +82,21 @@ class _Throttle:
         #: Who publishes, and when last.
         self.publishers: dict[Publisher, int] = {}
         #: What they were told last.
-        self.told = (Level.NORMAL, 0)
+        self.told = _ALL_IS_WELL
         #: Why it cannot be measured.
         self.trouble = ""
 
 
 class _Depth:
-    """How many messages of a topic wait, at most: those that were counted, and those that were published since."""
+    """How many messages of a topic wait, at most: those that were counted, and those that were published since.
 
-    __slots__ = ("counted_ms", "messages", "topic")
+    Or less than at most, where not everything is open yet.
+    """
 
-    def __init__(self, topic: Topic, messages: int, counted_ms: int) -> None:
+    __slots__ = ("counted_ms", "is_partial", "messages", "topic")
+
+    def __init__(self, topic: Topic, messages: int, counted_ms: int, *, is_partial: bool) -> None:
+        self.is_partial = is_partial
         self.topic = topic
         self.messages = messages
         self.counted_ms = counted_ms
@@ -134,9 +143,9 @@ class Flow:
         if throttle is None:
             throttle = self._throttles[topic.key] = _Throttle(topic, self._controller(topic))
         now_ms = throttle.heard_ms = self._now_ms()
-        newcomer = session not in throttle.publishers
+        heard_ms = throttle.publishers.get(session)
         throttle.publishers[session] = now_ms
-        if newcomer and throttle.told[0]:
+        if throttle.told != _ALL_IS_WELL and (heard_ms is None or now_ms - heard_ms > _SILENT_MS):
             session.push(self._notice(throttle))
         controller = throttle.controller
         if controller.level == Level.OVERLOADED and not BatchHeader(batch).priorities & _PREFERRED_LANES:
@@ -166,16 +175,22 @@ class Flow:
         limit, now_ms = topic.config.max_depth, self._now_ms()
         known = self._depths.get(topic.key)
         fresh = known is not None and known.topic is topic and now_ms - known.counted_ms < _COUNTED_MS
+        if known is not None and known.is_partial and not self._backlog.opens_soon(topic):
+            fresh = False
         if known is not None and fresh and known.messages + count <= limit:
             known.messages += count
             return
         # What is on its way to the disk will be in the queue, too: a publisher with a window must not slip past.
-        depth = self._backlog.depth(topic) + sum(part.invisible for part in topic.partitions if part is not None)
-        known = self._depths[topic.key] = _Depth(topic, depth, now_ms)
+        is_partial = self._backlog.opens_soon(topic)
+        depth = self._backlog.depth(topic, of_open=is_partial)
+        depth += sum(part.invisible for part in topic.partitions if part is not None)
+        known = self._depths[topic.key] = _Depth(topic, depth, now_ms, is_partial=is_partial)
         # A batch is taken whole or not at all; one that is larger than the limit, when nothing waits, or never.
         if not depth or depth + count <= limit:
             known.messages += count
             return
+        if is_partial and topic.config.overflow == "evict":
+            return  # when everything is open, the next one has as many more evicted
         if topic.config.overflow == "evict":
             self._metrics.messages_evicted += self._backlog.evict(topic, number, depth + count - limit)
             return
@@ -198,11 +213,11 @@ class Flow:
             topic, controller = throttle.topic, throttle.controller
             config = topic.config
             unwatched = not config.throttle_lag_ms and not config.throttle_depth
-            idle = now_ms - throttle.heard_ms > _FORGET_MS and controller.at_rest
+            idle = now_ms - throttle.heard_ms > _SILENT_MS and controller.at_rest
             if topic.deleting or self._registry.find(topic.namespace, topic.name) is not topic or unwatched or idle:
                 del self._throttles[topic.key]
-                if throttle.told[0]:
-                    self._tell(throttle, FlowNotice(topic=topic.name, level="normal", delay_ms=0))
+                if throttle.told != _ALL_IS_WELL:
+                    self._tell(throttle, FlowNotice(topic=topic.name, level="normal", delay_ms=0), now_ms)
                 continue
             controller.lag_limit_ms, controller.depth_limit = config.throttle_lag_ms, config.throttle_depth
             before = controller.level
@@ -228,9 +243,8 @@ class Flow:
                     delay_ms=controller.delay_ms,
                 )
             if self._is_news(throttle):
-                self._forget_silent(throttle, now_ms)
                 throttle.told = (controller.level, controller.delay_ms)
-                self._tell(throttle, self._notice(throttle))
+                self._tell(throttle, self._notice(throttle), now_ms)
 
     def behind(self) -> list[Topic]:
         """Topics whose publishers are told that consumers do not keep up."""
@@ -247,14 +261,15 @@ class Flow:
         changed = abs(now.delay_ms - delay_ms) > _NOTICEABLE * max(delay_ms, 1) or (not now.delay_ms and delay_ms)
         return now.level != level or bool(changed)
 
-    def _forget_silent(self, throttle: _Throttle, now_ms: int) -> None:
+    def _tell(self, throttle: _Throttle, notice: FlowNotice, now_ms: int) -> None:
+        """Who is silent holds to what it was told last until it hears that it is over, and is forgotten only then."""
+        over = notice.level == "normal" and not notice.delay_ms
         for session, heard_ms in list(throttle.publishers.items()):
-            if now_ms - heard_ms > _FORGET_MS:
+            silent = now_ms - heard_ms > _SILENT_MS
+            if over or not silent:
+                session.push(notice)
+            if over and silent:
                 del throttle.publishers[session]
-
-    def _tell(self, throttle: _Throttle, notice: FlowNotice) -> None:
-        for session in throttle.publishers:
-            session.push(notice)
 
     def _notice(self, throttle: _Throttle) -> FlowNotice:
         topic, now = throttle.topic, throttle.controller
