@@ -300,6 +300,9 @@ class TopicSettings(Section):
     auto_create: bool = Field(default=True, description="Whether publishing to an unknown topic creates it.")
     default_partitions: int = Field(default=1, ge=1, le=10_000, description="Partitions of a topic created by use.")
     max_topics: int = Field(default=10_000, ge=1, le=1_000_000, description="Topics that the broker holds at most.")
+    max_partitions: int = Field(
+        default=100_000, ge=1, le=10_000_000, description="Partitions of all topics that the broker holds at most."
+    )
     max_namespaces: int = Field(
         default=10_000, ge=1, le=1_000_000, description="Namespaces that the broker holds at most."
     )

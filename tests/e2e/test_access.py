@@ -443,6 +443,22 @@ def test_a_namespace_stores_no_more_than_its_quota(metered: BrokerForTests) -> N
     client.publish("a", b"x")
 
 
+def test_what_is_stored_is_counted_once_by_those_who_measure_at_the_same_time(metered: BrokerForTests) -> None:
+    """As when quotas are set for several namespaces at once."""
+    client = metered.connect()
+    for number in range(5):
+        client.publish(f"t{number}", bytes(2_000))
+    quotas = metered.broker.quotas
+    limit = client.quota().storage_bytes_used * 2
+
+    async def begin() -> None:
+        quotas.replay({"quota/default": {"storage_bytes": limit}})  # as at a start, with nothing measured
+        await asyncio.gather(*(quotas.measure() for _ in range(3)))
+
+    metered.run(begin())
+    client.publish("t0", bytes(2_000))
+
+
 def test_a_namespace_has_no_more_connections_than_its_quota(metered: BrokerForTests) -> None:
     client = metered.connect()
     client.set_quota("default", connections=2)

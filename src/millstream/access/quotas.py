@@ -14,6 +14,7 @@ class Quota(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True):
     """The limits of one namespace."""
 
     topics: int = 0
+    partitions: int = 0
     storage_bytes: int = 0
     publish_messages_per_s: int = 0
     publish_bytes_per_s: int = 0
@@ -79,6 +80,14 @@ class Meter:
         if self.quota.topics and held >= self.quota.topics:
             self.refused += 1
             raise QuotaExceeded(f"namespace {self.namespace!r} has {held} topics, its quota")
+
+    def check_partitions(self, held: int, more: int) -> None:
+        if self.quota.partitions and held + more > self.quota.partitions:
+            self.refused += 1
+            raise QuotaExceeded(
+                f"namespace {self.namespace!r} has {held} partitions of its quota of {self.quota.partitions}, "
+                f"and {more} more are too many"
+            )
 
     def check_connections(self, held: int) -> None:
         if self.quota.connections and held >= self.quota.connections:

@@ -151,7 +151,11 @@ class Life:
         broker = self._broker
         log = self._open_state(TOPICS_STATE)
         limits = broker.settings.topics
-        registry = Registry(topics_max=limits.max_topics, namespaces_max=limits.max_namespaces)
+        registry = Registry(
+            topics_max=limits.max_topics,
+            partitions_max=limits.max_partitions,
+            namespaces_max=limits.max_namespaces,
+        )
         registry.replay(log.replay())
         broker.topics = Topics(
             registry,
@@ -223,7 +227,7 @@ class Life:
         broker.access.replay(documents)
         broker.quotas = Quotas(broker, log, clock=self._clock)
         broker.quotas.replay(documents)
-        broker.topics.admit = broker.quotas.admit_topic
+        broker.topics.admit = broker.quotas.admit_partitions
 
     def _open_mqtt(self, loop: asyncio.AbstractEventLoop) -> None:
         broker = self._broker

@@ -101,8 +101,9 @@ class PartitionCounts(Mapping[str, int]):
 class Registry:
     """Every namespace and topic of the broker."""
 
-    def __init__(self, *, topics_max: int, namespaces_max: int) -> None:
+    def __init__(self, *, topics_max: int, partitions_max: int, namespaces_max: int) -> None:
         self._topics_max = topics_max
+        self._partitions_max = partitions_max
         self._namespaces_max = namespaces_max
         self.namespaces: dict[str, dict[str, Topic]] = {DEFAULT_NAMESPACE: {}}
         self.producer_ids_until = 1
@@ -210,6 +211,7 @@ class Registry:
             raise InvalidArgument(f"a topic has 1 to {PARTITIONS_MAX} partitions, not {partitions}")
         if sum(map(len, self.namespaces.values())) >= self._topics_max:
             raise QuotaExceeded(f"the broker holds {self._topics_max} topics already (topics.max_topics)")
+        self._check_partitions(partitions)
         self._check_letters(namespace, name, config.dead_letter_topic)
         topic = Topic(namespace, name, config, self._draw_uids(partitions, draw_uid), now_ms)
         return {**facts, topic.key: topic.document()}
@@ -233,9 +235,18 @@ class Registry:
                 raise InvalidArgument(
                     f"topic {topic.name!r} has {len(uids)} partitions; it can get up to {PARTITIONS_MAX}, never fewer"
                 )
+            self._check_partitions(partitions - len(uids))
             uids = uids + self._draw_uids(partitions - len(uids), draw_uid)
         changed = Topic(topic.namespace, topic.name, config, uids, topic.created_ms)
         return {topic.key: changed.document()}
+
+    def _check_partitions(self, more: int) -> None:
+        held = len(self._topic_of)
+        if more and held + more > self._partitions_max:
+            raise QuotaExceeded(
+                f"the broker holds {held} partitions, and with {more} more they would be more than "
+                f"{self._partitions_max} (topics.max_partitions)"
+            )
 
     def _check_letters(self, namespace: str, name: str, letters: str) -> None:
         """Dead letters must not come back to where they died, on whatever way."""

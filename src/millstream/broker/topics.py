@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import structlog
@@ -40,11 +40,18 @@ __all__ = ["PartitionOpener", "Topics"]
 
 _log = structlog.get_logger("millstream.topics")
 
+
 _NOTES_BYTES_MIN: Final = 256 * 1024
 _SHORT_TAIL_BYTES: Final = 1024 * 1024
 #: How often the broker says how far it is, while clients wait.
 _SAY_AGAIN_US: Final = 2_000_000
 _RECOVERY_THREADS: Final = 4  # more only wait for the same disk
+
+
+class Admit(Protocol):
+    """Raises QuotaExceeded when a namespace may not have so many more partitions, or not another topic."""
+
+    def __call__(self, namespace: str, partitions: int, /, *, new_topic: bool) -> None: ...
 
 
 @dataclass(slots=True)
@@ -147,7 +154,7 @@ class Topics:
         self._draw_uid = draw_uid
         #: Told of every partition that is opened.
         #: Asked before a topic is made; raises when the namespace may not have another one.
-        self.admit: Callable[[str], None] = lambda _: None
+        self.admit: Admit = lambda *_, **__: None
         #: Told of topics that were made or changed.
         self.on_changed: Callable[[Topic], Awaitable[None]] = _told_nobody
         self.on_opened: Callable[[Topic, int, Partition], None] = lambda *_: None
@@ -387,7 +394,7 @@ class Topics:
                 return self.info(existing)
             config = TopicConfig.from_mapping(call.config, self.default_config)
             if not own:
-                self.admit(namespace)
+                self.admit(namespace, call.partitions, new_topic=True)
             facts = self.registry.decide_create_topic(
                 namespace,
                 call.name,
@@ -444,6 +451,8 @@ class Topics:
             facts = self.registry.decide_alter_topic(
                 topic, call.config, partitions=call.partitions, draw_uid=self._draw_uid
             )
+            if call.partitions is not None and call.partitions > len(topic.partitions):
+                self.admit(namespace, call.partitions - len(topic.partitions), new_topic=False)
             wanted = call.partitions if call.partitions and topic.config.mode != "ephemeral" else 0
             made = range(len(topic.partitions), wanted)
             await self._record(facts, self._make_directories(directory_of(topic), made))

@@ -53,13 +53,16 @@ def delete(
 @app.command(
     epilog=examples(
         "millstream namespace quota team-a",
-        "millstream namespace quota team-a --topics 100 --storage 10GiB --messages-per-second 5000",
+        "millstream namespace quota team-a --topics 100 --partitions 400 --storage 10GiB --messages-per-second 5000",
         "millstream namespace quota team-a --unlimited",
     )
 )
 def quota(
     name: NameArgument,
     topics: Annotated[int | None, typer.Option("--topics", metavar="N", help="How many topics.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", metavar="N", help="How many partitions, of all its topics.")
+    ] = None,
     storage: Annotated[str | None, typer.Option("--storage", metavar="SIZE", help="How much on disk: 10GiB.")] = None,
     messages: Annotated[
         int | None, typer.Option("--messages-per-second", metavar="N", help="How fast it may publish.")
@@ -78,6 +81,7 @@ def quota(
     """
     given = {
         "topics": topics,
+        "partitions": partitions,
         "storage_bytes": _bytes(storage, "--storage"),
         "publish_messages_per_s": messages,
         "publish_bytes_per_s": _bytes(size, "--bytes-per-second"),
@@ -96,6 +100,7 @@ def quota(
         ("limit", "allowed", "used"),
         [
             ("topics", _limit(info.topics), info.topics_used),
+            ("partitions", _limit(info.partitions), info.partitions_used),
             (
                 "storage",
                 bytes_text(info.storage_bytes) if info.storage_bytes else None,

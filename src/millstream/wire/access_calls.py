@@ -81,6 +81,7 @@ class SetQuota(CallForm, tag="namespace.quota.set"):
 
     namespace: str
     topics: int = 0
+    partitions: int = 0
     storage_bytes: int = 0
     publish_messages_per_s: int = 0
     publish_bytes_per_s: int = 0
@@ -98,11 +99,13 @@ class QuotaInfo(AnswerForm):
 
     namespace: str
     topics: int = 0
+    partitions: int = 0
     storage_bytes: int = 0
     publish_messages_per_s: int = 0
     publish_bytes_per_s: int = 0
     connections: int = 0
     topics_used: int = 0
+    partitions_used: int = 0
     storage_bytes_used: int = 0
     connections_used: int = 0
     #: Requests refused because of the quota, since it was set or the broker started.

@@ -269,3 +269,40 @@ def test_a_topic_that_cannot_be_measured_keeps_no_other_from_being_measured(monk
         assert [throttle.controller.depth for throttle in client.broker.flow._throttles.values()] == [0, 9]
 
     run(scenario)
+
+
+def test_a_namespace_has_no_more_partitions_than_its_quota_however_it_gets_them() -> None:
+    async def scenario() -> None:
+        client = await limited()
+        await client.call(SetQuota(namespace="default", partitions=10))
+        await client.call(calls.CreateTopic(name="wide", partitions=8))
+        with pytest.raises(QuotaExceeded, match="9 partitions of its quota of 10, and 2 more are too many"):
+            await client.call(calls.CreateTopic(name="more", partitions=2))
+        with pytest.raises(QuotaExceeded, match="9 partitions of its quota of 10"):
+            await client.call(calls.AlterTopic(name="orders", partitions=3))
+        await client.call(calls.AlterTopic(name="orders", partitions=2))
+        await client.call(calls.AlterTopic(name="orders", config={"retention_ms": 1000}))  # takes none
+        shown = await client.call(ShowQuota(namespace="default"))
+        assert isinstance(shown, QuotaInfo)
+        assert (shown.partitions, shown.partitions_used, shown.refused) == (10, 10, 2)
+        await client.call(calls.DeleteTopic(name="wide"))
+        await client.call(calls.CreateTopic(name="more", partitions=8))
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_the_broker_holds_so_many_partitions_and_no_more() -> None:
+    async def scenario() -> None:
+        client = await limited(topics={"max_partitions": 5})
+        await client.call(calls.CreateTopic(name="wide", partitions=3))
+        with pytest.raises(QuotaExceeded, match=r"holds 4 partitions, .* more than 5 \(topics.max_partitions\)"):
+            await client.call(calls.CreateTopic(name="more", partitions=2))
+        with pytest.raises(QuotaExceeded, match=r"topics.max_partitions"):
+            await client.call(calls.AlterTopic(name="orders", partitions=3))
+        await client.call(calls.AlterTopic(name="orders", partitions=2))
+        await client.call(calls.DeleteTopic(name="wide"))
+        await client.call(calls.CreateTopic(name="more", partitions=3))
+        await client.broker.stop()
+
+    run(scenario)

@@ -14,7 +14,7 @@ from millstream.topics import TopicConfig
 
 @pytest.fixture
 def registry() -> Registry:
-    return Registry(topics_max=100, namespaces_max=100)
+    return Registry(topics_max=100, partitions_max=1000, namespaces_max=100)
 
 
 def create(

@@ -46,6 +46,7 @@ class Quotas:
         #: Namespaces with a limit; empty, and nobody else is asked, in most brokers.
         self.meters: dict[str, Meter] = {}
         self._changing = asyncio.Lock()
+        self._measuring = asyncio.Lock()
 
     def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
         return {SetQuota: lambda _, call: self.set(call), ShowQuota: self._show}
@@ -83,11 +84,13 @@ class Quotas:
             self._host.metrics.quota_refusals += 1
             raise
 
-    def admit_topic(self, namespace: str) -> None:
-        """Raises QuotaExceeded."""
+    def admit_partitions(self, namespace: str, partitions: int, *, new_topic: bool) -> None:
+        """For a topic that is made, or gets more of them.  Raises QuotaExceeded."""
         meter = self.meters.get(namespace)
         if meter is not None:
-            meter.check_topics(self._topics_in(namespace))
+            if new_topic:
+                meter.check_topics(self._topics_in(namespace))
+            meter.check_partitions(self._partitions_in(namespace), partitions)
 
     def admit_connection(self, namespace: str) -> None:
         meter = self.meters.get(namespace)
@@ -96,11 +99,12 @@ class Quotas:
 
     async def measure(self) -> None:
         """Look at the disk; called every MEASURE_S.  What comes in between is added up as it comes."""
-        for meter in list(self.meters.values()):
-            if meter.quota.storage_bytes:
-                before = meter.stored_bytes
-                stored = await self._stored_bytes(meter.namespace)
-                meter.stored_bytes = stored + meter.stored_bytes - before
+        async with self._measuring:  # or what one has found would be something that came in between for the other
+            for meter in list(self.meters.values()):
+                if meter.quota.storage_bytes:
+                    before = meter.stored_bytes
+                    stored = await self._stored_bytes(meter.namespace)
+                    meter.stored_bytes = stored + meter.stored_bytes - before
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -134,6 +138,7 @@ class Quotas:
             namespace=namespace,
             **(msgspec.to_builtins(meter.quota) if meter is not None else {}),
             topics_used=self._topics_in(namespace),
+            partitions_used=self._partitions_in(namespace),
             storage_bytes_used=await self._stored_bytes(namespace),
             connections_used=self._host.connections_in(namespace),
             refused=meter.refused if meter is not None else 0,
@@ -142,6 +147,10 @@ class Quotas:
     def _topics_in(self, namespace: str) -> int:
         topics = self._host.topics.registry.namespaces.get(namespace, {})
         return sum(name != AUDIT_TOPIC for name in topics)  # that one is nobody's doing
+
+    def _partitions_in(self, namespace: str) -> int:
+        topics = self._host.topics.registry.namespaces.get(namespace, {})
+        return sum(len(topic.partitions) for name, topic in topics.items() if name != AUDIT_TOPIC)
 
     async def _stored_bytes(self, namespace: str) -> int:
         total = self._host.stages.bytes_in(namespace)

@@ -260,9 +260,10 @@ class AsyncAdmin:
         return answer
 
     async def set_quota(self, namespace: str = DEFAULT_NAMESPACE, **limits: int) -> QuotaInfo:
-        """Limit a namespace: topics, storage_bytes, publish_messages_per_s, publish_bytes_per_s, connections.
+        """Limit a namespace.
 
-        What is not given has no limit.
+        By topics, partitions, storage_bytes, publish_messages_per_s, publish_bytes_per_s and connections; what is not
+        given has no limit.
         """
         unknown = limits.keys() - set(SetQuota.__struct_fields__)
         if unknown:

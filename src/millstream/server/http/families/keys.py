@@ -42,6 +42,7 @@ class QuotaOrder(msgspec.Struct, forbid_unknown_fields=True):
     """0 = no limit."""
 
     topics: int = 0
+    partitions: int = 0
     storage_bytes: int = 0
     publish_messages_per_s: int = 0
     publish_bytes_per_s: int = 0
