@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream.errors import InvalidName, NamespaceNotEmpty, NamespaceNotFound, StorageFailed
+from millstream.errors import InvalidName, NamespaceNotEmpty, NamespaceNotFound, StorageFailed, TopicNotFound
 from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.webhooks.registration import Webhook
 from millstream.wire import access_calls, calls, pipeline_calls, stage_calls
@@ -44,6 +44,22 @@ def test_a_topic_that_comes_while_its_namespace_is_deleted_goes_with_it() -> Non
         assert await client.call(calls.ListNamespaces()) == ["default"]
         client = await after_kill(client, storage)
         assert await client.call(calls.ListNamespaces()) == ["default"], "nothing is left of it"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("size", [1, 8000], ids=["gathered", "on its way to the disk"])
+def test_who_publishes_to_a_topic_that_is_just_deleted_hears_that_it_is_gone(size: int) -> None:
+    """And not that the disk has failed, which clients take for a reason to try again."""
+
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        await client.call(calls.CreateTopic(name="orders"))
+        publishing = client.send([bytes(size)])
+        partition = client.broker.topics.partition("default", "orders", 0)
+        await partition.retire(TopicNotFound("topic 'orders' was deleted"))
+        with pytest.raises(TopicNotFound):
+            await publishing
 
     run(scenario)
 

@@ -18,7 +18,7 @@ import structlog
 from millstream.broker.logs import details
 from millstream.log.sealing import Seals
 
-__all__ = ["Commit", "Committable", "Committer", "Rounds"]
+__all__ = ["Commit", "Committable", "Committer", "Rounds", "Syncable"]
 
 _log = structlog.get_logger("millstream.commit")
 

@@ -17,15 +17,15 @@ import structlog
 
 from millstream.broker.ages import Ages
 from millstream.broker.answers import FetchAnswer, FetchHandle, FetchReply, confirm
+from millstream.broker.cold import ColdChecks
 from millstream.broker.committer import Committer, Syncable
 from millstream.broker.incoming import check_storable
 from millstream.broker.metrics import Metrics
 from millstream.broker.traffic.duplicates import Duplicates, mark_of
 from millstream.clock import Clock
-from millstream.errors import MillstreamError, OffsetOutOfRange, StorageFailed
+from millstream.errors import MillstreamError, OffsetOutOfRange, OutOfSequence, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog
 from millstream.log.producers import follows
-from millstream.log.segment import Segment, Verified
 from millstream.records import PRIORITY_DEFAULT, BatchHeader, Columns
 
 __all__ = ["LABEL_DISK", "LABEL_MEMORY", "LABEL_OS", "Partition", "PublishReply"]
@@ -117,7 +117,8 @@ class Partition:
         self._gone: MillstreamError | None = None
         self._commit_ended = asyncio.Event()
         self._failure_told = False
-        self._checking = 0  # cold segments being verified
+        self._cold = ColdChecks(log, loop)
+        self._checking = 0  # reads that wait for a cold segment to be checked
         self._parked: deque[_Parked] = deque()
         self._waiters: dict[FetchHandle, None] = {}
 
@@ -195,7 +196,14 @@ class Partition:
             if before is not None and not follows(header, before):
                 self.flush()  # it may be a repetition of what waits: then that has an offset
                 before = None
-            duplicate = self.log.producers.check(header, before)
+            try:
+                duplicate = self.log.producers.check(header, before)
+            except OutOfSequence:
+                # A repetition by its id has used up its number without being stored, which a restart forgets.
+                passed = header.flags & _OPTIONS and self.log.producers.has_passed(header)
+                if not passed or not self._known(batch, header, dedup_window_ms, reply):
+                    raise
+                return
             if duplicate is not None:
                 self._repeat(header, duplicate.base_offset, duplicate.append_time_us, reply)
                 return
@@ -237,10 +245,12 @@ class Partition:
         if mark in self._pending_marks:
             self.flush()  # then it has an offset
         seen = self.duplicates(window_ms).find(mark, now_us=now_us, window_us=window_us)
+        passed = bool(header.producer) and self.log.producers.has_passed(header)
         if seen is None:
-            self._pending_marks[mark] = (len(self._pending), window_us)
+            if not passed:
+                self._pending_marks[mark] = (len(self._pending), window_us)
             return False
-        if header.producer:
+        if header.producer and not passed:
             # Its number is used up, or the producer's next batch would come out of sequence.
             if header.producer in self._pending_of:
                 self.flush()
@@ -371,9 +381,9 @@ class Partition:
         self._gone = error
         self.log.fail(str(error))
         self.cancel_all(error)
+        self._refuse_parked(error)
         pending, self._pending, self._gathered = self._pending, [], 0
         self._refuse(pending, error)
-        self._refuse_parked(error)
         async with self.maintenance:
             while self._committing:
                 self._commit_ended.clear()
@@ -529,8 +539,7 @@ class Partition:
         if cold is not None:
             # Never served since the broker started: checked as a whole first, away from the loop.
             self._checking += 1
-            checking = self._loop.run_in_executor(None, cold.verify)
-            checking.add_done_callback(lambda done: self._checked(cold, done, offset, max_bytes, reply))
+            self._cold.check(cold).add_done_callback(lambda done: self._checked(done, offset, max_bytes, reply))
             return
         try:
             chunk = log.read(offset, max_bytes, before=self.high_watermark)
@@ -547,20 +556,15 @@ class Partition:
             self._answer(chunk, reply)
 
     def _checked(
-        self, cold: Segment, done: asyncio.Future[Verified], offset: int, max_bytes: int, reply: FetchReply
+        self, done: asyncio.Future[StorageFailed | None], offset: int, max_bytes: int, reply: FetchReply
     ) -> None:
-        """Take up what the check of a cold segment found, and go on with the fetch that needed it."""
+        """Go on with a fetch that had to wait for the check of a cold segment."""
         self._checking -= 1
-        if self._gone is not None:
-            reply(self._gone)
-            return
-        try:
-            if cold in self.log.segments:  # otherwise retention or compaction has taken it away meanwhile
-                self.log.accept(done.result())
-        except (OSError, MillstreamError) as error:
-            reply(StorageFailed(f"a stored segment cannot be checked: {error}"))
-            return
-        self._read(offset, max_bytes, reply)
+        error = self._gone or done.result()
+        if error is not None:
+            reply(error)
+        else:
+            self._read(offset, max_bytes, reply)
 
     async def warm(self, offset: int) -> None:
         """Have the segment of an offset checked, away from the loop, so that it can be read without blocking.
@@ -570,13 +574,11 @@ class Partition:
         while (cold := self.log.cold_segment(offset)) is not None and self._gone is None:
             self._checking += 1
             try:
-                found = await self._loop.run_in_executor(None, cold.verify)
-                if cold in self.log.segments:
-                    self.log.accept(found)
-            except OSError as error:
-                raise StorageFailed(f"a stored segment cannot be checked: {error}") from None
+                error = await asyncio.shield(self._cold.check(cold))  # others may wait for the same
             finally:
                 self._checking -= 1
+            if error is not None:
+                raise error
 
     def _answer(self, chunk: Chunk, reply: FetchReply) -> None:
         reply(FetchAnswer(chunk.buffers, chunk.next_offset, self.high_watermark, self.log.start_offset, chunk.damaged))

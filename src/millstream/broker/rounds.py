@@ -12,13 +12,14 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import structlog
 
-from millstream.broker.committer import Commit, Rounds
+from millstream.broker.committer import Commit, Rounds, Syncable
 from millstream.log.storage import DiskFile
 
 if TYPE_CHECKING:
@@ -50,7 +51,8 @@ class ThreadRounds:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._jobs: queue.SimpleQueue[tuple[Commit, Callable[[Commit], None]] | None] = queue.SimpleQueue()
-        self._pool: ThreadPoolExecutor | None = None
+        self._helpers: list[threading.Thread] = []
+        self._shares: queue.SimpleQueue[_Share | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="millstream-commit", daemon=True)
         self._thread.start()
 
@@ -60,8 +62,10 @@ class ThreadRounds:
     async def close(self) -> None:
         self._jobs.put(None)
         await self._loop.run_in_executor(None, self._thread.join)
-        if self._pool is not None:
-            self._pool.shutdown()
+        for _ in self._helpers:
+            self._shares.put(None)
+        for helper in self._helpers:
+            await self._loop.run_in_executor(None, helper.join)
 
     def _work(self) -> None:
         while self._work_once():
@@ -74,7 +78,11 @@ class ThreadRounds:
             return False
         commit, done = job
         started = time.perf_counter()
-        self._sync(commit)
+        try:
+            self._sync(commit)
+        except Exception as error:  # nobody knows what is on disk, so nothing of it may be confirmed; and all are told
+            for place in range(len(commit.parts)):
+                commit.errors.setdefault(place, error)
         commit.seconds = time.perf_counter() - started
         try:
             self._loop.call_soon_threadsafe(done, commit)
@@ -87,10 +95,55 @@ class ThreadRounds:
         if len(files) < _PARALLEL_FILES_MIN:
             for file in files:
                 commit.sync(file)
-        else:
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(_PARALLEL_THREADS, thread_name_prefix="millstream-sync")
-            list(self._pool.map(commit.sync, files))
+            return
+        share = _Share(commit, files)
+        for _ in range(self._find_helpers(min(len(files), _PARALLEL_THREADS) - 1)):
+            self._shares.put(share)
+        share.sync()
+        share.wait()
+
+    def _find_helpers(self, wanted: int) -> int:
+        """How many there are for this round.  Where no thread can be started, those that run have more to do."""
+        while len(self._helpers) < wanted:
+            helper = threading.Thread(target=self._help, name="millstream-sync", daemon=True)
+            try:
+                helper.start()
+            except (RuntimeError, MemoryError):  # the next round tries again
+                break
+            self._helpers.append(helper)
+        return min(wanted, len(self._helpers))
+
+    def _help(self) -> None:
+        while self._help_once():
+            pass
+
+    def _help_once(self) -> bool:
+        share = self._shares.get()
+        if share is not None:
+            share.sync()
+        return share is not None
+
+
+class _Share:
+    """The files of a round, for all threads that help to take from."""
+
+    def __init__(self, commit: Commit, files: list[tuple[int, Syncable]]) -> None:
+        self._commit = commit
+        self._left = deque(files)
+        self._count = len(files)
+        self._synced: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def sync(self) -> None:
+        """Until nothing is left to take."""
+        with suppress(IndexError):
+            while True:
+                self._commit.sync(self._left.popleft())
+                self._synced.put(None)
+
+    def wait(self) -> None:
+        """Until everything that was taken is synced, by whoever took it."""
+        for _ in range(self._count):
+            self._synced.get()
 
 
 class CompiledRounds:

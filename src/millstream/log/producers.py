@@ -69,6 +69,10 @@ def _next_sequence(header: BatchHeader) -> int:
     return (header.first_sequence + header.count) & _SEQUENCE
 
 
+def _precedes(sequence: int, other: int) -> bool:
+    return 0 < (other - sequence) & _SEQUENCE <= _SEQUENCE >> 1
+
+
 class ProducerTable:
     """The producers of one partition.  Looks with `check`, changes only with `record`, live and in recovery alike."""
 
@@ -105,10 +109,17 @@ class ProducerTable:
 
     def is_past(self, header: BatchHeader) -> bool:
         """Whether a batch comes before all that is remembered of its producer: it was stored, nobody knows where."""
+        known = self._same(header)
+        return known is not None and _precedes(header.first_sequence, known.batches[0].first_sequence)
+
+    def has_passed(self, header: BatchHeader) -> bool:
+        """Whether its producer has a later batch here, so that nothing more can be stored under its number."""
+        known = self._same(header)
+        return known is not None and _precedes(header.first_sequence, known.batches[-1].first_sequence)
+
+    def _same(self, header: BatchHeader) -> _Producer | None:
         known = self._producers.get(header.producer >> 16)
-        if known is None or known.epoch != header.producer & 0xFFFF:
-            return False
-        return 0 < (known.batches[0].first_sequence - header.first_sequence) & _SEQUENCE <= _SEQUENCE >> 1
+        return known if known is not None and known.epoch == header.producer & 0xFFFF else None
 
     def _follow(self, header: BatchHeader, expected: int, batches: deque[_Stored] | tuple[()]) -> Duplicate | None:
         first = header.first_sequence

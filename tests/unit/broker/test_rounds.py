@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import select
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,49 @@ def test_a_round_of_many_files_and_one_of_none(place: Place, files: Callable[[],
     many, none = _carry_out(place, [[files()] for _ in range(20)] + [[_unsyncable()]], [[]])
     assert list(many.errors) == [20]
     assert none.errors == {}
+
+
+@pytest.mark.parametrize("had", [0, 3], ids=["none", "a few"])
+def test_a_round_of_many_files_is_synced_also_where_no_thread_can_be_started(
+    place: Place, files: Callable[[], DiskFile], monkeypatch: pytest.MonkeyPatch, had: int
+) -> None:
+    """A limit of the machine is no failure of the disk: the round takes longer, and nobody waits for ever."""
+    start, started = threading.Thread.start, []
+
+    def start_some(thread: threading.Thread) -> None:
+        if thread.name.startswith("millstream-sync"):
+            if len(started) == had:
+                raise RuntimeError("can't start new thread")
+            started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    seals = [_Seal() for _ in range(20)]
+    rounds = _carry_out(place, [[files()] for _ in range(6)] + [[_unsyncable()]], [[seal] for seal in seals])
+    assert [list(commit.errors) for commit in rounds] == [[6], []]
+    assert [seal.synced for seal in seals] == [1] * 20
+    assert len(started) == had
+
+
+def test_a_round_that_cannot_be_carried_out_confirms_nothing_and_ends(files: Callable[[], DiskFile]) -> None:
+    class Unlisted(Commit):
+        def files(self) -> list[Any]:
+            raise MemoryError
+
+    async def carry_out() -> tuple[Commit, Commit]:
+        loop = asyncio.get_running_loop()
+        rounds = ThreadRounds(loop)
+        ended: asyncio.Queue[Commit] = asyncio.Queue()
+        parts: list[Any] = [(None, [files()], 0), (None, [files()], 0)]
+        rounds.submit(Unlisted(parts, {}), ended.put_nowait)
+        rounds.submit(Commit(parts, {}), ended.put_nowait)
+        both = await asyncio.wait_for(ended.get(), 10), await asyncio.wait_for(ended.get(), 10)
+        await rounds.close()
+        return both
+
+    failed, after = asyncio.run(carry_out())
+    assert {place: type(error) for place, error in failed.errors.items()} == {0: MemoryError, 1: MemoryError}
+    assert after.errors == {}
 
 
 def test_closing_waits_for_the_round_under_way(files: Callable[[], DiskFile]) -> None:

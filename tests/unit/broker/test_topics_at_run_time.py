@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from millstream.config import Settings
-from millstream.errors import MillstreamError, PartitionNotFound
+from millstream.errors import MillstreamError, PartitionNotFound, StorageFailed
 from millstream.log.compaction import Compaction
 from millstream.log.scan import Found
 from millstream.log.segment import Segment
@@ -19,6 +19,7 @@ from millstream.log.storage import DiskStorage
 from millstream.records import Batch
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.frames import FrameType, encode_frame
+from millstream.wire.messages import decode_fetch_result
 from tests.native import NativeClient
 from tests.waiting import eventually
 
@@ -28,11 +29,13 @@ class SlowVerification:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered, self.go = threading.Event(), threading.Event()
+        self.checked: list[int] = []  # base offsets, as often as it was done
         original = Segment.verify
 
         def verify(segment: Segment, **options: bool) -> object:
             result = original(segment, **options)
             if "asyncio" in threading.current_thread().name:
+                self.checked.append(segment.base_offset)
                 self.entered.set()
                 self.go.wait(20)
             return result
@@ -115,6 +118,74 @@ def test_a_fetch_is_answered_when_retention_takes_its_segment_away(
         broker.run(broker.broker._life.cleanup.run())
         slow.go.set()
         client.answer(asked)
+
+
+def test_a_cold_segment_is_checked_once_however_many_want_to_read_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart all consumers of a topic go on about where they were: each waited for a check of its own."""
+    fill(tmp_path)
+    slow = SlowVerification(monkeypatch)
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        asked = [client.send_fetch("t", offset) for offset in range(8)]
+        assert slow.entered.wait(5)
+        partition = broker.broker.topics.partition("default", "t", 0)
+
+        async def give_up() -> None:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(partition.warm(0), 0.001)
+
+        broker.run(give_up())  # who does not wait any longer takes nothing away from the others
+        warmed = asyncio.run_coroutine_threadsafe(partition.warm(0), broker.broker._life.opener.loop)
+        client.call("topic.list")  # so all of them wait
+        slow.go.set()
+        answers = [client.receive() for _ in asked]
+        assert {number for _, number, _ in answers} == set(asked)
+        assert all(decode_fetch_result(payload).batches for _, _, payload in answers)
+        warmed.result(5)
+        assert slow.checked == [0]
+
+
+def test_a_cold_segment_that_cannot_be_read_is_tried_again_by_the_next_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path)
+
+    def fails(_segment: Segment, **_options: bool) -> object:
+        raise OSError(5, "Input/output error")
+
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        with monkeypatch.context() as broken:
+            broken.setattr(Segment, "verify", fails)
+            for number in [client.send_fetch("t", offset) for offset in (0, 1)]:
+                with pytest.raises(StorageFailed, match="Input/output error"):
+                    decode_fetch_result(client.answer(number))
+        assert client.fetch("t", 0).batches
+
+
+def test_a_cold_segment_is_checked_by_the_next_who_asks_when_no_thread_could_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit of the machine, met once: from then on everybody waited for a check that nobody made."""
+    fill(tmp_path)
+    start = threading.Thread.start
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name.startswith("asyncio"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with BrokerForTests(tmp_path) as broker, NativeClient(broker.address) as client:
+        partition = broker.broker.topics.partition("default", "t", 0)
+        with monkeypatch.context() as exhausted:
+            exhausted.setattr(threading.Thread, "start", fails)
+            asked = client.send_fetch("t", 0)
+            with pytest.raises(StorageFailed, match="can't start new thread"):
+                decode_fetch_result(client.answer(asked))
+            with pytest.raises(StorageFailed, match="can't start new thread"):
+                broker.run(partition.warm(0))
+        assert client.fetch("t", 0).batches
+        assert partition.is_idle
 
 
 def test_compaction_during_the_check_of_a_cold_segment_leaves_healthy_files(
