@@ -237,6 +237,23 @@ def test_a_list_has_bounds_and_a_limit(broker: BrokerForTests, client: Client) -
         client.schedules.list("orders", limit=0)
 
 
+def test_more_than_one_answer_holds_is_listed_whole(broker: BrokerForTests, client: Client) -> None:
+    client.create_topic("orders", partitions=2)
+    due_s = broker.clock.now_us() / 1e6 + 3600
+    sent = [it.id for it in client.publish_many("orders", [Outgoing(value="x", deliver_at=due_s)] * 2_500)]
+
+    async def listed() -> list[list[str]]:
+        async with await aio.connect(broker.address) as other:
+            found = [entry.id async for entry in other.schedules.iterate("orders")]
+            return [found, [entry.id for entry in await other.schedules.list("orders", limit=20_000)]]
+
+    ways = [[it.id for it in client.schedules.iterate("orders")]]
+    ways += [[it.id for it in client.schedules.list("orders", limit=20_000)], *asyncio.run(listed())]
+    for found in ways:
+        assert sorted(found) == sorted(sent)
+    assert [it.id for it in client.schedules.list("orders", limit=1_001)] == ways[0][:1_001]
+
+
 def test_why_says_when_it_comes_and_what_became_of_it(broker: BrokerForTests, client: Client) -> None:
     receipt = client.publish("orders", "later", delay="10s")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from millstream.client.messages import Receipt
 from millstream.client.values import Headers, Key, Value, key_bytes, microseconds, value_bytes
@@ -16,6 +16,7 @@ from millstream.wire import schedule_calls as calls
 from millstream.wire.schedule_calls import Cancelled, Repeating, ScheduleInfo, ScheduleSummary, TopicSchedules
 
 __all__ = [
+    "PAGE",
     "Cancelled",
     "Repeating",
     "ScheduleInfo",
@@ -30,6 +31,9 @@ __all__ = [
     "repeat_call",
 ]
 
+#: Messages asked for at a time.
+PAGE: Final = 1_000
+
 
 def id_of(which: str | Receipt) -> str:
     return which.id if isinstance(which, Receipt) else which
@@ -43,7 +47,7 @@ def list_call(
         key=key_bytes(key),
         after_ms=0 if after is None else -(-microseconds(after) // 1000),
         before_ms=0 if before is None else -(-microseconds(before) // 1000),
-        limit=limit,
+        limit=min(limit, PAGE),
     )
 
 

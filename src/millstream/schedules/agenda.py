@@ -126,8 +126,9 @@ class Agenda:
             if offset not in settled and moved.get(offset, row >> OFFSET_BITS) == row >> OFFSET_BITS:
                 yield row
 
-    def moved_rows(self) -> list[int]:
-        return [due_ms << OFFSET_BITS | offset for offset, due_ms in self._moved.items()]
+    def moved_rows(self) -> Iterator[int]:
+        """The rows of what was moved, as of now, however late they are looked at, and in whatever thread."""
+        return (due_ms << OFFSET_BITS | offset for offset, due_ms in self._moved.copy().items())
 
     def uncovered(self, covered: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         """Ranges with pending messages, outside of ranges that are known; first, and first after."""

@@ -27,6 +27,7 @@ __all__ = [
     "ScheduleStats",
     "ScheduleSummary",
     "TopicSchedules",
+    "place_of",
 ]
 
 #: What becomes of occurrences that were missed, because the broker was down or the schedule was paused.
@@ -64,6 +65,11 @@ class ScheduleSummary(AnswerForm):
     priority: int
     key: bytes | None
     size_bytes: int
+
+
+def place_of(summary: ScheduleSummary) -> tuple[int, int, int]:
+    """Where it is in the list of its topic: what `behind` goes on from."""
+    return summary.due_ms, summary.partition, summary.offset
 
 
 class DescribeSchedule(CallForm, tag="schedule.show"):

@@ -8,22 +8,43 @@ from typing import Any
 import httpx
 import pytest
 
-from millstream.client import Client
+from millstream.client import Client, Outgoing
 from millstream.testing.broker import BrokerForTests
 
 
 def test_what_is_pending_is_listed_soonest_first_and_shown(http: httpx.Client, client: Client) -> None:
     later = client.publish("mail", json={"n": 2}, key="k", delay="2h")
     sooner = client.publish("mail", b"1", delay="1h")
-    rows = http.get("/topics/mail/schedules").json()
+    rows = http.get("/topics/mail/schedules").json()["schedules"]
     assert [row["id"] for row in rows] == [sooner.id, later.id]
-    after = http.get("/topics/mail/schedules", params={"after_ms": rows[1]["due_ms"]}).json()
+    after = http.get("/topics/mail/schedules", params={"after_ms": rows[1]["due_ms"]}).json()["schedules"]
     assert [row["id"] for row in after] == [later.id]
-    assert [row["key"] for row in http.get("/topics/mail/schedules", params={"key": "k"}).json()] == ["k"]
+    keyed = http.get("/topics/mail/schedules", params={"key": "k"}).json()["schedules"]
+    assert [row["key"] for row in keyed] == ["k"]
     shown = http.get(f"/schedules/{later.id}").json()
     assert (shown["state"], shown["value"], shown["key"]) == ("pending", {"n": 2}, "k")
     (statistics,) = http.get("/schedules/statistics", params={"topic": "mail"}).json()
     assert (statistics["pending"], statistics["next_due_ms"]) == (2, rows[0]["due_ms"])
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_what_is_due_in_the_same_millisecond_is_listed_page_by_page(
+    http: httpx.Client, client: Client, key: str | None
+) -> None:
+    topic = f"pages-{key}"
+    client.create_topic(topic, partitions=2)
+    due_s = time.time() + 3_600
+    items = [Outgoing(value="x", deliver_at=due_s + (n >= 120) * 60, key=key) for n in range(130)]
+    sent = [receipt.id for receipt in client.publish_many(topic, items)]
+    seen: list[str] = []
+    after = ""
+    while after or not seen:
+        query: dict[str, Any] = {"limit": 50, "after": after} | ({"key": key} if key else {})
+        page = http.get(f"/topics/{topic}/schedules", params=query).json()
+        seen += [row["id"] for row in page["schedules"]]
+        assert len(seen) <= len(sent), "a page came again"
+        after = page["after"]
+    assert sorted(seen) == sorted(sent)
 
 
 def test_a_message_is_moved_and_taken_back(http: httpx.Client, client: Client) -> None:
@@ -84,6 +105,8 @@ def test_why_says_what_holds_a_message_or_a_queue_up(http: httpx.Client, client:
         ("GET", "/topics/nowhere/schedules", None, 404),
         ("GET", "/topics/mail/schedules?limit=1001", None, 400),
         ("GET", "/topics/mail/schedules?before_ms=soon", None, 400),
+        ("GET", "/topics/mail/schedules?after=1/2", None, 400),
+        ("GET", "/topics/mail/schedules?after=1/2/-3", None, 400),
         ("GET", "/schedules/statistics?topic=nowhere", None, 404),
         ("GET", "/schedules/nonsense", None, 400),
         ("GET", "/schedules/01M7GKBEFSGBA51QG000000000", None, 404),

@@ -8,12 +8,15 @@ import pytest
 
 from millstream.broker.partition import Partition
 from millstream.broker.state import all_batches
-from millstream.broker.transfer import Target, deliver
+from millstream.broker.transfer import Target, Transfer, deliver
+from millstream.ids import SCHEDULES
 from millstream.records import Batch, assign_producer, encode_batch
 from millstream.testing.broker import BrokerForTests
 from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire.calls import CreateTopic
+from millstream.wire.schedule_calls import ListSchedules
 from tests.simulated_broker import after_kill, run, started
+from tests.unit.broker.test_queues_at_run_time import publish
 from tests.waiting import eventually_async
 
 
@@ -126,6 +129,15 @@ def test_a_move_that_is_cancelled_while_it_is_written_down_happens(orderly: bool
     run(scenario)
 
 
+async def cut_short(transfer: Transfer, value: bytes, target: str) -> None:
+    """A move that was recorded, and no more."""
+    await transfer._name()
+    batch = encode_batch([value], base_timestamp_us=1)
+    assign_producer(batch, transfer._producer << 16, 0)
+    intent = ["intent", transfer._number + 1, "default", target, 0, 0, bytes(batch)]
+    await transfer._intend(intent, (), None)
+
+
 @pytest.mark.parametrize("trouble", ["topics/default/a/0.state/", "topics/default/full/"], ids=["journal", "target"])
 def test_a_move_that_cannot_be_finished_after_a_crash_keeps_no_other_from_it(trouble: str) -> None:
     async def scenario() -> None:
@@ -137,11 +149,7 @@ def test_a_move_that_cannot_be_finished_after_a_crash_keeps_no_other_from_it(tro
         topics = client.broker.topics
         for source, target in (("a", "full"), ("a", "target"), ("b", "target")):
             transfer = topics.transfer(topics.registry.get("default", source), 0)
-            await transfer._name()
-            batch = encode_batch([source.encode()], base_timestamp_us=1)
-            assign_producer(batch, transfer._producer << 16, 0)
-            intent = ["intent", transfer._number + 1, "default", target, 0, 0, bytes(batch)]
-            await transfer._intend(intent, (), None)
+            await cut_short(transfer, source.encode(), target)
         await topics.journal(topics.registry.get("default", "a"), 0).checkpoint()
         storage.inject(Fault.NO_SPACE, times=10**6, when=lambda operation: operation.path.startswith(trouble))
         client = await after_kill(client, storage)
@@ -154,6 +162,36 @@ def test_a_move_that_cannot_be_finished_after_a_crash_keeps_no_other_from_it(tro
         for name, end in (("full", 2), ("target", 2)):
             partition = client.broker.topics.partition("default", name, 0)
             await eventually_async(lambda partition=partition, end=end: partition.high_watermark == end)
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_move_that_cannot_be_finished_after_a_crash_keeps_no_schedule_from_its_time() -> None:
+    """As of dead letters, whose topic cannot be written to."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage, segment_bytes=1 << 24)
+        for name in ("orders", "full"):
+            await client.call(CreateTopic(name=name))
+        await client.send([bytes(300_000)], topic="full")
+        topics = client.broker.topics
+        await cut_short(topics.transfer(topics.registry.get("default", "orders"), 0), b"letter", "full")
+        await cut_short(topics.transfer(topics.registry.get("default", "orders"), 0), b"fired", "orders")
+        now_us = client.broker.now_us()
+        due_us = [now_us + 1_000_000, now_us + 3_600_000_000]
+        await publish(client, [b"soon", b"later"], partition=SCHEDULES, deliver_at_us=due_us)
+        await topics.journal(topics.registry.get("default", "orders"), 0).checkpoint()
+        trouble = "topics/default/full/"
+        storage.inject(Fault.NO_SPACE, times=10**6, when=lambda operation: operation.path.startswith(trouble))
+        client = await after_kill(client, storage)
+        partition = client.broker.topics.partition("default", "orders", 0)
+        await eventually_async(lambda: partition.high_watermark == 2)
+        assert await client.read_all() == [b"fired", b"soon"]
+        listed = await asyncio.wait_for(client.call(ListSchedules(topic="orders")), 20)
+        assert isinstance(listed, list)
+        assert len(listed) == 1
         await client.broker.stop()
 
     run(scenario)

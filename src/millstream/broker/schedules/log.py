@@ -132,7 +132,7 @@ class ScheduleLog:
             self._loaded.set_result(None)
 
     async def _try_to_load(self) -> None:
-        await self._transfer.recover()  # what fired before the crash goes first
+        # What fired before a crash is seen to by CutMoves, and goes before what fires now (see Transfer.move).
         log, agenda = self.partition.log, self.agenda
         agenda.trim(log.start_offset)
         agenda.extend(self.partition.high_watermark)
@@ -336,10 +336,9 @@ class ScheduleLog:
         """What is pending between two times and behind a row, soonest first, with its due time."""
         from_ms = max(after_ms, behind >> OFFSET_BITS)
 
-        def first_rows() -> list[int]:
-            rows = dropwhile(lambda row: row <= behind, self.agenda.current(self._window.rows_from(from_ms)))
+        def first_of(rows: Iterator[int]) -> list[int]:
             found: dict[int, None] = {}  # a message that was moved may have its row twice
-            for row in rows:
+            for row in dropwhile(lambda row: row <= behind, self.agenda.current(rows)):
                 if len(found) == limit or row >> OFFSET_BITS >= before_ms:
                     break
                 found[row] = None
@@ -347,7 +346,7 @@ class ScheduleLog:
 
         while True:
             try:
-                rows = await self._loop.run_in_executor(None, first_rows)
+                rows = await self._loop.run_in_executor(None, first_of, self._window.rows_from(from_ms))
                 break
             except FileNotFoundError:
                 continue  # a run was removed meanwhile, because nothing in it is pending any more

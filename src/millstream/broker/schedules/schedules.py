@@ -276,8 +276,8 @@ class Schedules:
             else:
                 messages = [it for it in await log.with_key(call.key) if call.after_ms <= it[0] < before_ms]
             found += [_summary(log, due_ms, message) for due_ms, message in messages]
-        found = [summary for summary in found if call.behind is None or _place(summary) > call.behind]
-        found.sort(key=_place)
+        found = [summary for summary in found if call.behind is None or calls.place_of(summary) > call.behind]
+        found.sort(key=calls.place_of)
         return found[: call.limit]
 
     async def show(self, namespace: str, text: str) -> calls.ScheduleInfo:
@@ -404,10 +404,6 @@ class Schedules:
             sentence = f"The message was due at {due}" + (f", but {refusal}." if refusal else " and is next in line.")
         facts = {"id": info.id, "topic": info.topic, "partition": info.partition, "due_ms": info.due_ms}
         return Explanation(sentence=sentence, state=f"schedule-{info.state}", facts=facts)
-
-
-def _place(summary: calls.ScheduleSummary) -> tuple[int, int, int]:
-    return summary.due_ms, summary.partition, summary.offset
 
 
 def _row_before(place: tuple[int, int, int] | None, partition: int) -> int:

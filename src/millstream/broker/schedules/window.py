@@ -8,8 +8,9 @@ the runs, and from the buffer, with it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from heapq import merge
+from itertools import chain
 from typing import Final
 
 from millstream.clock import Clock
@@ -64,10 +65,12 @@ class DueWindow:
         self._agenda.timers.add(row for row in rows if row < horizon)
 
     def rows_from(self, due_ms: int) -> Iterator[int]:
-        """All rows that are due at or after a time, in order, stale ones too.  Reads files: made for a thread."""
-        known = (*self._buffer, *self._writing, *self._agenda.moved_rows())
-        in_memory = sorted(row for row in known if row >> OFFSET_BITS >= due_ms)
-        return merge(self._index.rows_from(due_ms), in_memory)
+        """All rows that are due at or after a time, in order, stale ones too, as of now.
+
+        The iterator reads files: it is made for a thread, in which nothing may be looked at that changes meanwhile.
+        """
+        known = chain([*self._buffer, *self._writing], self._agenda.moved_rows())
+        return merge(self._index.rows_from(due_ms), _in_order(row for row in known if row >> OFFSET_BITS >= due_ms))
 
     # --- start ---------------------------------------------------------------------------------------------------
 
@@ -160,3 +163,8 @@ class DueWindow:
         if not self._tending:
             for run in [it for it in self._index.runs if self._agenda.all_settled(it.first_offset, it.end_offset)]:
                 self._index.remove(run)
+
+
+def _in_order(rows: Iterable[int]) -> Iterator[int]:
+    """Sorted when the first one is asked for."""
+    yield from sorted(rows)

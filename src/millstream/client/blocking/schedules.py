@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from millstream.client.messages import Receipt
 from millstream.client.schedules import (
+    PAGE,
     cancel_call,
     cancel_key_call,
     check_cancelled,
@@ -46,8 +47,31 @@ class Schedules:
         limit: int = 100,
     ) -> _Summaries:
         """What is pending for a topic, soonest first: of a key, due at or `after` a time, due `before` another."""
-        answer: _Summaries = self._call(list_call(topic, key, after, before, limit), _Summaries)
-        return answer
+        found: _Summaries = []
+        for summary in self._pages(list_call(topic, key, after, before, limit)):
+            found.append(summary)
+            if len(found) == limit:
+                break
+        return found
+
+    def iterate(
+        self,
+        topic: str,
+        *,
+        key: Key = None,
+        after: float | datetime | None = None,
+        before: float | datetime | None = None,
+    ) -> Iterator[calls.ScheduleSummary]:
+        """All that `list` would find, however much it is."""
+        return self._pages(list_call(topic, key, after, before, PAGE))
+
+    def _pages(self, call: calls.ListSchedules) -> Iterator[calls.ScheduleSummary]:
+        while True:
+            page: _Summaries = self._call(call, _Summaries)
+            yield from page
+            if len(page) < call.limit:
+                return
+            call.behind = calls.place_of(page[-1])
 
     def show(self, which: str | Receipt) -> calls.ScheduleInfo:
         """One message, whatever became of it.  Raises ScheduleNotFound."""

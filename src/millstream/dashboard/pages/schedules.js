@@ -19,7 +19,7 @@ export async function show(place, words, query, again) {
   const select = h("select", { "aria-label": "Topic", onchange: (event) => { location.hash = `#/schedules?topic=${part(event.target.value)}`; } }, names.map((name) => h("option", { value: name, selected: name === topic }, `${name} (${short(statistics.find((one) => one.topic === name)?.pending || 0)})`)));
   const refresh = async () => {
     if (topic) {
-      const rows = await get(`/topics/${part(topic)}/schedules`, { limit });
+      const { schedules: rows } = await get(`/topics/${part(topic)}/schedules`, { limit });
       replace(line, timeline(rows));
       replace(list, table([
         { title: "Due", cell: (row) => [when(row.due_ms), " ", h("span", { class: "soft" }, ago(row.due_ms))] },

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -19,12 +19,18 @@ __all__ = ["family"]
 family = Family("schedules", "Messages that wait for their time, and messages that are published by the clock.")
 
 
+#: Digits of a time, a partition and an offset.
+_DIGITS_MAX: Final = 19
+
+
 class SchedulesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     #: Due at or after, and before, these times; 0 = no bound.
     after_ms: TimeMs = 0
     before_ms: TimeMs = 0
     #: Only messages with this key; then every pending message of the topic is looked at.
     key: str | None = None
+    #: Where to go on: what the last answer said.
+    after: str = ""
     limit: Limit = 50
 
 
@@ -90,6 +96,12 @@ class ScheduleRow(msgspec.Struct, kw_only=True):
     size_bytes: int
 
 
+class SchedulePageView(msgspec.Struct, kw_only=True):
+    schedules: list[ScheduleRow]
+    #: Where the next page begins; empty = this was the last one.
+    after: str
+
+
 class ScheduleView(Content, kw_only=True):
     """A message that is, or was, scheduled."""
 
@@ -125,9 +137,12 @@ class RecurringView(Content, kw_only=True):
 # --- messages ----------------------------------------------------------------------------------------------------
 
 
-@family.get("/topics/{topic}/schedules", query=SchedulesQuery, answer=list[ScheduleRow])
-async def list_schedules(exchange: Exchange[SchedulesQuery, None]) -> list[ScheduleRow]:
-    """What is pending for a topic, soonest first; the next page begins `after_ms` the last one's time."""
+@family.get("/topics/{topic}/schedules", query=SchedulesQuery, answer=SchedulePageView)
+async def list_schedules(exchange: Exchange[SchedulesQuery, None]) -> SchedulePageView:
+    """What is pending for a topic, soonest first.
+
+    `after` of an answer goes on where it ended; it is empty at the end.
+    """
     query = exchange.query
     found: list[calls.ScheduleSummary] = await exchange.wait_for(
         exchange.call(
@@ -136,11 +151,13 @@ async def list_schedules(exchange: Exchange[SchedulesQuery, None]) -> list[Sched
                 after_ms=query.after_ms,
                 before_ms=query.before_ms,
                 key=None if query.key is None else query.key.encode(),
+                behind=_place(query.after),
                 limit=query.limit,
             )
         )
     )
-    return [_row(summary) for summary in found]
+    after = "/".join(map(str, calls.place_of(found[-1]))) if len(found) == query.limit else ""
+    return SchedulePageView(schedules=[_row(summary) for summary in found], after=after)
 
 
 @family.get("/schedules/statistics", query=StatisticsQuery, answer=list[calls.TopicSchedules])
@@ -250,6 +267,17 @@ async def resume_recurring(exchange: Exchange[NoQuery, None]) -> RecurringView:
 async def _set_paused(exchange: Exchange[NoQuery, None], *, paused: bool) -> RecurringView:
     found: calls.Repeating = await exchange.call(calls.PauseRepeating(name=exchange.path["name"], paused=paused))
     return _recurring(found, "auto")
+
+
+def _place(after: str) -> tuple[int, int, int] | None:
+    """Where a page has ended; None = there was none before."""
+    if not after:
+        return None
+    numbers = after.split("/")
+    if len(numbers) != 3 or not all(it.isascii() and it.isdecimal() and len(it) <= _DIGITS_MAX for it in numbers):
+        raise InvalidArgument(f"after={after[:80]!r} is not what a call of this family has answered")
+    due_ms, partition, offset = map(int, numbers)
+    return due_ms, partition, offset
 
 
 def _row(summary: calls.ScheduleSummary) -> ScheduleRow:
