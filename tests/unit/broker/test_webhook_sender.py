@@ -22,16 +22,26 @@ Post = Callable[[], Awaitable[Answer]]
 
 
 class Receiver:
-    """Answers request after request with these bytes."""
+    """Answers request after request with these bytes, and goes away after half an answer, or none."""
 
     def __init__(self, *answers: bytes) -> None:
         self._answers = list(answers)
         self.writers: list[asyncio.StreamWriter] = []
+        self.requests = 0
+        #: Requests that wait for this are under way together.
+        self.open = asyncio.Event()
+        self.open.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.append(writer)
         while await reader.read(65_536):
-            writer.write(self._answers.pop(0))
+            self.requests += 1
+            await self.open.wait()
+            answer = self._answers.pop(0)
+            writer.write(answer)
+            if not answer.endswith(b"\r\n\r\n"):
+                writer.close()
+                return
 
 
 def run(receiver: Receiver, work: Callable[[Sender, Post], Awaitable[None]]) -> None:
@@ -74,6 +84,38 @@ def test_what_a_receiver_says_to_an_idle_connection_answers_nothing() -> None:
         receiver.writers[0].write(BORED)
         await eventually_async(lambda: connection.reader._buffer)  # type: ignore[attr-defined]
         assert (await post()).status == 500
+
+    run(receiver, work)
+
+
+@pytest.mark.parametrize(
+    ("first", "requests"),
+    [(b"", 2), (b"SSH-2.0-x\r\n\r\n", 1), (b"HTTP/1.1 2", 1)],
+    ids=["nothing", "no HTTP", "half an answer"],
+)
+def test_an_attempt_is_not_repeated_on_every_idle_connection(first: bytes, requests: int) -> None:
+    """Only a connection that ends without a word may have been closed before the request came: then once more."""
+    receiver = Receiver(*[FINE] * 5, *[first] * requests, FINE)
+
+    async def work(_: Sender, post: Post) -> None:
+        receiver.open.clear()
+        at_once = [asyncio.ensure_future(post()) for _ in range(5)]
+        await eventually_async(lambda: receiver.requests == 5)
+        receiver.open.set()
+        assert [answer.status for answer in await asyncio.gather(*at_once)] == [200] * 5
+        assert (await post()).status == 0
+        assert receiver.requests == 5 + requests
+        assert (await post()).status == 200
+
+    run(receiver, work)
+
+
+def test_a_connection_that_was_closed_a_moment_ago_costs_no_attempt() -> None:
+    receiver = Receiver(FINE, b"", FINE)
+
+    async def work(_: Sender, post: Post) -> None:
+        assert [(await post()).status, (await post()).status] == [200, 200]
+        assert len(receiver.writers) == 2
 
     run(receiver, work)
 

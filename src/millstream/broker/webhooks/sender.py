@@ -63,8 +63,11 @@ class _Connection:
         self.writer = writer
         self.http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_BYTES_MAX)
         self.expiry: asyncio.TimerHandle | None = None
+        #: Whether anything has come since the last request.
+        self.has_answered = False
 
     async def exchange(self, target: Target, headers: Sequence[tuple[str, str]], body: bytes, now_ms: int) -> Answer:
+        self.has_answered = False
         head = [("Host", target.authority), *headers, ("Content-Length", str(len(body)))]
         request = h11.Request(method="POST", target=target.path, headers=head)
         pieces = [self.http.send(event) for event in (request, h11.Data(data=body), h11.EndOfMessage())]
@@ -90,6 +93,7 @@ class _Connection:
                 break
             if event is h11.NEED_DATA:
                 data = await self.reader.read()
+                self.has_answered |= bool(data)
                 if not data and response is None:
                     raise ConnectionResetError
                 self.http.receive_data(data)
@@ -160,10 +164,15 @@ class Sender:
 
     async def _post(self, target: Target, headers: Sequence[tuple[str, str]], body: bytes) -> Answer:
         now_ms = self._clock.now_us() // 1000
-        while (connection := self._take_idle(target)) is not None:
-            # Its other end may have closed it a moment ago; then another one is tried.
-            with contextlib.suppress(OSError, h11.RemoteProtocolError):
-                return await self._use(connection, target, headers, body, now_ms)
+        idle = self._take_idle(target)
+        if idle is not None:
+            try:
+                return await self._use(idle, target, headers, body, now_ms)
+            except OSError:
+                # Its other end may have closed it a moment ago.  Or the receiver dies of this request: then all idle
+                # ones would end like this, and it should not get the request on each of them.
+                if idle.has_answered:
+                    raise
         return await self._use(await self._connect(target), target, headers, body, now_ms)
 
     async def _use(

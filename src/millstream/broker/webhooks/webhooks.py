@@ -157,10 +157,11 @@ class Webhooks:
         while True:
             try:
                 async with entry.changing:
+                    self._check_there(entry)
                     if entry.runner is None and not entry.webhook.paused:
                         await self._run(entry)
                 return
-            except RequestError as error:  # its topic is gone
+            except RequestError as error:  # its topic is gone, or it was deleted itself
                 await self._pause_itself(entry, str(error))
                 return
             except MillstreamError as error:
@@ -265,6 +266,7 @@ class Webhooks:
     async def _update(self, session: Session, call: webhook_calls.UpdateWebhook) -> WebhookInfo:
         entry = self._get(session, call.id)
         async with entry.changing:
+            self._check_there(entry)
             changes = _given(call.options)
             if call.url is not None:
                 changes["url"] = call.url
@@ -278,6 +280,7 @@ class Webhooks:
     async def _pause(self, session: Session, call: webhook_calls.PauseWebhook) -> WebhookInfo:
         entry = self._get(session, call.id)
         async with entry.changing:
+            self._check_there(entry)
             if call.paused != entry.webhook.paused:
                 webhook = msgspec.structs.replace(entry.webhook, paused=call.paused, reason="")
                 if call.paused:
@@ -302,6 +305,7 @@ class Webhooks:
         entry = self._get(session, call.id)
         secret = call.secret or self._draw_secret()
         async with entry.changing:
+            self._check_there(entry)
             webhook = rotated(entry.webhook, secret, keep_ms=call.keep_ms, now_ms=self._now_ms())
             await self._change(entry, webhook)
         _log.info("webhook secret replaced", webhook=webhook.id)
@@ -355,9 +359,12 @@ class Webhooks:
         except TargetForbidden as problem:
             raise InvalidArgument(str(problem)) from None
 
+    def _check_there(self, entry: _Entry) -> None:
+        """For whoever has waited for its turn to change a webhook.  Raises WebhookNotFound: it may be gone by now."""
+        if entry.webhook.id not in self._entries:
+            raise WebhookNotFound(f"webhook {entry.webhook.id!r} was deleted")
+
     async def _change(self, entry: _Entry, webhook: Webhook) -> None:
-        if webhook.id not in self._entries:
-            raise WebhookNotFound(f"webhook {webhook.id!r} was deleted")
         await self._record(webhook)
         entry.webhook = webhook
         if entry.runner is not None:
