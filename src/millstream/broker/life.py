@@ -303,6 +303,7 @@ class Life:
             (cleanup_s, broker.stages.sweep),
             (cleanup_s, broker.pipelines.sweep),
         ]
+        broker.modes.measure()
         stopping = loop.create_task(self.stopping.wait())
         self.tasks = [loop.create_task(every(seconds, work, stopping)) for seconds, work in again_and_again]
         self.tasks.append(stopping)

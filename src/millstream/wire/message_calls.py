@@ -134,8 +134,9 @@ class TopicSummary(AnswerForm):
     partition_count: int
     messages: int
     size_bytes: int
-    #: Messages that its queue groups have not settled, and what becomes of them: ready + leased + waiting.
+    #: Not settled, in the queue group that has most: ready + leased + waiting there.
     depth: int
+    #: In all of its queue groups.
     leased: int
     waiting: int
     #: How many read it, as a stream or as a queue.

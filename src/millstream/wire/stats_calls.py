@@ -139,7 +139,7 @@ class ReadHistory(CallForm, tag="stats.history"):
     """
 
     metric: str
-    #: For numbers of a topic or of a group on a topic.
+    #: For numbers of a topic or of a group on a topic: of a queue group, or of a stream group where none has the name.
     topic: str = ""
     group: str = ""
     #: 0 = an hour before the end, and now.

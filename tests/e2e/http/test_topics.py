@@ -68,6 +68,19 @@ def test_the_list_says_what_is_in_each_topic_and_who_reads_it(broker: BrokerForT
     assert [row["name"] for row in every.json()] == ["rows.work"]
 
 
+def test_what_several_groups_have_not_settled_is_counted_once_everywhere(
+    broker: BrokerForTests, http: httpx.Client
+) -> None:
+    broker.connect().publish_many("counted", ["a", "b", "c"])
+    for group in ("billing", "printing"):
+        assert http.put(f"/queues/counted/{group}", json={}).is_success
+    [leased] = http.post("/queues/counted/billing/lease", json={}).json()
+    http.post("/queues/ack", json={"receipts": [leased["receipt"]]})
+    [listed] = http.get("/topics", params={"pattern": "counted"}).json()
+    [active] = [row for row in http.get("/stats/overview").json()["busiest"] if row["topic"] == "counted"]
+    assert listed["depth"] == active["depth"] == http.get("/topics/counted/flow").json()["depth"] == 3
+
+
 def test_where_partitions_begin_and_end(broker: BrokerForTests, http: httpx.Client) -> None:
     client = broker.connect()
     client.create_topic("places", partitions=2)

@@ -135,3 +135,21 @@ async def test_dead_letters_of_a_topic_with_a_name_of_its_own_are_counted_after_
         assert (await client.overview()).dead_letters == 1
         assert len([letter async for letter in client.stream("graves", start="earliest", timeout_s=1)]) == 2
         assert (await client.overview()).dead_letters == 1
+
+
+@virtual_time
+async def test_the_history_of_a_queue_group_is_not_that_of_a_stream_group_of_its_name() -> None:
+    async with virtual_broker() as broker:
+        client = await broker.connect()
+        await client.create_topic("orders")
+        await client.queue("orders", group="billing")
+        await client.publish_many("orders", [b"x"] * 50)
+        for group, read in (("billing", 47), ("audit", 45)):
+            async with client.stream("orders", group=group, commit="manual", start="earliest") as stream:
+                for _ in range(read):
+                    await stream.next(timeout_s=5)
+                await stream.commit()
+        await broker.clock.advance("12s")
+        for group, lag in (("billing", 50), ("audit", 5)):
+            history = await client.history("lag", topic="orders", group=group)
+            assert history.points[-1].avg == lag

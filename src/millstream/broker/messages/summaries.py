@@ -73,14 +73,23 @@ class Summaries:
             dead_letters=0,
             created_ms=topic.created_ms,
         )
+        unsettled: Counter[str] = Counter()
         for number in range(len(topic.partitions)):
             with _told_in(summary):
-                self._add(summary, topic, number, groups)
+                self._add(summary, topic, number, groups, unsettled)
+        summary.depth = max(unsettled.values(), default=0)
         with _told_in(summary):
             summary.dead_letters = self._dead_letters(topic)
         return summary
 
-    def _add(self, summary: calls.TopicSummary, topic: Topic, number: int, groups: Sequence[QueueGroup]) -> None:
+    def _add(
+        self,
+        summary: calls.TopicSummary,
+        topic: Topic,
+        number: int,
+        groups: Sequence[QueueGroup],
+        unsettled: Counter[str],
+    ) -> None:
         topics = self._host.topics
         if topics.is_untouched(topic, number):
             return
@@ -90,7 +99,7 @@ class Summaries:
         for group in groups:
             part = group.part(number)
             counts = part.ledger.counts(part.end)
-            summary.depth += counts.ready + counts.leased + counts.waiting
+            unsettled[group.name] += counts.ready + counts.leased + counts.waiting
             summary.leased += counts.leased
             summary.waiting += counts.waiting
 

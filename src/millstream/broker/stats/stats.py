@@ -171,8 +171,8 @@ class Stats:
         standings: dict[_Subject, tuple[int, int]] = {}
         for queue in survey.queues:
             standings[queue.namespace, queue.topic, queue.group] = queue.depth, queue.oldest_ms
-        for stream in survey.streams:
-            standings[stream.namespace, stream.topic, stream.group] = stream.lag, stream.oldest_ms
+        for stream in survey.streams:  # one history for both kinds: of one name, the queue group has it
+            standings.setdefault((stream.namespace, stream.topic, stream.group), (stream.lag, stream.oldest_ms))
         for key, (lag, _) in standings.items():
             behind[key] = lag + bool(busy.get((key[0], key[1], "")))
         self._forget(self._topics.choose(busy) + self._groups.choose(behind))

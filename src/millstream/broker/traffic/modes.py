@@ -100,7 +100,11 @@ class ModeKeeper:
         return {SetMode: self._set}
 
     async def watch(self) -> None:
-        """Measure; called every WATCH_S."""
+        """Called every WATCH_S."""
+        self.measure()
+
+    def measure(self) -> None:
+        """Look at disk and memory, and decide what that means; until then both would be said to be 0."""
         situation = Situation(
             free_bytes=self._free_bytes(), memory_bytes=self.memory_bytes(), storage_failure=self._state_failure()
         )
