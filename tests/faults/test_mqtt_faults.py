@@ -7,6 +7,7 @@ from contextlib import suppress
 import httpx
 import pytest
 
+from millstream.config import Settings
 from millstream.errors import StorageFailed
 from millstream.mqtt.packets import V4, V5, Connect, Disconnect, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from millstream.testing.broker import BrokerForTests
@@ -136,7 +137,7 @@ def test_a_topic_that_cannot_be_opened_after_a_power_cut_takes_nothing_that_sess
         storage.go_down()
     storage.restart(lose_everything=True)
     storage.inject(Fault.NO_SPACE, times=100, when=lambda operation: operation.path.startswith("topics/default/r"))
-    with BrokerForTests(storage=storage, mqtt=True) as broker, broker.connect() as client:
+    with BrokerForTests(storage=storage, mqtt=True) as broker, broker.connect(timeout_s=1) as client:
         storage.heal()
         with pytest.raises(StorageFailed, match="restart the broker"):
             client.publish("readings", b"would be taken for sent")
@@ -146,7 +147,8 @@ def test_a_topic_that_cannot_be_opened_after_a_power_cut_takes_nothing_that_sess
         assert _connect(broker, V5).receive(Publish).payload == b"new"
 
 
-def test_a_session_gets_what_comes_to_a_topic_in_memory_after_a_restart() -> None:
+@pytest.mark.parametrize("acked", [5, 0])
+def test_a_session_gets_what_comes_to_a_topic_in_memory_after_a_restart(acked: int) -> None:
     """Such a topic begins anew at every start, an orderly one too; the session stood where the old one had ended."""
     storage = SimulatedStorage(7)
     with BrokerForTests(storage=storage, mqtt=True) as broker:
@@ -156,7 +158,7 @@ def test_a_session_gets_what_comes_to_a_topic_in_memory_after_a_restart() -> Non
             wire.subscribe("readings", qos=1)
             for _ in range(5):
                 client.publish("readings", b"old")
-        for _ in range(5):
+        for _ in range(acked):
             wire.send(Puback(wire.receive(Publish).packet_id))
         wire.ping()
         wire.close()
@@ -164,7 +166,10 @@ def test_a_session_gets_what_comes_to_a_topic_in_memory_after_a_restart() -> Non
     with BrokerForTests(storage=storage, mqtt=True) as broker:
         with broker.connect() as client:
             client.publish("readings", b"new")
-        assert _connect(broker, V5).receive(Publish).payload == b"new"
+        wire = _connect(broker, V5)
+        received = wire.receive(Publish)
+        assert (received.payload, received.dup) == (b"new", False)
+        wire.ping()
 
 
 def test_a_broker_that_cannot_remember_sessions_says_that_it_is_not_well_and_takes_other_messages() -> None:
@@ -181,3 +186,24 @@ def test_a_broker_that_cannot_remember_sessions_says_that_it_is_not_well_and_tak
         assert answer.status_code == 503
         assert "the disk failed to sync" in answer.text
         client.publish("readings", b"by another way")
+
+
+def test_a_client_whose_subscription_was_confirmed_gets_what_is_retained_after_a_crash() -> None:
+    """That it was on its way came to the disk a moment behind the subscription; and nobody subscribes again."""
+    storage = SimulatedStorage(9)
+    late = Settings.model_validate({"storage": {"ack_flush_interval_ms": 1_000}})
+    with BrokerForTests(storage=storage, settings=late, mqtt=True) as broker:
+        wire = _connect(broker, V5)
+        for number in range(5):
+            wire.publish(f"state/{number}", b"kept", 1, retain=True)
+        assert wire.subscribe("state/#", qos=1) == (1,)
+        storage.go_down()
+    storage.restart(lose_everything=True)
+    with BrokerForTests(storage=storage, mqtt=True) as broker:
+        wire = _connect(broker, V5)
+        assert wire.connack.session_present
+        assert [wire.message().topic for _ in range(5)] == [f"state/{number}" for number in range(5)]
+        wire.nothing()
+        wire.disconnect()
+    with BrokerForTests(storage=storage, mqtt=True) as broker:
+        _connect(broker, V5).nothing()

@@ -149,12 +149,16 @@ class Broker:
         door: str = "native",
         access: Access | None = None,
         end: Callable[[MillstreamError], None] | None = None,
+        instead_of: Session | None = None,
     ) -> Session:
-        """Who connects; what it may do is for `access.authenticate` to say, nothing where keys are asked for."""
+        """Who connects; what it may do is for `access.authenticate` to say, nothing where keys are asked for.
+
+        `instead_of` is a connection to the same namespace that the caller ends as soon as this one is there.
+        """
         access = access or self.access.anonymous
         check_namespace(namespace)
         access.require("any", namespace)
-        self.quotas.admit_connection(namespace)
+        self.quotas.admit_connection(namespace, leaving=int(instead_of in self._sessions))
         now_ms = self._clock.now_us() // 1000
         client_id = client_id[:_CLIENT_ID_LETTERS_MAX]
         name = f"{self._rng.getrandbits(48):012x}"

@@ -193,6 +193,14 @@ class Journal:
         if self._timer is None:
             self._timer = self._loop.call_later(self._flush_s, self.flush)
 
+    async def ready(self) -> None:
+        """Wait until facts are written as soon as somebody records them durably, which a snapshot that is due puts off.
+
+        For facts that may be void by then: whoever awaits this looks, and records before it awaits anything else.
+        """
+        while not self._snapped.is_set():
+            await self._snapped.wait()
+
     async def record_durably(self, *facts: EntityFact, holds: bool = False) -> None:
         """Write facts, with all earlier ones, and wait until they are on disk.
 
@@ -200,8 +208,7 @@ class Journal:
         before it awaits anything else: a snapshot that is taken afterwards must know of them.  With `holds` the entity
         has acted on them already; then they are kept and written later, those of them that can be.
         """
-        while not self._snapped.is_set():
-            await self._snapped.wait()
+        await self.ready()
         packed = [(entity, known) for entity, fact in facts if (known := self._packed(entity, fact)) is not None]
         if len(packed) < len(facts) and not holds:
             raise StorageFailed("a fact cannot be written; the broker's log says why")
@@ -247,8 +254,8 @@ class Journal:
         self.unwritten[entity] = repr(error)
 
     async def sync(self) -> None:
-        """Wait until everything recorded so far is on disk."""
-        if self._facts or not self.partition.is_synced:
+        """Wait until everything recorded so far is on disk.  Raises StorageFailed."""
+        if self._facts or not self.partition.is_synced or self.partition.failed is not None:
             await self.record_durably((_NOBODY, None))
 
     async def checkpoint(self) -> None:

@@ -152,6 +152,7 @@ class Transfer:
             return await self._finish(number)
 
     async def _intend(self, intent: Fact, facts: Iterable[EntityFact], on_recorded: Callable[[], None] | None) -> None:
+        await self._journal.ready()
         await self._journal.record_durably(*facts, (_ENTITY, intent))
         self._apply(intent)
         if on_recorded is not None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from millstream.mqtt.packets import V4, V5, Connect, Disconnect, Filter, Publish, Subscribe, Will
+from millstream.mqtt.packets import V4, V5, Connack, Connect, Disconnect, Filter, Properties, Publish, Subscribe, Will
 from millstream.mqtt.reasons import Reason
 from tests.e2e.access_world import key_for
 from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, both_versions, unique
@@ -25,6 +25,13 @@ def log_in(mqtt: Wires, version: int, key: str, **options: object) -> Wire:
     wire = mqtt.open(version)
     answer = wire.connect(Connect(version, unique("c"), True, 60, "device", key.encode(), **options))  # type: ignore[arg-type]
     assert answer.reason == 0, answer
+    return wire
+
+
+def come(mqtt: Wires, client_id: str, key: str) -> Wire:
+    """With a session that lasts."""
+    wire, told = mqtt.open(), Properties(session_expiry_s=3600)
+    assert wire.connect(Connect(V5, client_id, False, 60, "device", key.encode(), properties=told)).reason == 0
     return wire
 
 
@@ -97,6 +104,28 @@ def test_names_that_are_no_topics_need_the_right_to_all(mqtt: Wires, server: Mil
     assert free.publish("a/with space", b"x", 1) < 0x80
 
 
+def test_whoever_may_have_a_filter_gets_again_all_that_came_by_it(mqtt: Wires, server: Millstream, topic: str) -> None:
+    """Names that are no topics come by a wildcard of the scope; one in flight was given up without a word."""
+    names = [f"{topic}/plain", f"{topic}/room 7", f"{topic}/v1.2"]
+    scope = topic.replace("/", ".")
+    key, client_id = key_for(server.broker, "consume", scopes=[f"{scope}.#"]), unique("c")
+    reader = come(mqtt, client_id, key)
+    reader.subscribe(f"{topic}/#", qos=1)
+    writer = log_in(mqtt, V5, key_for(server.broker, "produce"))
+    for name in names:
+        writer.publish(name, b"x", 1)
+    assert sorted(reader.receive(Publish).topic for _ in names) == names
+    reader.drop()
+    again = come(mqtt, client_id, key)
+    found = [again.receive(Publish) for _ in names]
+    assert sorted(message.topic for message in found) == names
+    assert all(message.dup for message in found)
+    again.drop()
+    narrow = come(mqtt, client_id, key_for(server.broker, "consume", scopes=[f"{scope}.plain"]))
+    assert narrow.message().topic == names[0], "this one it may have, whatever it is subscribed to"
+    narrow.nothing()
+
+
 def test_a_will_that_is_not_allowed_does_not_happen(mqtt: Wires, server: Millstream, topic: str) -> None:
     watcher = log_in(mqtt, V5, key_for(server.broker, "consume"))
     watcher.subscribe(topic)
@@ -128,3 +157,32 @@ def test_subscriptions_of_the_broker_itself_are_closed_to_strangers(mqtt: Wires,
     wire.send(Subscribe(1, (Filter("$admin/#", 0),)))
     wire.ping()
     assert [packet.reasons[0] >= 0x80 for packet in wire.inbox if hasattr(packet, "reasons")] == [True]
+
+
+@both_versions
+def test_who_comes_back_takes_the_place_of_its_own_connection_in_a_quota(
+    mqtt: Wires, server: Millstream, version: int
+) -> None:
+    """The broker may not have noticed yet that the one before is gone."""
+    namespace = unique("team")
+    admin = server.broker.connect(key=key_for(server.broker, "admin"))
+    admin.create_namespace(namespace)
+    admin.set_quota(namespace, connections=1)
+    key = key_for(server.broker, "produce", "consume", scopes=[f"{namespace}:#"]).encode()
+
+    def come(client_id: str, password: bytes = key) -> tuple[Wire, Connack]:
+        wire = mqtt.open(version)
+        return wire, wire.connect(Connect(version, client_id, True, 60, f"{namespace}:device", password))
+
+    first, answer = come("device-7")
+    assert answer.reason == 0, answer
+    for stranger in (("device-8",), ("device-7", b"wrong")):
+        assert come(*stranger)[1].reason != 0
+        first.ping()
+    second, answer = come("device-7")
+    assert answer.reason == 0, answer
+    first.end()
+    second.ping()
+    assert come("device-8")[1].reason != 0
+    assert admin.quota(namespace).connections_used == 1
+    admin.close()

@@ -12,8 +12,8 @@ import pytest
 from millstream.broker.mqtt.parcel import Parcel
 from millstream.broker.mqtt.queue_topics import QueueTopics
 from millstream.broker.mqtt.reading import Position
-from millstream.broker.mqtt.session import QueueSubscription, Subscription
 from millstream.broker.mqtt.subscribing import Unsubscribing
+from millstream.broker.mqtt.subscription import QueueSubscription, Subscription
 from millstream.broker.registry import Topic
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import (
@@ -314,7 +314,7 @@ def test_a_retained_message_published_while_others_expire_stays(
         for number in range(3):
             await retained.put("default", Message(f"{topic}/{number}", b"old", 1, True, expiry_us=1))
         monkeypatch.setattr(partition, "append_durably", meanwhile)
-        await retained.expire()
+        await retained.expire(server.broker.broker.now_us())
 
     server.broker.run(expire())
     reader = mqtt.connect()
@@ -407,6 +407,18 @@ def test_what_is_remembered_of_receivers_has_a_limit(server: Millstream, mqtt: W
     assert server.broker.run(look()) <= 200_000
 
 
+def test_long_names_under_which_somebody_publishes_are_not_remembered(server: Millstream, mqtt: Wires) -> None:
+    long = unique("long") + "x" * 40_000
+    reader, writer = mqtt.durable(), mqtt.connect()
+    reader.subscribe(f"{long}/0", qos=1)
+    for number in range(20):
+        for qos in (0, 1):
+            writer.publish(f"{long}/{number}", b"x", qos)
+    assert len(reader.messages(2)) == 2
+    world = server.broker.broker.mqtt.world("default")
+    assert sum(map(len, (*world._receivers, *world._durable))) < len(long)
+
+
 def test_a_world_that_nobody_is_in_is_forgotten(mqtt: Wires, server: Millstream) -> None:
     room = server.broker.broker.mqtt
     namespace = unique("ns").lower()
@@ -474,9 +486,10 @@ def test_a_scoped_key_publishes_with_qos_2_what_waits_in_no_topic_of_its_own(top
 # --- what is left behind ---------------------------------------------------------------------------------------------
 
 
-def test_retained_messages_go_to_the_connection_that_has_asked_for_them(
+def test_retained_messages_go_once_to_a_connection_that_takes_the_place_of_the_one_that_asked(
     mqtt: Wires, server: Millstream, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its session is subscribed, so it need not ask; what the first one is answered by then is nothing to it."""
     mqtt.connect().publish(topic, b"kept", 1, retain=True)
     asking = mqtt.durable()
     store = server.broker.broker.mqtt.store
@@ -492,6 +505,7 @@ def test_retained_messages_go_to_the_connection_that_has_asked_for_them(
     eventually(lambda: topic in session_of(server, asking.client_id).subscriptions)
     again = mqtt.durable(client_id=asking.client_id)
     server.broker.run(_set(gate))
+    assert again.message().payload == b"kept"
     again.nothing()
 
 

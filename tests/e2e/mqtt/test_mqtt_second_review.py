@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from millstream.broker.journal import EntityFact
-from millstream.broker.mqtt.retained import Kept
-from millstream.broker.mqtt.session import Subscription
+from millstream.broker.metrics import Metrics
+from millstream.broker.mqtt.retained import Kept, Retained
+from millstream.broker.mqtt.subscription import Subscription
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Topic
 from millstream.mqtt.messages import Message
@@ -536,3 +537,35 @@ def test_a_pubrec_that_is_said_twice_is_answered_when_it_is_on_disk(
     server.broker.run(work())
     assert reader.receive(Pubrel).packet_id == packet_id
     reader.send(Pubcomp(packet_id))
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("before", [[b"before"], []])
+def test_a_retained_message_that_only_its_storing_refuses_gives_way_to_the_one_before(
+    mqtt: Wires, server: Millstream, topic: str, qos: int, before: list[bytes]
+) -> None:
+    with server.broker.connect() as client:
+        client.create_topic(topic.replace("/", "."), config={"max_depth": 2})
+    writer = mqtt.durable()
+    for payload in before:
+        assert writer.publish(topic, payload, 1, retain=True) < 0x80
+    for _ in range(2 - len(before)):
+        assert writer.publish(topic, b"fills it", 1) < 0x80
+    for payload in (b"refused", b""):
+        assert writer.publish(topic, payload, qos, retain=True) == Reason.QUOTA_EXCEEDED
+    together = [Publish(topic, b"refused %d" % number, qos, True, packet_id=number) for number in (101, 102, 103)]
+    writer.send(*together)
+    for _ in together:
+        answer = writer.receive(Puback if qos == 1 else Pubrec)
+        assert answer.reason == Reason.QUOTA_EXCEEDED
+    kept = server.broker.broker.mqtt.retained
+
+    def found(retained: Retained) -> list[bytes]:
+        return [each.message.payload for each in retained.matching("default", topic) if each]
+
+    def on_disk() -> list[bytes]:
+        clock = server.broker.clock
+        return found(Retained(kept.log, server.broker.broker.settings.mqtt, clock=clock, metrics=Metrics()))
+
+    assert found(kept) == before
+    eventually(lambda: on_disk() == before)

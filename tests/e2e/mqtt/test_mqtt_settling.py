@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 
-from millstream.mqtt.packets import V4, Puback, Publish, Pubrec, Pubrel
+from millstream.broker.mqtt.flight import Flight
+from millstream.broker.mqtt.rereading import Rereading
+from millstream.mqtt.messages import Message
+from millstream.mqtt.packets import V4, Properties, Puback, Publish, Pubrec, Pubrel
 from millstream.mqtt.reasons import Reason
 from tests.e2e.mqtt.queue_words import depth, join, settle, told, user
-from tests.e2e.mqtt.support import Millstream, Wires, not_in_reference, unique
+from tests.e2e.mqtt.support import Millstream, Wires, not_in_reference, session_of, unique
+from tests.waiting import eventually
 
 pytestmark = not_in_reference("has no queues")
 
@@ -204,3 +209,49 @@ def test_a_3_1_1_client_settles_by_payload_and_is_not_cut_off_for_being_late(
     assert depth(server, queue) == 0
     assert worker.publish(f"$queue/{queue}/$ack", b"mine", 1) == 0
     worker.ping()
+
+
+def test_a_message_that_is_refused_makes_room_for_those_of_other_queues(mqtt: Wires, queue: str) -> None:
+    producer, worker = mqtt.connect(), mqtt.connect(receive_maximum=1)
+    for name in ("one", "other"):
+        worker.subscribe(f"$queue/{queue}/{name}", qos=2)
+    producer.publish(f"$queue/{queue}/one", b"refused", 1)
+    first = worker.receive(Publish)
+    producer.publish(f"$queue/{queue}/other", b"wanted", 1)
+    worker.nothing()
+    worker.send(Pubrec(first.packet_id, Reason.UNSPECIFIED_ERROR))
+    assert worker.message().payload == b"wanted"
+
+
+def test_a_queue_goes_on_when_what_was_to_be_sent_before_has_expired(
+    mqtt: Wires, server: Millstream, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits while the session reads what was in flight; then nothing was sent that would be confirmed."""
+    topic = unique("t")
+    with server.broker.connect() as client:
+        client.create_topic(topic)
+    producer, worker = mqtt.connect(), mqtt.durable()
+    worker.subscribe(topic, f"$queue/{queue}", qos=1)
+    producer.publish(topic, b"short-lived", 1, properties=Properties(message_expiry_s=10))
+    assert worker.receive(Publish).payload == b"short-lived"
+    session = session_of(server, worker.client_id)
+    worker.drop()
+    eventually(lambda: session.client is None)
+    mqtt.skip(20)
+    is_read, message_of = asyncio.Event(), Rereading.message_of
+
+    async def slowly(self: Rereading, flight: Flight) -> Message | None:
+        await is_read.wait()
+        return await message_of(self, flight)
+
+    async def read() -> None:
+        is_read.set()
+
+    monkeypatch.setattr(Rereading, "message_of", slowly)
+    again = mqtt.durable(client_id=worker.client_id)
+    eventually(lambda: session.client is not None and session.client.queue_topics()._joined)
+    again.ping()
+    assert session.is_resuming
+    server.broker.run(read())
+    producer.publish(f"$queue/{queue}", b"work", 1)
+    assert again.message().payload == b"work"

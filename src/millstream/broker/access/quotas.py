@@ -92,10 +92,11 @@ class Quotas:
                 meter.check_topics(self._topics_in(namespace))
             meter.check_partitions(self._partitions_in(namespace), partitions)
 
-    def admit_connection(self, namespace: str) -> None:
+    def admit_connection(self, namespace: str, *, leaving: int = 0) -> None:
+        """Raises QuotaExceeded.  `leaving`: connections that end when this one is there."""
         meter = self.meters.get(namespace)
         if meter is not None:
-            meter.check_connections(self._host.connections_in(namespace))
+            meter.check_connections(self._host.connections_in(namespace) - leaving)
 
     async def measure(self) -> None:
         """Look at the disk; called every MEASURE_S.  What comes in between is added up as it comes."""

@@ -9,7 +9,7 @@ import msgspec
 
 from millstream.broker.mqtt import queue_defaults
 from millstream.broker.mqtt.parcel import Grant, Parcel
-from millstream.broker.mqtt.session import QueueSubscription
+from millstream.broker.mqtt.subscription import QueueSubscription
 from millstream.broker.registry import Topic
 from millstream.dead_letters import DEAD_LETTER_GROUP
 from millstream.errors import InternalError, InvalidArgument, MillstreamError

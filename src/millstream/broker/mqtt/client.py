@@ -242,8 +242,6 @@ class Client:
     def _puback(self, packet: Puback) -> None:
         assert self.session is not None
         self.session.puback(packet.packet_id, ok=packet.reason < Reason.UNSPECIFIED_ERROR)
-        if self._queues is not None:
-            self._queues.go_on()
 
     def _pubrec(self, packet: Pubrec) -> None:
         assert self.session is not None
@@ -252,8 +250,6 @@ class Client:
     def _pubcomp(self, packet: Pubcomp) -> None:
         assert self.session is not None
         self.session.pubcomp(packet.packet_id)
-        if self._queues is not None:
-            self._queues.go_on()
 
     # --- SUBSCRIBE -----------------------------------------------------------------------------------------------
 
@@ -381,6 +377,10 @@ class Client:
         """The client has read what it was sent."""
         if self.session is not None:
             self.session.go_on()
+        self.has_room()
+
+    def has_room(self) -> None:
+        """It may take more; its queues come behind what its session has for it."""
         if self._queues is not None:
             self._queues.go_on()
 

@@ -67,14 +67,16 @@ class Greeting:
             password.decode("utf-8", "replace") if password is not None else None, address
         )
         broker.access.admit_key(access)
+        namespace = check_namespace(namespace if colon else self._room.settings.namespace)
         who = broker.open_session(
-            namespace=check_namespace(namespace if colon else self._room.settings.namespace),
+            namespace=namespace,
             client_id=self.client_id,
             address=address,
             push=_ignore,
             door="mqtt",
             access=access,
             end=end,
+            instead_of=self._predecessor(namespace),
         )
         try:
             self._check_will(who)
@@ -82,6 +84,12 @@ class Greeting:
             broker.session_closed(who)
             raise
         return who
+
+    def _predecessor(self, namespace: str) -> BrokerSession | None:
+        """The connection that the client has already, and maybe does not know of any more: it is taken over."""
+        world = self._room.worlds.get(namespace)
+        session = world.sessions.get(self.client_id) if world is not None else None
+        return session.client.who if session is not None and session.client is not None else None
 
     def _check_will(self, who: BrokerSession) -> None:
         will = self.packet.will

@@ -14,6 +14,7 @@ from millstream.broker.mqtt.greeting import Greeting
 from millstream.broker.mqtt.queue_topics import QueueTopics
 from millstream.broker.mqtt.retained import Kept, Retained
 from millstream.broker.mqtt.session import Session
+from millstream.broker.mqtt.shares import give_back
 from millstream.broker.mqtt.store import SessionStore
 from millstream.broker.mqtt.system_topics import SystemTopics
 from millstream.broker.mqtt.wills import Wills
@@ -247,12 +248,12 @@ class Mqtt:
             return
         if session.will is not None:
             self.wills.publish(session)
+        give_back(session)
         world.forget(session)
         self._sessions -= 1
         if session.lasts:
             session.lasts = False
             self.store.forget(world.namespace, session.client_id)
-        session.give_back()
 
     async def forget_namespace(self, namespace: str) -> None:
         """A namespace is deleted: its sessions end, without their wills, and nothing of it is retained any more."""

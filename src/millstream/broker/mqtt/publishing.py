@@ -13,6 +13,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
+import structlog
+
+from millstream.broker.journal import EntityFact
 from millstream.broker.mqtt.refusals import publish_reason
 from millstream.broker.transfer import Target
 from millstream.entries import (
@@ -44,6 +47,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Owed", "Publishing", "Stretch"]
 
+_log = structlog.get_logger("millstream.mqtt")
+
 _LEADER: Final = 1
 _BATCH_BYTES: Final = 1024 * 1024
 _BATCH_MESSAGES: Final = 10_000
@@ -52,7 +57,7 @@ _BATCH_MESSAGES: Final = 10_000
 class Owed:
     """The answer to messages that were published one after the other; or nobody waits for it."""
 
-    __slots__ = ("error", "packet_ids", "qos", "reason", "waits_for")
+    __slots__ = ("error", "packet_ids", "qos", "reason", "retained", "waits_for")
 
     def __init__(self, qos: int, packet_id: int) -> None:
         self.qos = qos
@@ -62,6 +67,8 @@ class Owed:
         self.waits_for = 1
         self.reason = Reason.SUCCESS
         self.error: MillstreamError | None = None
+        #: What is kept, until it turns out that it is refused.
+        self.retained: Message | None = None
 
 
 class Stretch(NamedTuple):
@@ -229,7 +236,8 @@ class Publishing:
 
     def _retain(self, message: Message, owed: Owed) -> None:
         owed.waits_for += 1
-        self._own(self._retained(self._world.room.retained.put(self._world.namespace, message), owed))
+        owed.retained = message
+        self._own(self._retained(self._world.room.retained.propose(self._world.namespace, message), owed))
 
     async def _retained(self, stored: Awaitable[None], owed: Owed) -> None:
         try:
@@ -238,6 +246,18 @@ class Publishing:
             self._fail(owed, error)
         else:
             self._one_less(owed)
+
+    def _settle_retained(self, message: Message, *, refused: bool) -> None:
+        """Nothing is kept of which its publisher hears that it was refused."""
+        stored = self._world.room.retained.settle(self._world.namespace, message, refused=refused)
+        if stored is not None:
+            self._own(self._restored(stored, message.topic))
+
+    async def _restored(self, stored: Awaitable[None], topic: str) -> None:
+        try:
+            await stored
+        except MillstreamError as error:
+            _log.warning("a retained message that was refused may come back", topic=topic, reason=str(error))
 
     # --- storing -------------------------------------------------------------------------------------------------
 
@@ -325,6 +345,11 @@ class Publishing:
         assert session is not None
         is_recorded = False
 
+        def received() -> Iterator[EntityFact]:
+            """Asked for when they are written: by then the client may have begun another session."""
+            for stretch in stretches if session.lasts else ():
+                yield session.entity, session.received_fact(*stretch.owed.packet_ids)
+
         def recorded() -> None:
             nonlocal is_recorded
             is_recorded = True
@@ -335,8 +360,7 @@ class Publishing:
         try:
             batch = self._encode(stretches)
             self._check_move(target, batch)
-            facts = [(session.entity, session.received_fact(*stretch.owed.packet_ids)) for stretch in stretches]
-            await room.store.transfer.move(target, batch, facts, on_recorded=recorded)
+            await room.store.transfer.move(target, batch, received(), on_recorded=recorded)
         except MillstreamError as error:
             if not is_recorded:  # otherwise the client was told, or waits for nothing but what is retained
                 for stretch in stretches:
@@ -396,7 +420,10 @@ class Publishing:
         line = self._owed
         run = []
         while line and line[0].waits_for <= 0:
-            run.append(line.popleft())
+            owed = line.popleft()
+            if owed.retained is not None:
+                self._settle_retained(owed.retained, refused=owed.error is not None)
+            run.append(owed)
         if run:
             self._settled(run)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 from millstream.broker.mqtt.flight import Flight
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.mqtt.queue_messages import Leased, leased_messages
-from millstream.broker.mqtt.session import QueueSubscription
+from millstream.broker.mqtt.subscription import QueueSubscription
 from millstream.broker.queues.consumers import LeaseHandle
 from millstream.errors import MillstreamError, UnavailableError
 from millstream.mqtt.reasons import MqttViolation, Reason

@@ -26,7 +26,7 @@ from millstream.broker.mqtt.queue_messages import (
     whole_number,
 )
 from millstream.broker.mqtt.queue_reader import QueueReader, SettledBy
-from millstream.broker.mqtt.session import QueueSubscription
+from millstream.broker.mqtt.subscription import QueueSubscription
 from millstream.dead_letters import DEAD_LETTER_GROUP
 from millstream.errors import InvalidArgument, InvalidName, MessageGone, MillstreamError, QuotaExceeded, ReceiptInvalid
 from millstream.mqtt.messages import Message

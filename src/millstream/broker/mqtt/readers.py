@@ -12,7 +12,7 @@ from millstream.mqtt.filters import FilterTrie
 from millstream.mqtt.topics import filter_matches, from_topic, is_special
 
 if TYPE_CHECKING:
-    from millstream.broker.mqtt.session import Subscription
+    from millstream.broker.mqtt.subscription import Subscription
 
 __all__ = ["Readers"]
 

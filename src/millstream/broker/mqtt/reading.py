@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
@@ -99,13 +99,22 @@ class Position:
         return frozenset(name for name, since in (self._since or {}).items() if offset < since)
 
 
-def messages_of(buffers: Sequence[bytes], topic: str | None) -> Iterator[tuple[int, Message]]:
-    """Offsets and messages of stored batches.  Without a topic each message's key names its own; those whose key names
-    none came through another door, and are nobody's."""
+def messages_of(
+    buffers: Sequence[bytes], topic: str | None, wanted: Container[int] | None = None
+) -> Iterator[tuple[int, Message]]:
+    """Offsets and messages of stored batches, or those of them whose offsets are wanted.
+
+    Without a topic each message's key names its own; those whose key names none came through another door, and are
+    nobody's.
+    """
     for batch in batches_of(buffers):
         keys = batch.keys() if topic is None else None
         headers, expiry = batch.raw_headers(), batch.expiry_us()
-        for place, (offset, value) in enumerate(zip(batch.offsets(), batch.values(), strict=True)):
+        rows: Iterable[tuple[int, tuple[int, bytes | None]]]
+        rows = enumerate(zip(batch.offsets(), batch.values(), strict=True))
+        if wanted is not None:
+            rows = (row for row in rows if row[1][0] in wanted)
+        for place, (offset, value) in rows:
             name = topic if topic is not None else _topic_name(keys[place] if keys else None)
             if name is None:
                 continue
@@ -125,6 +134,8 @@ class Reading:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        #: Who reads messages in flight again has it: many sessions may come back, or end, at the same time.
+        self.turn = asyncio.Lock()
 
     def behind(self, session: Session) -> Iterator[Position | None]:
         """The positions of a session that are not at the end of their partition.
@@ -146,7 +157,11 @@ class Reading:
         topics = self._world.room.broker.topics
         if topics.registry.find(topic.namespace, topic.name) is not topic or topics.is_untouched(topic, number):
             return None
-        partition, uid = topics.partition_of(topic, number), topic.partition_uids[number]
+        try:
+            partition, uid = topics.partition_of(topic, number), topic.partition_uids[number]
+        except MillstreamError as error:  # there is more to read than this
+            _log.error("messages for a session cannot be read", topic=topic.name, reason=str(error))
+            return None
         position = session.positions.get(uid)
         if position is None:
             position = session.positions[uid] = Position(topic.name, number, uid, 0)
@@ -177,9 +192,9 @@ class Reading:
         can tell."""
         topics = self._world.room.broker.topics
         topic = topics.registry.find(self._world.namespace, position.topic)
-        if topic is None or position.uid not in topic.partition_uids:
-            return None
-        if clean and topic.config.mode != "ephemeral":
+        if topic is not None and topic.config.mode == "ephemeral":
+            return 0
+        if topic is None or position.uid not in topic.partition_uids or clean:
             return None
         return recovered_end(topics, topic, position.partition, known)
 
@@ -198,7 +213,7 @@ class Reading:
         """Hand out what follows, as far as there is room; again when there is more room."""
         if position.reads:
             return
-        partition = self._partition(position)
+        partition = self.partition(position)
         if partition is None:
             self._forget(session, position)
             return
@@ -262,39 +277,14 @@ class Reading:
         if session.client is not None and session.behind.get(position.uid) is position:
             session.go_on()
 
-    def _partition(self, position: Position) -> Partition | None:
-        number = self._partition_number(position)
+    def partition(self, at: Position | Place) -> Partition | None:
+        """None if it is gone; raises MillstreamError when it cannot be opened."""
+        number = self._partition_number(at)
         if number is None:
             return None
-        return self._world.room.broker.topics.partition(self._world.namespace, position.topic, number)
+        return self._world.room.broker.topics.partition(self._world.namespace, at.topic, number)
 
-    def _partition_number(self, position: Position) -> int | None:
+    def _partition_number(self, at: Position | Place) -> int | None:
         """None if it was in a topic that is gone, although there may be another one of that name."""
-        topic = self._world.room.broker.topics.registry.find(self._world.namespace, position.topic)
-        return position.partition if topic is not None and position.uid in topic.partition_uids else None
-
-    async def message_at(self, place: Place) -> Message | None:
-        """One message, if it is still there."""
-        if not place.topic:
-            return self._world.room.retained.read(place.offset)
-        partition = self._partition(Position(place.topic, place.partition, place.uid, place.offset))
-        if partition is None:
-            return None
-        answered: asyncio.Future[FetchAnswer | MillstreamError] = self._world.room.loop.create_future()
-
-        def answer(found: FetchAnswer | MillstreamError) -> None:
-            if not answered.done():
-                answered.set_result(found)
-
-        try:
-            partition.fetch(place.offset, 1, 0, answer)
-        except MillstreamError:
-            return None
-        found = await answered
-        if isinstance(found, MillstreamError):
-            return None
-        topic = None if place.topic == self._world.room.catch_all else from_topic(place.topic)
-        for offset, message in messages_of(found.buffers, topic):
-            if offset == place.offset:
-                return message
-        return None
+        topic = self._world.room.broker.topics.registry.find(self._world.namespace, at.topic)
+        return at.partition if topic is not None and at.uid in topic.partition_uids else None

@@ -12,7 +12,6 @@ from millstream.errors import (
     QueueFull,
     QuotaExceeded,
     RequestError,
-    ShuttingDown,
     Throttled,
     Unauthorized,
 )
@@ -44,7 +43,6 @@ _CONNECT: Final[tuple[tuple[type[MillstreamError], Reason], ...]] = (
     (InvalidName, Reason.BAD_USER_NAME_OR_PASSWORD),
     (Throttled, Reason.CONNECTION_RATE_EXCEEDED),
     (QuotaExceeded, Reason.QUOTA_EXCEEDED),
-    (ShuttingDown, Reason.SERVER_SHUTTING_DOWN),
 )
 
 

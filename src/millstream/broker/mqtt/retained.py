@@ -35,6 +35,16 @@ class Kept(NamedTuple):
     stored_us: int = 0
 
 
+class _Line:
+    """Messages for one topic whose publishers have no answer yet, and what was kept before them."""
+
+    __slots__ = ("before", "messages")
+
+    def __init__(self, before: Message | None) -> None:
+        self.before = before
+        self.messages: list[Message] = []
+
+
 class Retained:
     """All retained messages of a broker, by namespace."""
 
@@ -51,6 +61,8 @@ class Retained:
         #: When those expire that do so, by namespace and topic; and the first of them.
         self._mortal: dict[tuple[str, str], int] = {}
         self._expires_us = _NEVER_US
+        #: By namespace and topic.
+        self._unsettled: dict[tuple[str, str], _Line] = {}
         for batch in all_batches(log.partition.log):
             self._replay(batch)
 
@@ -82,6 +94,39 @@ class Retained:
         self._forget(namespace, topic)
         return self._store(namespace, message, encode_batch([None], keys=[key], base_timestamp_us=now_us))
 
+    def propose(self, namespace: str, message: Message) -> Awaitable[None]:
+        """As `put`, for a message that may be refused elsewhere; `settle` is due when that is known."""
+        key = namespace, message.topic
+        line = self._unsettled.get(key)
+        if line is None:
+            held = self._held(*key)
+            line = self._unsettled[key] = _Line(None if held is None else held.message)
+        line.messages.append(message)
+        return self.put(namespace, message)
+
+    def settle(self, namespace: str, message: Message, *, refused: bool) -> Awaitable[None] | None:
+        """A message was taken, or refused: then the one before it is kept again, unless there is a newer one.
+
+        What is returned, if anything, ends when that is on disk too, or raises StorageFailed.
+        """
+        key = namespace, message.topic
+        line = self._unsettled.get(key)
+        at = -1 if line is None else next((at for at, one in enumerate(line.messages) if one is message), -1)
+        if line is None or at < 0:
+            return None
+        was_last = at == len(line.messages) - 1
+        if refused:
+            del line.messages[at]
+        else:
+            line.before = message
+            del line.messages[: at + 1]
+        if not line.messages:
+            del self._unsettled[key]
+        if not (refused and was_last):
+            return None
+        last = line.messages[-1] if line.messages else line.before
+        return self.put(namespace, last if last is not None else Message(message.topic, b"", message.qos, True))
+
     async def _store(self, namespace: str, message: Message, batch: bytearray) -> None:
         offset = await self.log.partition.append_durably(batch)
         current = self._held(namespace, message.topic)
@@ -102,6 +147,11 @@ class Retained:
     async def clear(self, namespace: str, topics: Sequence[str]) -> None:
         """Keep nothing any more for these topics.  Raises StorageFailed."""
         for topic in topics:
+            self._unsettled.pop((namespace, topic), None)
+        await self._clear(namespace, topics)
+
+    async def _clear(self, namespace: str, topics: Sequence[str]) -> None:
+        for topic in topics:
             self._forget(namespace, topic)
         keys = [f"{namespace}/{topic}".encode() for topic in topics]
         batch = encode_batch([None] * len(keys), keys=keys, base_timestamp_us=self._clock.now_us())
@@ -109,6 +159,8 @@ class Retained:
 
     async def forget_namespace(self, namespace: str) -> None:
         """Keep nothing of a namespace any more.  Raises StorageFailed."""
+        for key in [key for key in self._unsettled if key[0] == namespace]:
+            del self._unsettled[key]
         topics = [kept.message.topic for kept in self._tries.get(namespace, ())]
         for at in range(0, len(topics), _CLEARED_AT_A_TIME):
             await self.clear(namespace, topics[at : at + _CLEARED_AT_A_TIME])
@@ -158,7 +210,7 @@ class Retained:
                 if self._mortal.get((namespace, topic), now_us + 1) <= now_us:  # nobody has put another one there
                     topics.setdefault(namespace, []).append(topic)
             for namespace, gone in topics.items():
-                await self.clear(namespace, gone)
+                await self._clear(namespace, gone)  # the one before it comes back if it is refused all the same
         self._expires_us = min(self._mortal.values(), default=_NEVER_US)
 
     # --- memory --------------------------------------------------------------------------------------------------

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from millstream.broker.journal import Fact
 from millstream.broker.mqtt.flight import Flight
-from millstream.broker.mqtt.keepsakes import Found, Keepsakes
+from millstream.broker.mqtt.keepsakes import Keepsakes
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.mqtt.reading import Place, Position
+from millstream.broker.mqtt.rereading import Rereading
 from millstream.broker.mqtt.rights import may_receive
 from millstream.broker.mqtt.store import entity_of
+from millstream.broker.mqtt.subscription import QueueSubscription, Subscription
 from millstream.errors import MillstreamError
 from millstream.mqtt.messages import Message, size_of
 from millstream.mqtt.packets import Pubrel, Will
@@ -33,27 +35,7 @@ if TYPE_CHECKING:
     from millstream.broker.mqtt.shares import Share
     from millstream.broker.mqtt.world import World
 
-__all__ = ["QueueSubscription", "Session", "Subscription"]
-
-
-class Subscription(NamedTuple):
-    """One filter of a session, with its options."""
-
-    filter: str
-    qos: int
-    no_local: bool = False
-    retain_as_published: bool = False
-    retain_handling: int = 0
-    identifier: int = 0
-
-
-class QueueSubscription(NamedTuple):
-    """A filter that makes the client a consumer of a queue group."""
-
-    filter: str
-    group: str
-    qos: int
-    identifier: int = 0
+__all__ = ["Session"]
 
 
 class Session:
@@ -141,12 +123,22 @@ class Session:
 
     # --- what is remembered --------------------------------------------------------------------------------------
 
-    def record(self, fact: Fact) -> None:
+    def record(self, *facts: Fact) -> None:
         if self.lasts:
-            self.world.room.store.record(self.entity, fact)
+            for fact in facts:
+                self.world.room.store.record(self.entity, fact)
 
-    def record_durably(self, *facts: Fact) -> Awaitable[None]:
-        return self.world.room.store.record_durably(self.entity, *facts)
+    async def recorded(self) -> None:
+        """Wait until all that it has recorded is on disk.  Raises StorageFailed."""
+        if self.lasts:
+            await self.world.room.store.journal.sync()
+
+    async def record_durably(self, *facts: Fact) -> None:
+        """Raises StorageFailed.  Once it is over its facts would be those of the next session of its client id."""
+        if self.lasts:
+            await self.world.room.store.journal.ready()
+        if self.lasts:
+            await self.world.room.store.record_durably(self.entity, *facts)
 
     def facts(self) -> Iterator[Fact]:
         """Everything that rebuilds the session."""
@@ -163,6 +155,8 @@ class Session:
         # Behind the flights, which say how far it has come as well: one may be of a message that a crash has taken.
         for position in self.positions.values():
             yield from position.facts()
+        if self._keepsakes is not None:
+            yield from self._keepsakes.facts()
         for packet_id in self.incoming.facts():
             if packet_id not in self.unrecorded:
                 yield self.received_fact(packet_id)
@@ -189,6 +183,9 @@ class Session:
                 self.subscriptions[rest[0]] = Subscription(*rest)
             elif kind == "unsub":
                 self.subscriptions.pop(rest[0], None)
+                self.subscriptions_changed(rest)
+            elif kind == "kept" and rest[0] in self.subscriptions:
+                self._asked_for().replay(*rest)
             elif kind == "queue":
                 self.queues[rest[0]] = QueueSubscription(*rest)
             elif kind == "unqueue":
@@ -384,12 +381,17 @@ class Session:
                 return
             self.world.reading.read_on(self, position)
 
-    def send_retained(self, found: Found) -> None:
-        """What was kept for whoever subscribes, as fast as the client takes it."""
+    def ask_for_retained(self, filters: Iterable[str]) -> None:
+        """What was kept for whoever subscribes, as fast as the client takes it once the session goes on."""
+        for topic_filter in filters:
+            self._asked_for().add(topic_filter)
+        if self._keepsakes is not None:
+            self._keepsakes.note()
+
+    def _asked_for(self) -> Keepsakes:
         if self._keepsakes is None:
             self._keepsakes = Keepsakes(self)
-        self._keepsakes.add(found)
-        self.go_on()
+        return self._keepsakes
 
     def note_positions(self) -> None:
         """Write down how far it has read, where no flight says so."""
@@ -403,9 +405,9 @@ class Session:
     def puback(self, packet_id: int, *, ok: bool = True) -> None:
         """The client has the message, or does not want it."""
         flight = self.outgoing.puback(packet_id)
-        self._finished(packet_id, flight, 1)
         if flight is not None and flight.on_arrival is not None:
             flight.on_arrival(ok)
+        self._finished(packet_id, flight, 1)
 
     def _finished(self, packet_id: int, flight: Flight | None, qos: int) -> None:
         if flight is not None:
@@ -413,6 +415,8 @@ class Session:
                 self.record(["done", packet_id])
             if self.behind or self._queue or self._keepsakes or self.outgoing.is_held:
                 self.go_on()
+            if self.client is not None:
+                self.client.has_room()
 
     def pubrec(self, packet_id: int, *, ok: bool) -> None:
         """The client has the message (or does not want it); the packet id is released next."""
@@ -477,26 +481,25 @@ class Session:
     async def _resume(self, client: Client, flights: Sequence[InFlight[Flight]]) -> None:
         if self.lasts and any(qos == 2 for _, _, qos, _ in flights):
             await self.world.room.store.journal.sync()  # their packet ids may be on their way to the disk
+        again = Rereading(self.world, (flight for _, state, _, flight in flights if state != RELEASED))
         for packet_id, state, qos, flight in flights:
             if self.client is not client:
                 return
             if state == RELEASED:
                 client.write(Pubrel(packet_id))
                 continue
-            message = flight.message
-            if message is None and flight.place is not None:
-                message = await self.world.reading.message_at(flight.place)
-                if self.client is not client:
-                    return
-            if packet_id not in self.outgoing:
+            try:
+                message = await again.message_of(flight)
+            except MillstreamError:
+                continue  # it stays in flight: the next connection may get it
+            if self.client is not client or packet_id not in self.outgoing:
                 continue
             parcel = None if message is None else Parcel(message, self.world.room.clock.now_us())
-            if message is None or parcel is None or not self._may_repeat(client, parcel, qos):
+            held = None if message is None else self._held(flight, message.topic)
+            if message is None or parcel is None or not self._may_repeat(client, parcel, qos, held):
                 self._give_up(client, packet_id, qos)
                 continue
-            granted = self.world.grant_of_share if flight.is_lent else self.world.grant_for
-            lent = flight.share.members.get(self) if flight.share is not None else None
-            grant = lent or granted(self, message.topic) or Grant(qos, False, False, ())
+            grant = held or Grant(qos, False, False, ())
             grant = self._granted(grant, message) or grant
             if flight.place is not None and not flight.place.topic:
                 grant = grant._replace(retain_as_published=True)
@@ -504,12 +507,18 @@ class Session:
         if self.client is client:
             self._resuming = False
             self._catch_up()
+            client.has_room()
 
-    def _may_repeat(self, client: Client, parcel: Parcel, qos: int) -> bool:
-        """Not if it takes smaller packets now, or comes with other rights."""
+    def _held(self, flight: Flight, topic: str) -> Grant | None:
+        """What it gets of a message in flight by subscriptions that it still has."""
+        lent = flight.share.members.get(self) if flight.share is not None else None
+        return lent or (self.world.grant_of_share if flight.is_lent else self.world.grant_for)(self, topic)
+
+    def _may_repeat(self, client: Client, parcel: Parcel, qos: int, held: Grant | None) -> bool:
+        """Not if it takes smaller packets now, or comes with other rights, which its subscriptions were measured by."""
         if parcel.is_expired or not client.takes(parcel, Grant(qos, False, False, ())):
             return False
-        return client.who is not None and may_receive(client.who, parcel.message.topic)
+        return held is not None or (client.who is not None and may_receive(client.who, parcel.message.topic))
 
     def _give_up(self, client: Client, packet_id: int, qos: int) -> None:
         """A message in flight is gone: retention was faster than the client, for example."""
@@ -539,8 +548,10 @@ class Session:
                 self.world.room.own(asyncio.ensure_future(self._look_behind()))
         self.go_on()
 
-    def subscriptions_changed(self) -> None:
+    def subscriptions_changed(self, ended: Iterable[str] = ()) -> None:
         """The topics that are looked through are perhaps not its own any more."""
+        if self._keepsakes is not None:
+            self._keepsakes.drop(ended)
         if self._is_looking:
             self._must_look = self._look_anew = True
 
@@ -573,16 +584,12 @@ class Session:
         queue, self._queue, self._queued_bytes = self._queue, None, 0
         for parcel, _, flight in queue or ():
             if flight.share is not None:
-                flight.share.offer(parcel, flight.place, but=self)
-        self._keepsakes = None
+                self.world.offer_again(flight.share, parcel, flight.place, but=self)
+        if not self.lasts:
+            self._keepsakes = None
+        elif self._keepsakes is not None:
+            self._keepsakes.pause()
         self.note_positions()
         for _, _, _, flight in self.outgoing.facts():
             if flight.place is not None:
                 flight.message = None
-
-    def give_back(self) -> None:
-        """It is over: what it had of a share and has not confirmed is for the others, unless it may have it (QoS 2)."""
-        now_us = self.world.room.clock.now_us()
-        for _, _, qos, flight in self.outgoing.facts():
-            if qos == 1 and flight.share is not None and flight.message is not None:
-                flight.share.offer(Parcel(flight.message, now_us), flight.place, but=self)

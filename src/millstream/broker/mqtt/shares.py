@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import structlog
 
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.mqtt.reading import Place
+from millstream.broker.mqtt.rereading import Rereading
+from millstream.mqtt.topics import filter_matches
 
 if TYPE_CHECKING:
-    from millstream.broker.mqtt.session import Session, Subscription
+    from millstream.broker.mqtt.flight import Flight
+    from millstream.broker.mqtt.session import Session
+    from millstream.broker.mqtt.subscription import Subscription
 
-__all__ = ["Share"]
+__all__ = ["Share", "give_back"]
+
+_log = structlog.get_logger("millstream.mqtt")
 
 
 class Share:
@@ -40,3 +50,31 @@ class Share:
                 if session.offer(parcel, grant, place, self):
                     return True
         return False
+
+
+def give_back(session: Session) -> None:
+    """It is over: what it had of a share and has not confirmed is for the others, unless it may have it (QoS 2)."""
+    lent = [flight for _, _, qos, flight in session.outgoing.facts() if qos == 1 and flight.is_lent]
+    if lent:
+        world = session.world
+        world.room.own(asyncio.ensure_future(_give_back(session, lent, world.shares_of(session))))
+
+
+async def _give_back(session: Session, lent: Sequence[Flight], shares: Sequence[Share]) -> None:
+    """`shares` are those that it was a member of."""
+    world = session.world
+    again = Rereading(world, lent)
+    for flight in lent:
+        try:
+            message = await again.message_of(flight)
+        except Exception as error:  # whatever it is, the rest must not be lost with it
+            _log.error("a message of a share is lost with a member", place=flight.place, reason=repr(error))
+            continue
+        if message is None:
+            continue
+        # By which share it came is not written down; there may be several.
+        matching = (share for share in shares if filter_matches(share.filter, message.topic))
+        share = flight.share or next(matching, None)
+        parcel = Parcel(message, world.room.clock.now_us())
+        if share is not None and not parcel.is_expired:
+            world.offer_again(share, parcel, flight.place, but=session)

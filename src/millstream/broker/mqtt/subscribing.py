@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from millstream.broker.mqtt.parcel import Grant
 from millstream.broker.mqtt.queue_messages import is_reply_address
 from millstream.broker.mqtt.refusals import subscribe_reason
-from millstream.broker.mqtt.retained import Kept
 from millstream.broker.mqtt.rights import require_filter
-from millstream.broker.mqtt.session import Subscription
+from millstream.broker.mqtt.subscription import Subscription
 from millstream.errors import MillstreamError, QuotaExceeded
 from millstream.mqtt.packets import Filter, Suback, Subscribe, Unsuback, Unsubscribe
 from millstream.mqtt.reasons import MqttViolation, Reason
@@ -37,8 +34,8 @@ class Subscribing:
         #: By filter, those that hold at once.
         self._taken: dict[str, Subscription] = {}
         self._new = 0
-        self._facts: list[Any] = []
-        self._retained: list[Subscription] = []
+        #: Filters whose retained messages are asked for.
+        self._retained: list[str] = []
         self._problem: MillstreamError | None = None
 
     def begin(self) -> bool:
@@ -58,8 +55,11 @@ class Subscribing:
             self._problem = QuotaExceeded(f"a SUBSCRIBE has {at_most} filters at most")
             self._reasons += [subscribe_reason(self._problem)] * (len(filters) - at_most)
         begins = self._session.world.subscribe(self._session, list(self._taken.values()))
-        self._facts = [*(["sub", *subscription] for subscription in self._taken.values()), *begins]
-        return None not in self._reasons and not (self._facts and self._session.lasts)
+        # They hold, so they are recorded: a message that comes now says how far the session is, behind these facts.
+        self._session.record(*(["sub", *subscription] for subscription in self._taken.values()), *begins)
+        # So is what they ask for: a client that is told of its subscriptions does not ask again after a crash.
+        self._session.ask_for_retained(self._retained)
+        return None not in self._reasons and not (self._taken and self._session.lasts)
 
     def _take(self, wanted: Filter) -> int | None:
         check_topic_filter(wanted.filter)
@@ -78,8 +78,9 @@ class Subscribing:
         )
         is_new = self._admit(wanted.filter)
         self._taken[wanted.filter] = subscription
-        if subscription.retain_handling == 0 or (subscription.retain_handling == 1 and is_new):
-            self._retained.append(subscription)
+        asks = subscription.retain_handling == 0 or (subscription.retain_handling == 1 and is_new)
+        if asks and parse_share(wanted.filter) is None:
+            self._retained.append(wanted.filter)
         return subscription.qos
 
     def _admit(self, topic_filter: str) -> bool:
@@ -112,24 +113,15 @@ class Subscribing:
                 except MillstreamError as error:
                     self._problem = error
                     self._reasons[place] = subscribe_reason(error)
-        if self._facts and self._session.lasts:
-            await self._session.record_durably(*self._facts)
+        if self._taken:
+            await self._session.recorded()
         self.answer()
 
     def answer(self) -> None:
         reasons = tuple(reason for reason in self._reasons if reason is not None)
         self._client.write(Suback(self._packet.packet_id, reasons, self._client.explanation(self._problem)))
-        if self._session.client is self._client:  # another one may have taken its place meanwhile
-            for subscription in self._retained:
-                self._session.send_retained(self._kept(subscription))
-
-    def _kept(self, subscription: Subscription) -> Iterator[tuple[Kept, Grant] | None]:
-        if parse_share(subscription.filter) is not None:
-            return
-        identifiers = (subscription.identifier,) if subscription.identifier else ()
-        grant = Grant(subscription.qos, False, True, identifiers)
-        for kept in self._session.world.room.kept(self._who.namespace, subscription.filter):
-            yield None if kept is None else (kept, grant)
+        if self._retained and self._session.client is self._client:  # another one may have taken its place meanwhile
+            self._session.go_on()
 
 
 class Unsubscribing:
@@ -140,10 +132,9 @@ class Unsubscribing:
         self._session = session
         self._packet = packet
         self._reasons: list[int | None] = []
-        self._facts: list[Any] = []
         ordinary = [topic_filter for topic_filter in packet.filters if not client.has_queue(topic_filter)]
         ended = dict.fromkeys(session.world.unsubscribe(session, ordinary))
-        self._facts += (["unsub", topic_filter] for topic_filter in ended)
+        session.record(*(["unsub", topic_filter] for topic_filter in ended))
         for topic_filter in packet.filters:
             if client.has_queue(topic_filter):
                 self._reasons.append(None)
@@ -155,7 +146,6 @@ class Unsubscribing:
             if self._reasons[place] is None:
                 was_there = await self._client.queue_topics().unsubscribe(topic_filter)
                 self._reasons[place] = Reason.SUCCESS if was_there else Reason.NO_SUBSCRIPTION_EXISTED
-        if self._facts and self._session.lasts:
-            await self._session.record_durably(*self._facts)
+        await self._session.recorded()
         reasons = tuple(reason for reason in self._reasons if reason is not None)
         self._client.write(Unsuback(self._packet.packet_id, reasons))

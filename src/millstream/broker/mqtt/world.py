@@ -13,8 +13,9 @@ from millstream.broker.mqtt import queue_defaults
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.mqtt.readers import Readers
 from millstream.broker.mqtt.reading import Place, Position, Reading, messages_of
-from millstream.broker.mqtt.session import Session, Subscription
+from millstream.broker.mqtt.session import Session
 from millstream.broker.mqtt.shares import Share
+from millstream.broker.mqtt.subscription import Subscription
 from millstream.broker.registry import Topic
 from millstream.broker.traffic.subscriptions import Subscription as Feed
 from millstream.mqtt.filters import FilterTrie
@@ -36,6 +37,8 @@ _log = structlog.get_logger("millstream.mqtt")
 _Receivers: TypeAlias = tuple[tuple[Session, Grant] | tuple[Share, None], ...]
 #: How much is remembered of topics and their receivers, one for each of both.
 _REMEMBERED_MAX: Final = 200_000
+#: Longer names are rare and would cost more to remember than to look up.
+_REMEMBERED_NAME_MAX: Final = 255
 #: Messages that are no topic's and wait for sessions; beyond it the oldest are gone.
 _CATCH_ALL_BYTES: Final = 1024 * 1024 * 1024
 
@@ -101,8 +104,9 @@ class World:
                     del session.positions[position.uid]
                     session.behind.pop(position.uid, None)
                     session.record(["gone", position.uid])
-        session.subscriptions_changed()
-        return [subscription.filter for subscription in ended]
+        names = [subscription.filter for subscription in ended]
+        session.subscriptions_changed(names)
+        return names
 
     def _remove(self, session: Session, topic_filter: str) -> None:
         share = parse_share(topic_filter)
@@ -126,6 +130,20 @@ class World:
         self.room.broker.metrics.mqtt_subscriptions -= len(session.queues)
         session.subscriptions, session.queues = {}, {}
         del self.sessions[session.client_id]
+
+    def shares_of(self, session: Session) -> list[Share]:
+        """Those that it is a member of."""
+        named = map(parse_share, session.subscriptions)
+        return [self._shares[share] for share in named if share is not None]
+
+    def offer_again(self, share: Share, parcel: Parcel, place: Place | None, *, but: Session) -> None:
+        """Give a message that a member of a share did not take to another.
+
+        The share may have lost all of its members since, and then others may have begun it anew.
+        """
+        found = self._shares.get((share.group, share.filter))
+        if found is not None:
+            found.offer(parcel, place, but=but)
 
     def _begin(self, session: Session, subscriptions: Sequence[Subscription]) -> list[Fact]:
         """New subscriptions are for what comes from now on: the ends of everything that is there already."""
@@ -186,11 +204,12 @@ class World:
                 (receiver, None) if isinstance(receiver, Share) else (receiver, _granted(values))
                 for receiver, values in self.trie.match(topic)
             )
-            self._remembered += 1 + len(found)
-            if self._remembered > _REMEMBERED_MAX:
-                self._forget_receivers()
-                self._remembered = 1 + len(found)
-            self._receivers[topic] = found
+            if len(topic) <= _REMEMBERED_NAME_MAX:
+                self._remembered += 1 + len(found)
+                if self._remembered > _REMEMBERED_MAX:
+                    self._forget_receivers()
+                    self._remembered = 1 + len(found)
+                self._receivers[topic] = found
         return found
 
     def _forget_receivers(self) -> None:
@@ -219,10 +238,12 @@ class World:
         receivers = self.receivers(topic)
         found = self._durable.get(topic)
         if found is None:
-            found = self._durable[topic] = any(
+            found = any(
                 grant is not None and grant.qos and isinstance(receiver, Session) and receiver.lasts
                 for receiver, grant in receivers
             )
+            if topic in self._receivers:
+                self._durable[topic] = found
         return found
 
     # --- where a publish goes ------------------------------------------------------------------------------------

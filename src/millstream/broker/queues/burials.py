@@ -158,6 +158,7 @@ class Burials:
             host.metrics.messages_dead_lettered += dead.bits.bit_count()
 
         if letters is None:  # retention was faster: there is nothing left to keep
+            await part.keeper.journal.ready()
             await part.keeper.journal.record_durably(*facts())
             recorded()
             return
