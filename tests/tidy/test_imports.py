@@ -24,6 +24,7 @@ FOUNDATION |= {
     "values",
     "vigil",
     "wording",
+    "writing",
     "addresses",
 }
 #: Rooms of decisions only: time, randomness and storage are given to them.

@@ -11,14 +11,13 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from time import perf_counter_ns
 from typing import Final, cast
 
 import msgspec
 import structlog
 
 from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, LeaseHandle, Session
-from millstream.broker.logs import SLOW_MS, Sparing, waits_ms
+from millstream.broker.logs import Sparing
 from millstream.config import Settings
 from millstream.errors import (
     InternalError,
@@ -29,6 +28,7 @@ from millstream.errors import (
     RequestTimeout,
     ShuttingDown,
 )
+from millstream.server.calling import AnswerSizes, Calls
 from millstream.server.connections import Connections, peer_of
 from millstream.vigil import Vigil
 from millstream.wire.connection import Heartbeat, Refused, Request, ServerConnection, SettleRequest
@@ -47,6 +47,7 @@ from millstream.wire.messages import (
     encode_publish_result,
 )
 from millstream.wire.subscription_calls import FlowNotice
+from millstream.writing import write_all
 
 __all__ = ["NativeListener"]
 
@@ -78,7 +79,9 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._waiting: dict[int, FetchHandle | LeaseHandle] = {}
         #: Those that found the client slow to read; served when it has caught up.
         self._deferred: list[tuple[int, FetchRequest | LeaseRequest]] = []
-        self._calls_open = 0
+        self._calls = Calls(
+            listener, write=self._write, has_room=lambda: not self._is_slow, free_bytes=self._free_bytes
+        )
         self._paused = False
         self._reads = True
         self._closing = False
@@ -125,6 +128,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             request.cancel()
         self._waiting.clear()
         self._deferred.clear()
+        self._calls.forget()
         if self._session is not None:
             self._broker.session_closed(self._session)
 
@@ -158,11 +162,22 @@ class NativeConnection(asyncio.BufferedProtocol):
         deferred, self._deferred = self._deferred, []
         for correlation, request in deferred:
             self._read(correlation, request)
+        self._calls.go_on()
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether the client has not read what it has got so far."""
+        return self._paused or self._outgoing_bytes > self._outgoing_bytes_max
+
+    def _free_bytes(self) -> int:
+        """How much more may wait for the client."""
+        held = self._outgoing_bytes + self._transport.get_write_buffer_size()
+        return self._settings.server.connection_memory_bytes - held
 
     @property
     def busy(self) -> bool:
         """Whether answers are still owed that the client cannot simply ask for again."""
-        return bool(self._unconfirmed or self._calls_open)
+        return bool(self._unconfirmed or self._calls.owed)
 
     def _note_end(self, why: MillstreamError) -> None:
         """Say in the log who is not let in, or not let go on."""
@@ -330,7 +345,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _read(self, correlation: int, request: FetchRequest | LeaseRequest) -> None:
         assert self._session is not None
-        if self._paused or self._outgoing_bytes > self._outgoing_bytes_max:
+        if self._is_slow:
             if len(self._deferred) >= _PARKED_REQUESTS_MAX:
                 raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
             self._deferred.append((correlation, request))
@@ -355,8 +370,12 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     def _fetch(self, correlation: int, request: FetchRequest) -> FetchHandle | None:
         def answer(result: FetchAnswer | MillstreamError) -> None:
-            self._waiting.pop(correlation, None)
-            self._answer_fetch(correlation, result)
+            waited = self._waiting.pop(correlation, None) is not None
+            if waited and self._is_slow and isinstance(result, FetchAnswer) and result.buffers:
+                # Many may have waited for the same messages, which can be read again when there is room for them.
+                self._deferred.append((correlation, request))
+            else:
+                self._answer_fetch(correlation, result)
 
         assert self._session is not None
         return self._broker.fetch(self._session, request, answer)
@@ -416,40 +435,10 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._write(head, *result.buffers)
 
     def _call(self, correlation: int, call: object) -> None:
-        async def run() -> None:
-            assert self._session is not None
-            began_ns = perf_counter_ns()
-            try:
-                answer = encode_json_response(await self._broker.call(self._session, call), correlation)
-            except MillstreamError as error:
-                self._broker.metrics.requests_failed += 1
-                answer = encode_error(error, correlation)
-            except Exception:
-                _log.exception("call failed", call=type(call).__name__)
-                answer = encode_error(InternalError("the broker failed to handle a request; see its log"), correlation)
-            took_ms = (perf_counter_ns() - began_ns) // 1_000_000
-            if took_ms > SLOW_MS and took_ms > SLOW_MS + waits_ms(call):
-                self._note_slow(call, correlation, took_ms)
-            self._calls_open -= 1
-            self._write(answer)
-            self._listener.connections.progressed()
-
-        if self._calls_open >= _PARKED_REQUESTS_MAX:
-            raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
-        self._calls_open += 1
-        self._listener.own(self._listener.loop.create_task(run()))
-
-    def _note_slow(self, call: object, correlation: int, took_ms: int) -> None:
         assert self._session is not None
-        self._listener.slow.write(
-            _log.warning,
-            "slow call",
-            call=type(call).__struct_config__.tag,  # type: ignore[attr-defined]
-            took_ms=took_ms,
-            client=self._session.client_id,
-            address=self._session.address,
-            correlation=correlation,
-        )
+        if self._calls.owed >= _PARKED_REQUESTS_MAX:
+            raise QuotaExceeded(f"a connection may have {_PARKED_REQUESTS_MAX} requests waiting")
+        self._calls.put(self._session, correlation, call)
 
     # --- bytes out -----------------------------------------------------------------------------------------------
 
@@ -460,8 +449,7 @@ class NativeConnection(asyncio.BufferedProtocol):
     def _deliver(self, delivery: Delivery) -> bool:
         """Send messages of a subscription, unless the client has not read what it has got so far."""
         size = sum(map(len, delivery.buffers))
-        too_slow = self._paused or self._outgoing_bytes > self._outgoing_bytes_max
-        if too_slow or self._closing or size + DELIVERY_BYTES > self._settings.server.frame_bytes_max:
+        if self._is_slow or self._closing or size + DELIVERY_BYTES > self._settings.server.frame_bytes_max:
             self._has_refused = True
             if not self._paused and not self._closing:
                 self._plan_to_send()  # without a pause there is no end of a pause, which would tell that there is room
@@ -490,13 +478,10 @@ class NativeConnection(asyncio.BufferedProtocol):
             self._outgoing = []
             self._outgoing_bytes = 0
             if not self._transport.is_closing():
-                if len(outgoing) == 1:
-                    self._transport.write(outgoing[0])
-                else:
-                    self._transport.writelines(outgoing)
+                write_all(self._transport, outgoing)
         if self._paused or self._closing:
             return
-        if self._deferred:
+        if self._deferred or self._calls.waiting:
             self._listener.loop.call_soon(self._serve_deferred)
         if self._has_refused:
             self._has_room()
@@ -539,6 +524,7 @@ class NativeListener:
         self.planned: list[NativeConnection] = []
         self.connections: Connections[NativeConnection] = Connections(broker, settings.server, "native")
         self.slow = Sparing()
+        self.answer_sizes = AnswerSizes()
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
         #: Calls under way.  A call goes on when its client is gone: what it has recorded must also take effect.

@@ -196,6 +196,9 @@ class End(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:  # noqa: ARG002
         self._high_bytes = _BUFFER_BYTES if high is None else high
 
+    def get_write_buffer_size(self) -> int:
+        return self._in_flight_bytes
+
     def pause_reading(self) -> None:
         self._reading = False
 
