@@ -23,6 +23,7 @@ from millstream.errors import ConnectionLost, InvalidArgument, StartFailed
 from millstream.server.tls import ServerTls
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from tests.e2e.mqtt.round_trip import round_trip
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
 
@@ -136,6 +137,22 @@ def test_the_asyncio_client_works_over_tls(broker: BrokerForTests, authority: Pa
             return found
 
     assert [len(value or b"") for value in asyncio.run(use())] == [1, 100_000, 600_000]
+
+
+def test_what_is_sent_without_confirmations_is_with_the_broker_when_the_producer_is_closed(
+    broker: BrokerForTests, authority: Pair
+) -> None:
+    async def use() -> None:
+        async with (
+            millstream.aio.connect(f"tls://{broker.address}", ca=authority.certificate) as client,
+            client.producer("unconfirmed", acks="none", batch_bytes=1 << 18, buffer_bytes=1 << 20) as producer,
+        ):
+            for _ in range(60):
+                await producer.send(bytes(200_000))
+
+    asyncio.run(use())
+    client = broker.connect(ca=authority.certificate)
+    eventually(lambda: client.topic("unconfirmed").partitions[0].high_watermark == 60)
 
 
 def test_http_is_https(broker: BrokerForTests, authority: Pair) -> None:

@@ -13,8 +13,9 @@ batch only if its number follows the one before, so a retry is never stored twic
   the broker lost what it had confirmed (a power cut under a weak fsync policy).  Then nothing behind it is stored
   either, and the line takes a new identity and counts from 0 again.
 
-Until the first answer on a connection only one batch of a line is under way: a broker that does not know a producer
-accepts any number, so a second batch could be stored although the first was refused.
+Until the first confirmation on a connection only one batch of a line is under way: a broker that does not know a
+producer accepts any number, so a second batch could be stored although the first was refused.  The same holds when the
+last confirmation is some time ago: a broker forgets who was silent for a day, or while thousands of others published.
 
 The exception of a signal's handler may come after any call.  Where a batch passes from one place to another nothing is
 called, so that it is always in one of them; the owner then tells us that we are disconnected.
@@ -38,6 +39,10 @@ __all__ = ["WINDOW_MAX", "Delivery", "Line", "SealedBatch", "Settled", "after_re
 
 #: The broker recognises a repetition of a producer's last 16 batches per partition.
 WINDOW_MAX: Final = 16
+
+#: For how long after a confirmation the broker is taken to know the producer.  It forgets who was silent longest among
+#: ten thousand; so many do not publish to one partition in a second.
+_KNOWN_MS: Final = 1000
 
 _SEQUENCE: Final = 0xFFFF_FFFF
 _U32: Final = Struct("<I")
@@ -134,11 +139,11 @@ class Line:
         "attempts",
         "flying",
         "gap_at",
+        "known_until_ms",
         "lost",
         "next_sequence",
         "partition",
         "producer",
-        "proven",
         "ready",
         "retry_at_ms",
         "stalled",
@@ -153,7 +158,7 @@ class Line:
         self.ready: deque[SealedBatch] = deque()
         self.flying: deque[SealedBatch] = deque()
         self.unanswered = 0
-        self.proven = False
+        self.known_until_ms = 0
         self.stalled = False
         self.lost = False
         self.gap_at: int | None = None
@@ -255,7 +260,7 @@ class Delivery:
         for line in self._active:
             if line.stalled or line.retry_at_ms > now_ms or line in self._wanting:
                 continue
-            if line.unanswered >= (self._window if line.proven or not line.producer else 1):
+            if line.unanswered >= (self._window if line.known_until_ms > now_ms or not line.producer else 1):
                 continue
             return self._launch(line, now_ms)
         return None
@@ -291,7 +296,7 @@ class Delivery:
         if isinstance(result, PublishResult):
             settled.append(self._settle(batch, result, None))
             line.flying.remove(batch)
-            line.proven = True
+            line.known_until_ms = now_ms + _KNOWN_MS
             line.attempts = 0
         elif isinstance(result, OutOfSequence) or result.retriable:
             if isinstance(result, OutOfSequence) and batch is line.flying[0] and line.gap_at is None:
@@ -315,7 +320,7 @@ class Delivery:
         if not line.producer:
             return settled
         if batch.doubtful:
-            line.proven = False  # the next batch finds out
+            line.known_until_ms = 0  # the next batch finds out
         else:
             line.stalled = True
             if line.gap_at is None or _precedes(batch.first_sequence, line.gap_at):
@@ -351,7 +356,7 @@ class Delivery:
             for batch in line.flying:
                 # Also one whose answer was about to be taken in.  What was refused, and waits for the others, is not.
                 batch.doubtful |= batch.error is None
-            line.proven = False
+            line.known_until_ms = 0
             if line.flying or line.stalled:
                 self._bring_back(line)
 
@@ -373,7 +378,7 @@ class Delivery:
         while line.ready and line.ready[0].deadline_ms <= now_ms:
             batch = line.ready.popleft()
             if batch.doubtful:
-                line.proven = False
+                line.known_until_ms = 0
             elif gap_at is None:
                 gap_at = batch.first_sequence
             reason = f": {batch.error or why}" if batch.error or why else ""
@@ -410,7 +415,7 @@ class Delivery:
         """Give every line that wants one a new identity, and count from 0 again."""
         for line in self._wanting:
             line.producer = producer
-            line.proven = False  # the broker does not know this identity yet
+            line.known_until_ms = 0  # the broker does not know this identity yet
             line.renumber(0)
         self._wanting.clear()
 
@@ -430,8 +435,8 @@ class Delivery:
         return not self._flying and not self._active
 
     def marks(self) -> list[SealedBatch]:
-        """The last batch of each line.  A line settles in order, so these are settled when all before them are."""
-        return [(line.ready or line.flying)[-1] for line in self._lines if line.ready or line.flying]
+        """Everything that is not settled, the oldest last."""
+        return [batch for line in self._lines for batch in reversed((*line.flying, *line.ready))]
 
     def abandon(self, error: MillstreamError) -> list[Settled]:
         """Fail everything: the owner goes away."""

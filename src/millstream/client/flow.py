@@ -29,7 +29,7 @@ class FlowNotices:
             self._notices[notice.topic] = notice
 
     def forget(self) -> None:
-        """The connection is gone; whoever we publish to next will say so again."""
+        """The connection is gone, and with it whoever would take its notices back; the next one says so again."""
         self._notices.clear()
 
     def delay_s(self, topic: str) -> float:

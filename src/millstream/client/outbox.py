@@ -19,11 +19,11 @@ from millstream.client.publishing import acks_number, fsync_number
 from millstream.client.settings import ProducerSettings
 from millstream.clock import monotonic_ms
 from millstream.entries import AnyEntry, encode_entries
-from millstream.errors import MillstreamError, PartitionNotFound
+from millstream.errors import ConnectionLost, MillstreamError, PartitionNotFound
 from millstream.ids import SCHEDULES
 from millstream.wire.messages import PublishResult, decode_publish_result, encode_publish_head
 
-__all__ = ["Outbox"]
+__all__ = ["Outbox", "may_be_lost", "settled_all"]
 
 
 class Outbox:
@@ -211,8 +211,13 @@ class Outbox:
             delivery.failure = None
             raise failure  # without a call in between: an interrupt would be all that is heard
 
+    def doubt(self, why: MillstreamError | None) -> None:
+        """Without confirmations: the broker has gone, and has not said that it had taken everything."""
+        self.delivery.failure = self.delivery.failure or may_be_lost(why)
+        self.accumulator.close_gate()  # so that the next message finds out
+
     def marks(self) -> list[SealedBatch]:
-        """What has to be settled for everything sealed so far to be settled."""
+        """What is sealed so far and not settled yet, for `settled_all`."""
         return self.delivery.marks()
 
     # --- state ---------------------------------------------------------------------------------------------------
@@ -252,8 +257,15 @@ class Outbox:
         return ProducerStats(**{name: getattr(stats, name) for name in ProducerStats.__slots__})
 
 
-def settled_all(marks: Iterable[SealedBatch]) -> bool:
-    return all(mark.settled for mark in marks)
+def may_be_lost(why: MillstreamError | None) -> ConnectionLost:
+    return ConnectionLost(f"what was sent last may be lost: {why}")
+
+
+def settled_all(marks: list[SealedBatch]) -> bool:
+    """Whether all of them are.  Those that are leave the list: it is asked often, and there may be many."""
+    while marks and marks[-1].settled:
+        del marks[-1]
+    return not marks
 
 
 def now_us() -> int:

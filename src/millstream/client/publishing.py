@@ -14,12 +14,23 @@ from millstream.client.delivery import renumbered
 from millstream.client.messages import Message, Outgoing, TopicPartition
 from millstream.client.metadata import Topic
 from millstream.client.spans import traced
-from millstream.client.values import Value, make_entry
+from millstream.client.values import Value, encode_call, make_entry
 from millstream.entries import AnyEntry, Entry, routing_key, split_entries
 from millstream.errors import InvalidArgument, MillstreamError
+from millstream.wire.calls import DescribeBroker
+from millstream.wire.frames import FrameType, encode_frame
 from millstream.wire.messages import ACKS, FSYNC_POLICIES
 
-__all__ = ["SEQUENCE_MASK", "Attempt", "Identity", "acks_number", "as_entry", "fsync_number", "plan_batches"]
+__all__ = [
+    "SEQUENCE_MASK",
+    "Attempt",
+    "Identity",
+    "acks_number",
+    "as_entry",
+    "encode_goodbye",
+    "fsync_number",
+    "plan_batches",
+]
 
 #: Numbers of messages start again at 0 after this one.
 SEQUENCE_MASK: Final = 0xFFFF_FFFF
@@ -111,3 +122,8 @@ def plan_batches(
     for partition, (indexes, pile) in piles.items():
         for first, last in split_entries(pile, bytes_max=_BATCH_BYTES, messages_max=_BATCH_MESSAGES):
             yield partition, indexes[first:last], pile[first:last]
+
+
+def encode_goodbye(correlation: int) -> bytes:
+    """A call whose answer, whatever it says, proves that the broker has taken everything that was sent before it."""
+    return encode_frame(FrameType.CALL, encode_call(DescribeBroker()), correlation)

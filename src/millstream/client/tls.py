@@ -49,6 +49,10 @@ class PlainSocket(Protocol):
 
     def recv_into(self, buffer: memoryview, nbytes: int, flags: int, /) -> int: ...
 
+    def setsockopt(self, level: int, optname: int, value: bytes, /) -> None: ...
+
+    def setblocking(self, flag: bool, /) -> None: ...
+
     def shutdown(self, how: int, /) -> None: ...
 
     def close(self) -> None: ...
@@ -127,6 +131,12 @@ class TlsSocket:
                 return 0
             with self._state:
                 self._incoming.write(received)
+
+    def setsockopt(self, level: int, optname: int, value: bytes, /) -> None:
+        self._sock.setsockopt(level, optname, value)
+
+    def setblocking(self, flag: bool, /) -> None:
+        self._sock.setblocking(flag)
 
     def shutdown(self, how: int, /) -> None:
         self._sock.shutdown(how)

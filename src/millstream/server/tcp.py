@@ -59,6 +59,8 @@ _PARKED_REQUESTS_MAX: Final = 20_000
 _HANDSHAKE_S: Final = 10.0
 #: For the last words to reach a client that has stopped reading.
 _GOODBYE_S: Final = 5.0
+#: For those to go that nobody answers: a client hears of it, asks whether all was read, and closes.
+_PATIENCE_S: Final = 2.0
 #: Who moves more at a time does not wait for each answer.
 _SMALL_BYTES: Final = 16 * 1024
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
@@ -94,6 +96,8 @@ class NativeConnection(asyncio.BufferedProtocol):
         self._fetch_bytes_max = listener.settings.server.frame_bytes_max - FETCH_RESULT_BYTES - 16
         #: Publishes and settles whose answer waits for the disk.
         self._unconfirmed = 0
+        #: The client publishes without being answered: what it has sent and we have not read is in nobody's hands.
+        self._unanswered = False
         #: Ends it although it does not read its last words.
         self._farewell: asyncio.TimerHandle | None = None
         self._heard = True  # since the last tick
@@ -176,8 +180,11 @@ class NativeConnection(asyncio.BufferedProtocol):
 
     @property
     def busy(self) -> bool:
-        """Whether answers are still owed that the client cannot simply ask for again."""
-        return bool(self._unconfirmed or self._calls.owed)
+        """Whether answers are still owed that the client cannot simply ask for again, or it may have sent more.
+
+        One that publishes without being answered goes by itself, when it knows that everything was read.
+        """
+        return bool(self._unconfirmed or self._calls.owed or (self._unanswered and self._listener.patient))
 
     def _note_end(self, why: MillstreamError) -> None:
         """Say in the log who is not let in, or not let go on."""
@@ -319,6 +326,7 @@ class NativeConnection(asyncio.BufferedProtocol):
 
         wants_answer = request.acks != 0
         self._unconfirmed += wants_answer
+        self._unanswered = self._unanswered or not wants_answer
         if self._unconfirmed >= _PARKED_REQUESTS_MAX:
             self._stop_reading()  # the disk is slower than this client; it waits instead of our memory
         try:
@@ -524,6 +532,8 @@ class NativeListener:
         self.planned: list[NativeConnection] = []
         self.connections: Connections[NativeConnection] = Connections(broker, settings.server, "native")
         self.slow = Sparing()
+        #: While it closes: whether those who publish without being answered may take their time to go.
+        self.patient = True
         self.answer_sizes = AnswerSizes()
         self._server: asyncio.Server | None = None
         self._ticker: asyncio.Task[None] | None = None
@@ -567,11 +577,17 @@ class NativeListener:
         """Stop accepting, tell everybody, let what is under way finish, then close."""
         if self._server is not None:
             self._server.close()
+        patience = self.loop.call_later(_PATIENCE_S, self._lose_patience)
         await self.connections.end()
+        patience.cancel()
         if self._ticker is not None:
             self._ticker.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._ticker
+
+    def _lose_patience(self) -> None:
+        self.patient = False
+        self.connections.progressed()
 
     async def _tick(self) -> None:
         while True:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from millstream.errors import (
     MillstreamError,
     OffsetOutOfRange,
@@ -40,6 +42,7 @@ from millstream.wire.messages import (
     encode_json_response,
     encode_publish_result,
 )
+from millstream.wire.subscription_calls import FlowNotice, OpenSubscription, Subscribed
 
 
 @dataclass
@@ -100,6 +103,12 @@ class FakeMember:
     connection: _Peer | None = None
 
 
+def flow_notice(topic: str, delay_ms: int) -> bytes:
+    """A frame that asks for a pause before every publish."""
+    notice = FlowNotice(topic=topic, level="critical", delay_ms=delay_ms, reason="behind")
+    return encode_frame(FrameType.FLOW, msgspec.json.encode(notice))
+
+
 class _Peer:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -133,7 +142,9 @@ class FakeBroker:
         self.members: dict[str, FakeMember] = {}
         self.grant: list[tuple[str, int]] = []  # what the next member that joins may hold
         self.call_errors: dict[str, deque[MillstreamError]] = {}
-        self.before: dict[str, Callable[[], None]] = {}  # runs once, before a call of this kind is answered
+        self.before: dict[
+            str, Callable[[], None]
+        ] = {}  # runs once, before a call of this kind (or "Hello") is answered
         self.lost_answers: deque[str] = deque()  # calls that are carried out, then the connection is gone
         self.connections = 0
         self.heartbeat_frames = 0
@@ -269,6 +280,7 @@ class FakeBroker:
 
     def _handle(self, peer: _Peer, correlation: int, body: Any) -> None:
         if isinstance(body, Hello):
+            self.before.pop("Hello", lambda: None)()
             peer.send(
                 encode_json_response(
                     Welcome(
@@ -485,3 +497,15 @@ class FakeBroker:
 
 class _Dropped(Exception):
     """The connection is gone on purpose."""
+
+
+class FakeSubscriptions(FakeBroker):
+    """Takes every subscription, and sends nothing."""
+
+    subscribed = 0
+
+    def _answer(self, peer: Any, call: calls.Call) -> Any:
+        if isinstance(call, OpenSubscription):
+            self.subscribed += 1
+            return Subscribed(subscription=self.subscribed)
+        return super()._answer(peer, call)

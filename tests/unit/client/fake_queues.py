@@ -99,6 +99,10 @@ class FakeQueues(FakeBroker):
             return None
         return super()._answer(peer, call)
 
+    def consumer_is_gone(self, number: int) -> bool:
+        """Whether its connection has ended."""
+        return number in self._consumers and self._consumers[number][1] not in self._peers
+
     # --- leases --------------------------------------------------------------------------------------------------
 
     def expire(self) -> None:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+from functools import partial
 
 import pytest
 from async_scenarios import numbered, run
-from fake_broker import FAULTS, FakeBroker, Fault
+from fake_broker import FAULTS, FakeBroker, FakePartition, Fault
 
 import millstream
 from millstream import aio
-from millstream.errors import ConnectionLost, InvalidArgument, QuotaExceeded, RequestTimeout
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, QuotaExceeded, RequestTimeout
+from tests.forgetful import forget_to_pause
+from tests.waiting import eventually, eventually_async
 
 
 def test_a_producer_batches_and_keeps_order(fake: FakeBroker) -> None:
@@ -224,3 +229,179 @@ def test_acks_none_asks_for_no_answer(fake: FakeBroker) -> None:
 
     run(fake, scenario)
     assert set(fake.acks_seen) == {0}
+
+
+@pytest.mark.parametrize("asyncio_forgets", [False, True])
+def test_without_confirmations_a_broker_that_takes_nothing_is_waited_for(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, asyncio_forgets: bool
+) -> None:
+    """Everything was taken at once, whatever `buffer_bytes` said; close cut off what the broker had not read yet."""
+    if asyncio_forgets:
+        forget_to_pause(monkeypatch)
+    values = [b"%d" % number * 50_000 for number in range(100, 300)]  # more than the system keeps for a socket
+    taken: list[bytes] = []
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer(
+            "t", acks="none", linger_ms=1, batch_bytes=1 << 18, buffer_bytes=1 << 20, send_timeout_s=0.2
+        )
+        fake.hold_answers.clear()
+        with contextlib.suppress(RequestTimeout):
+            for value in values:
+                await producer.send(value)
+                taken.append(value)
+        assert len(taken) < len(values)
+        assert producer.stats.buffered_bytes >= 1 << 20
+        with pytest.raises(RequestTimeout):
+            await producer.flush(0.05)
+        fake.hold_answers.set()
+        await producer.close()
+
+    run(fake, scenario)
+    assert fake.values("t") == taken
+
+
+def test_without_confirmations_flush_does_not_wait_for_what_others_go_on_to_send(fake: FakeBroker) -> None:
+    fake.faults.extend(Fault(delay_s=0.002) for _ in range(100_000))  # or the system would always have room
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", acks="none", linger_ms=1, batch_bytes=1 << 18)
+
+        async def pour() -> None:
+            while True:
+                await producer.send(bytes(20_000))
+
+        pouring = asyncio.create_task(pour())
+        await eventually_async(lambda: producer.stats.buffered_bytes > 1 << 20)
+        await producer.flush(5)
+        pouring.cancel()
+        with contextlib.suppress(MillstreamError):
+            await producer.close(0.01)
+
+    run(fake, scenario)
+
+
+def test_without_confirmations_a_connection_that_is_lost_is_not_waited_for(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", acks="none", linger_ms=1, batch_bytes=1 << 18)
+        fake.hold_answers.clear()
+        for number in range(100, 300):
+            await producer.send(b"%d" % number * 50_000)
+        flushing = asyncio.create_task(producer.flush())
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        fake.drop_all()
+        fake.hold_answers.set()
+        await flushing
+        await producer.send(b"last")
+        await producer.close()
+
+    run(fake, scenario)
+    eventually(lambda: fake.values("t")[-1] == b"last")
+
+
+def test_without_confirmations_close_waits_until_the_broker_has_taken_everything(fake: FakeBroker) -> None:
+    """What the system had taken was lost with the socket, if the broker said anything before it had read it."""
+    fake.faults.extend(Fault(delay_s=0.02) for _ in range(20))
+
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t", acks="none", batch_messages=1) as producer:
+            for value in numbered(20):
+                await producer.send(value)
+        assert fake.values("t") == numbered(20)
+
+    run(fake, scenario)
+
+
+@pytest.mark.parametrize("loss", [RequestTimeout, ConnectionLost])
+def test_without_confirmations_close_says_that_the_broker_has_not_taken_everything(
+    fake: FakeBroker, loss: type[MillstreamError]
+) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", acks="none")
+        fake.hold_answers.clear()
+        await producer.send(b"a")
+        await producer.flush()
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)
+        closing = asyncio.create_task(producer.close(0.2 if loss is RequestTimeout else 20))
+        await asyncio.sleep(0)
+        if loss is ConnectionLost:
+            fake.drop_all()
+        with pytest.raises(loss, match="what was sent last may be lost"):
+            await closing
+        fake.hold_answers.set()
+
+    run(fake, scenario)
+
+
+def test_without_confirmations_a_broker_that_goes_and_has_not_taken_everything_is_told_of(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", acks="none", linger_ms=1)
+        fake.hold_answers.clear()
+        await producer.send(b"a")
+        await producer.flush()
+        await asyncio.to_thread(fake.wait_for, lambda: fake.publishes)  # it reads nothing behind this one
+        fake.say_goodbye()
+        await eventually_async(lambda: producer._leaving)
+        fake.drop_all()
+        fake.hold_answers.set()
+        await asyncio.wait(producer._leaving)
+        with pytest.raises(ConnectionLost, match="what was sent last may be lost"):
+            await producer.send(b"b")
+        await producer.send(b"c")
+        await producer.close()
+
+    run(fake, scenario)
+    assert fake.values("t")[-1] == b"c", "it goes on"
+
+
+def test_messages_are_delivered_while_it_is_looked_for_new_partitions(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        answer = threading.Event()
+        async with client.producer("t", linger_ms=1) as producer:
+            await producer.send(b"a")
+            await producer.flush()
+            fake.topics["t"].append(FakePartition(uid=101))
+            fake.before["Metadata"] = partial(answer.wait, 20)
+            producer._outbox.topic.loaded_s -= 61  # a minute later
+            for value in (b"b", b"c"):
+                await producer.send(value)
+                await eventually_async(lambda: fake.values("t")[-1] == value, within_s=5)  # noqa: B023
+            assert not fake.before, "nobody has asked"
+            answer.set()
+            await eventually_async(lambda: len(producer._outbox.topic.uids) == 2)
+
+    run(fake, scenario)
+
+
+def test_a_producer_can_be_closed_while_it_is_looked_for_new_partitions(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        answer = threading.Event()
+        async with client.producer("t", linger_ms=1) as producer:
+            fake.before["Metadata"] = partial(answer.wait, 20)
+            producer._outbox.topic.loaded_s -= 61
+            await producer.send(b"a")
+            await eventually_async(lambda: not fake.before)
+        answer.set()
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a"]
+
+
+def test_a_close_that_is_cancelled_at_its_very_end_says_so_and_has_closed(fake: FakeBroker) -> None:
+    """It took the cancellation for the end of its own task, and whoever had cancelled it waited for ever."""
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t")
+        await producer.send(b"a")
+        connections = len(fake._peers)
+        closing = asyncio.create_task(producer.close())
+        while not producer._task.cancelling():  # noqa: ASYNC110 - in that very turn of the loop
+            await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait((closing,))
+        assert closing.cancelled()
+        await eventually_async(lambda: len(fake._peers) == connections - 1)
+        await producer.close()
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"a"]

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from fake_broker import FAULTS, FakeBroker, Fault
+from fake_broker import FAULTS, FakeBroker, FakePartition, Fault
 
 import millstream
+from millstream.client.blocking.producer import _close_all
 from millstream.errors import (
     ConnectionLost,
     InvalidArgument,
@@ -21,6 +22,7 @@ from millstream.errors import (
     QuotaExceeded,
     RequestTimeout,
 )
+from tests.waiting import eventually
 
 
 def numbered(count: int, start: int = 0) -> list[bytes]:
@@ -206,6 +208,24 @@ def test_who_is_told_of_errors_hears_of_all_of_them_even_if_it_raises(
         producer.close()
 
 
+def test_a_callback_that_raises_at_the_end_of_the_program_keeps_no_other_producer_from_sending(
+    fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(millstream.Producer, "_report_quietly", lambda self: None)  # whoever closes comes first
+
+    def on_error(failure: millstream.BatchFailure) -> None:
+        raise RuntimeError("my callback")
+
+    producers = [client.producer("t", linger_ms=60_000, on_error=on_error) for _ in range(3)]
+    fake.faults.extend(Fault(error=QuotaExceeded("full")) for _ in producers)
+    for producer in producers:
+        producer.send(b"x")
+    _close_all()  # as at the end of a program
+    assert len(fake.publishes) == 3
+    with pytest.raises(QuotaExceeded):
+        client.close()
+
+
 def test_an_error_surfaces_at_send_and_the_message_is_not_taken(fake: FakeBroker, client: millstream.Client) -> None:
     failed = threading.Event()
     producer = client.producer("t", linger_ms=1, on_error=lambda _: failed.set())
@@ -317,6 +337,73 @@ def test_acks_none_asks_for_no_answer(fake: FakeBroker, client: millstream.Clien
             producer.send(value)
     fake.wait_for(lambda: "t" in fake.topics and len(fake.values("t")) == 100)
     assert set(fake.acks_seen) == {0}
+
+
+def test_without_confirmations_close_waits_until_the_broker_has_taken_everything(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """What the system had taken was lost with the socket, if the broker said anything before it had read it."""
+    fake.faults.extend(Fault(delay_s=0.02) for _ in range(20))
+    with client.producer("t", acks="none", batch_messages=1) as producer:
+        for value in numbered(20):
+            producer.send(value)
+    assert fake.values("t") == numbered(20)
+
+
+@pytest.mark.parametrize("loss", [RequestTimeout, ConnectionLost])
+def test_without_confirmations_close_says_that_the_broker_has_not_taken_everything(
+    fake: FakeBroker, client: millstream.Client, loss: type[MillstreamError]
+) -> None:
+    producer = client.producer("t", acks="none")
+    fake.hold_answers.clear()
+    producer.send(b"a")
+    producer.flush()
+    fake.wait_for(lambda: fake.publishes)
+    if loss is ConnectionLost:
+        threading.Timer(0.2, fake.drop_all).start()
+    with pytest.raises(loss, match="what was sent last may be lost"):
+        producer.close(0.2 if loss is RequestTimeout else 20)
+    fake.hold_answers.set()
+
+
+def send_and_be_asked_to_go(fake: FakeBroker, producer: millstream.Producer) -> None:
+    """By a broker that says nothing more: whether it has taken the message is asked, and nobody knows."""
+    fake.hold_answers.clear()
+    producer.send(b"a")
+    producer.flush()
+    fake.wait_for(lambda: fake.publishes)  # it reads nothing behind this one
+    fake.say_goodbye()
+    eventually(lambda: producer._goodbye.asked)
+
+
+def test_without_confirmations_a_broker_that_goes_and_has_not_taken_everything_is_told_of(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    producer = client.producer("t", acks="none", linger_ms=1)
+    send_and_be_asked_to_go(fake, producer)
+    fake.drop_all()
+    fake.hold_answers.set()
+    eventually(lambda: producer._outbox.delivery.failure is not None)
+    with pytest.raises(ConnectionLost, match="what was sent last may be lost"):
+        producer.send(b"b")
+    producer.send(b"c")
+    producer.close()
+    assert fake.values("t")[-1] == b"c", "it goes on"
+
+
+def test_without_confirmations_a_broker_that_goes_and_vanishes_holds_nothing_up() -> None:
+    """Whether it had taken everything was asked, and until the system gave up nothing more was sent anywhere."""
+    with FakeBroker(heartbeat_ms=50) as fake, millstream.connect(fake.address) as client:
+        producer = client.producer("t", acks="none", linger_ms=1)
+        send_and_be_asked_to_go(fake, producer)
+        fake.vanish()
+        fake.hold_answers.set()
+        producer.send(b"b")
+        eventually(lambda: producer._outbox.delivery.failure is not None)
+        with pytest.raises(ConnectionLost, match=r"what was sent last may be lost: .* has been silent"):
+            producer.send(b"c")
+        producer.close()
+        assert fake.values("t")[-1] == b"b", "it goes on"
 
 
 def test_a_closed_producer_takes_nothing(client: millstream.Client) -> None:
@@ -480,6 +567,29 @@ def test_flush_does_not_wait_for_what_others_send_meanwhile(fake: FakeBroker, cl
         stop.set()
         thread.join()
         producer.close()
+
+
+def test_messages_are_delivered_while_it_is_looked_for_new_partitions(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    answer = threading.Event()
+    with client.producer("t", linger_ms=1) as producer:
+        producer.send(b"a")
+        producer.flush()
+        fake.topics["t"].append(FakePartition(uid=101))
+        fake.before["Metadata"] = partial(answer.wait, 20)
+        producer._outbox.topic.loaded_s -= 61  # a minute later
+        for value in (b"b", b"c"):
+            producer.send(value)
+            eventually(lambda: fake.values("t")[-1] == value, within_s=5)  # noqa: B023
+        eventually(lambda: not fake.before, "nobody has asked")
+        producer._outbox.topic.loaded_s -= 61  # and another one
+        producer.send(b"d")
+        eventually(lambda: not producer._outbox.outdated())
+        looking = [thread for thread in threading.enumerate() if thread.name == "millstream-producer-partitions"]
+        assert len(looking) == 1
+        answer.set()
+        eventually(lambda: len(producer._outbox.topic.uids) == 2)
 
 
 def test_an_idle_producer_says_that_it_is_alive() -> None:

@@ -28,6 +28,7 @@ from millstream.errors import (
     UnsupportedVersion,
 )
 from millstream.records import Batch, encode_batch
+from millstream.server import tcp
 from millstream.server.tcp import NativeConnection
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.frames import FrameType, encode_frame, frame_head
@@ -338,6 +339,39 @@ def test_stopping_says_goodbye_and_answers_what_is_under_way(tmp_path: Path) -> 
     stopping.join(5)
     assert not stopping.is_alive()
     client.close()
+
+
+def test_stopping_waits_until_a_client_goes_that_publishes_without_being_answered(tmp_path: Path) -> None:
+    """What it had sent before it could know was lost with the connection."""
+    broker = BrokerForTests(tmp_path).start()
+    client = NativeClient(broker.address)
+    client.call("topic.create", name="orders")
+    client.send_publish("orders", [b"before"], acks=0)
+    stopping = threading.Thread(target=broker.stop)
+    stopping.start()
+    assert client.receive()[0] == FrameType.GOAWAY
+    client.send_publish("orders", [b"on its way"], acks=0)
+    assert client.call("broker.describe")["software"], "everything before this has been read"
+    assert stopping.is_alive()
+    client.close()
+    stopping.join(5)
+    assert not stopping.is_alive()
+    with BrokerForTests(tmp_path) as again, NativeClient(again.address) as reader:
+        assert reader.fetch("orders", 0).high_watermark == 2
+
+
+def test_stopping_does_not_wait_for_ever_for_a_client_that_nobody_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "_PATIENCE_S", 0.05)
+    broker = BrokerForTests(tmp_path).start()
+    with NativeClient(broker.address) as client:
+        client.call("topic.create", name="orders")
+        client.send_publish("orders", [b"x"], acks=0)
+        stopping = threading.Thread(target=broker.stop)
+        stopping.start()
+        stopping.join(5)
+        assert not stopping.is_alive(), "it waited for as long as what is under way may take"
 
 
 def test_namespaces_keep_names_apart(broker: BrokerForTests) -> None:

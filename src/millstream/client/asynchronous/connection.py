@@ -13,12 +13,15 @@ from typing import Any, Final, cast
 from millstream.client.address import Target
 from millstream.client.asynchronous.ongoing import Ongoing
 from millstream.client.backoff import Backoff
+from millstream.client.outbox import may_be_lost
+from millstream.client.publishing import encode_goodbye
 from millstream.client.silence import Silence
 from millstream.client.values import encode_call
 from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout, ShuttingDown
 from millstream.wire.calls import Call
 from millstream.wire.frames import FrameReader, FrameType, encode_frame
 from millstream.wire.messages import Welcome, decode_answer, decode_error
+from millstream.writing import write_all
 
 __all__ = ["AsyncConnection", "AsyncLink"]
 
@@ -42,6 +45,12 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._last_sent_s = time.monotonic()
         self._silence = Silence(0, self._last_sent_s)
         self._is_reading = True
+        #: Something that was written waits until the broker takes more.
+        self.unsent = False
+        #: Something was sent that no answer is awaited for, and the broker may not have taken it.
+        self.unproven = False
+        #: How often everything written was sent, after there was something `unsent`.
+        self.drains = 0
         self.welcome: Welcome
         self.lost: ConnectionLost | None = None
         self.goaway = False
@@ -49,6 +58,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self.on_trouble: Callable[[], None] | None = None
         #: Called with the type and the payload of frames that answer nothing; the payload is valid only then.
         self.on_push: Callable[[int, memoryview], None] | None = None
+        #: Called when everything written is sent, after there was something `unsent`.
+        self.on_sent: Callable[[], None] | None = None
 
     @classmethod
     async def open(cls, target: Target, *, timeout_s: float, receive_bytes: int = _RECEIVE_BYTES) -> AsyncConnection:
@@ -87,8 +98,8 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        """Open, with nobody waiting for anything."""
-        return self.lost is None and not self._waiting
+        """Open, with nobody waiting for anything and nothing left to send, or to be taken."""
+        return self.lost is None and not self._waiting and not self.unsent and not self.unproven
 
     # --- out -----------------------------------------------------------------------------------------------------
 
@@ -96,7 +107,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """Write the pieces; never waits.  What is sent on a lost connection is lost."""
         if self.lost is None:
             self._last_sent_s = time.monotonic()
-            self._transport.writelines(parts)
+            write_all(self._transport, parts)
 
     def expect(self, correlation: int, on_answer: OnAnswer) -> None:
         """Call back when this request is answered; at once if it never can be."""
@@ -113,6 +124,21 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except TimeoutError:
             raise RequestTimeout(f"the broker did not answer within {timeout_s:.3g} s") from None
         return decode_answer(memoryview(answer), kind)
+
+    async def finish(self, correlation: int) -> None:
+        """Let the broker take everything written, then close.  Raises ConnectionLost.
+
+        That all of it is sent is not enough: while the system keeps it for the broker, a socket that is closed loses it
+        with the next thing that the broker says.
+        """
+        if self.lost is None:
+            try:
+                await self.exchange(correlation, encode_goodbye(correlation))
+                self.unproven = False
+            except ConnectionLost:
+                if self.unproven:  # else somebody else has asked as well, and was answered
+                    raise
+            self.close()
 
     def pause_reading(self) -> None:
         """Leave what comes where it is, until `resume_reading`."""
@@ -161,10 +187,20 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=1, low=0)
         sock: socket.socket | None = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def pause_writing(self) -> None:
+        self.unsent = True
+
+    def resume_writing(self) -> None:
+        self.unsent = False
+        self.drains += 1
+        if self.on_sent is not None:
+            self.on_sent()
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self._reader.buffer()
@@ -189,6 +225,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         except MillstreamError as problem:
             self._end(f"the broker at {self._target.address} sent a damaged frame: {problem}")
 
+    def eof_received(self) -> None:
+        self._end(f"the connection to {self._target.address} is lost (closed)")  # nobody reads what is not sent yet
+
     def connection_lost(self, exc: Exception | None) -> None:
         why = f": {exc}" if exc is not None else " (closed)"
         self._end(f"the connection to {self._target.address} is lost{why}")
@@ -196,12 +235,14 @@ class AsyncConnection(asyncio.BufferedProtocol):
     # --- end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
+        """End it at once; what is not sent yet is lost."""
         self._end("the connection was closed")
 
     def _end(self, why: str) -> None:
         if self.lost is not None:
             return
         self.lost = ConnectionLost(why)
+        self.unsent = False
         if self._timer is not None:
             self._timer.cancel()
         if self._transport is not None:
@@ -257,6 +298,9 @@ class AsyncLink:
 
     async def _open(self, timeout_s: float) -> AsyncConnection:
         connection = await AsyncConnection.open(self._target, timeout_s=timeout_s, receive_bytes=self._receive_bytes)
+        if self._closed:  # meanwhile: it has closed the connection that it knew of
+            connection.close()
+            raise ConnectionLost("the client is closed")
         connection.on_trouble = lambda: self._tell(connection)
         connection.on_push = self._pushed
         old, self._connection = self._connection, connection
@@ -314,6 +358,21 @@ class AsyncLink:
 
     def next_correlation(self) -> int:
         return next(self.correlations) & 0x7FFF_FFFF
+
+    async def finish(self, limit_s: float) -> None:
+        """Let the broker take everything written, for as long as this; then close.  Raises what came in between."""
+        try:
+            if self._connection is not None:
+                async with asyncio.timeout(limit_s):
+                    await self._connection.finish(self.next_correlation())
+        except TimeoutError:
+            raise RequestTimeout(
+                f"what was sent last may be lost: the broker has not taken it after {limit_s:.3g} s"
+            ) from None
+        except ConnectionLost as error:
+            raise may_be_lost(error) from None
+        finally:
+            self.close()
 
     def close(self) -> None:
         self._closed = True

@@ -14,7 +14,7 @@ import mmh3
 
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
 from millstream.client.backoff import Backoff
-from millstream.client.delivery import Settled
+from millstream.client.delivery import SealedBatch, Settled
 from millstream.client.flow import FlowNotices
 from millstream.client.messages import BatchFailure, ProducerStats, Receipt, TopicPartition, receipts
 from millstream.client.metadata import Topic
@@ -25,6 +25,7 @@ from millstream.entries import AnyEntry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestError, RequestTimeout
 from millstream.vigil import Vigil
 from millstream.wire.frames import FrameType
+from millstream.wire.messages import PublishResult
 
 __all__ = ["AsyncProducer"]
 
@@ -74,6 +75,7 @@ class AsyncProducer:
         )
         if flow is None:
             link.on_push = self._on_push
+            link.listen(self._outbox.flow.forget)
         self._accumulator = self._outbox.accumulator
         self._loop = asyncio.get_running_loop()
         self._connection: AsyncConnection | None = None
@@ -88,6 +90,11 @@ class AsyncProducer:
         #: Messages that wait for something before they are taken; when the last ones were sent on their way.
         self._coming = 0
         self._used_at_s = self._loop.time()
+        self._looking: asyncio.Task[None] | None = None
+        #: Without confirmations: brokers that have asked us to go are asked whether they have taken everything.
+        self._leaving: set[asyncio.Task[None]] = set()
+        #: How many connections there had been when the topic was looked up.
+        self._looked_up_on = link.opened
         self._task = self._loop.create_task(self._run(), name=f"millstream-producer-{topic.name}")
         link.listen(self._on_trouble)
 
@@ -187,14 +194,15 @@ class AsyncProducer:
             self._pump()
             self._wake.set()
             marks = outbox.marks()
-            limit_s = outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
-            await self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
+            limit_s = self._limit_s(timeout_s)
+            await self._await(self._left(marks), limit_s, "messages are not confirmed yet")
         self._outbox.raise_failure()
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Flush, then let go of the connection.  Raises the first error that was not raised before.
 
-        What other tasks send from now on is refused.  A second close waits for the first.
+        Without confirmations it waits until the broker has taken everything.  What other tasks send from now on is
+        refused.  A second close waits for the first.
         """
         if self._closing:
             if not self._closed.is_set():
@@ -203,18 +211,35 @@ class AsyncProducer:
         self._closing = True
         # Before the flush: behind it, a message on the fast path would be taken and never sent.
         self._accumulator.close_gate()
+        deadline_s = self._loop.time() + self._limit_s(timeout_s)
         try:
             await self.flush(timeout_s)
+            if not self._outbox.wants_answers:
+                await self._finish(deadline_s)
         finally:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            for ending in (self._task, *self._leaving):
+                ending.cancel()
             self._link.forget(self._on_trouble)
             self._settle(self._outbox.abandon(ConnectionLost("the producer was closed")))
             if self._owns_link:
                 self._link.close()
-            self._closed.set()
+            try:  # last of all: who is cancelled meanwhile leaves nothing open, and hears of that
+                await asyncio.wait((self._task,))
+            finally:
+                self._closed.set()
         self._outbox.raise_failure()
+
+    async def _finish(self, deadline_s: float) -> None:
+        """Wait until the broker has taken everything, over all connections."""
+        if self._leaving:
+            left_s = max(0.0, deadline_s - self._loop.time())
+            _, staying = await asyncio.wait(self._leaving, timeout=left_s)
+            if staying:
+                raise RequestTimeout("what was sent last may be lost: the broker that stops has not taken it")
+        await self._link.finish(deadline_s - self._loop.time())
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self._outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
 
     async def _wait_closed(self, timeout_s: float | None) -> None:
         try:
@@ -261,6 +286,27 @@ class AsyncProducer:
         except TimeoutError:
             raise RequestTimeout(f"{what} after {limit_s:g} s") from None
 
+    def _left(self, marks: list[SealedBatch]) -> Callable[[], bool]:
+        """To ask whether all of these are settled and none of them waits on our side.
+
+        With confirmations none ever does.  Without, they have left as soon as everything written was sent once: others
+        may write more at that moment, and wait again.
+        """
+        written: tuple[AsyncConnection, int] | None = None
+
+        def left() -> bool:
+            nonlocal written
+            if not settled_all(marks):
+                return False
+            connection = self._connection
+            if self._outbox.wants_answers or connection is None or not connection.unsent:
+                return True
+            now = (connection, connection.drains)
+            written = written or now
+            return now != written
+
+        return left
+
     def _moved(self) -> None:
         progress, self._progress = self._progress, None
         if progress is not None and not progress.done():
@@ -271,10 +317,13 @@ class AsyncProducer:
         connection, outbox = self._connection, self._outbox
         if connection is None or not connection.usable:
             return
-        while (frame := outbox.next_frame()) is not None:
+        # What no answer is awaited for is settled when it is sent: it stays where it counts until there is room for it.
+        while (outbox.wants_answers or not connection.unsent) and (frame := outbox.next_frame()) is not None:
             correlation, *parts = frame
             if outbox.wants_answers:
                 connection.expect(correlation, self._on_answer)
+            else:
+                connection.unproven = True
             connection.send(*parts)
         if not outbox.wants_answers:
             self._moved()
@@ -294,6 +343,7 @@ class AsyncProducer:
 
     def _on_trouble(self) -> None:
         self._wake.set()
+        self._moved()
 
     def _settle(self, outcomes: list[Settled]) -> None:
         for settled in outcomes:
@@ -308,14 +358,12 @@ class AsyncProducer:
     def _resolve(self, settled: Settled) -> None:
         """Answer those who wait for single messages of a batch."""
         batch, result, error = settled
-        topic = self._outbox.topic
-        place = TopicPartition(topic.name, batch.line.partition)
-        uid = topic.uid(place.partition)
         tickets: list[_Ticket] = batch.ticket
         if result is not None:
-            for (future, _), confirmed in zip(tickets, receipts(place, uid, result, len(tickets)), strict=True):
-                if not future.done():  # else it was cancelled
-                    future.set_result(confirmed)
+            if self._looked_up_on == self._link.opened:
+                self._confirm(batch, result)
+            else:  # the broker may have been restarted, and what it keeps in memory has other partitions then
+                self._look_beside().add_done_callback(lambda _: self._confirm(batch, result))
             return
         assert error is not None
         refused = isinstance(error, RequestError) and not settled.in_doubt and batch.count > 1
@@ -332,6 +380,14 @@ class AsyncProducer:
         if again:
             self._outbox.send_singly(batch, again)
 
+    def _confirm(self, batch: SealedBatch, result: PublishResult) -> None:
+        topic, tickets = self._outbox.topic, batch.ticket
+        place = TopicPartition(topic.name, batch.line.partition)
+        made = receipts(place, topic.uid(place.partition), result, len(tickets))
+        for (future, _), confirmed in zip(tickets, made, strict=True):
+            if not future.done():  # else it was cancelled
+                future.set_result(confirmed)
+
     # --- the background task -------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
@@ -347,6 +403,9 @@ class AsyncProducer:
             if not self._closing:
                 self._end_with_loop()
             raise
+        finally:
+            if self._looking is not None:
+                self._looking.cancel()
 
     def _end_with_loop(self) -> None:
         """Nobody has closed the producer, and there is no time left to send anything: at least say so."""
@@ -366,7 +425,7 @@ class AsyncProducer:
             self._wake.clear()
             idle = self._tick()
             if self._outbox.outdated() and not idle:
-                await self._look_again()
+                self._look_beside()
             if self._connection is None and not idle:
                 await self._reconnect()
             elif self._outbox.delivery.wants_identity:
@@ -385,12 +444,25 @@ class AsyncProducer:
             if outbox.overdue():
                 connection.close()
             if connection.lost is not None or (connection.goaway and not outbox.delivery.flying):
+                if connection.unproven and connection.lost is None:
+                    leaving = self._loop.create_task(self._leave(connection), name="millstream-producer-leaving")
+                    self._leaving.add(leaving)
+                    leaving.add_done_callback(self._leaving.discard)
                 self._connection = None
                 outbox.delivery.disconnected()
         outbox.trouble = self._link.trouble
         self._settle(outbox.expire())
         self._pump()
         return outbox.come_to_rest()
+
+    async def _leave(self, connection: AsyncConnection) -> None:
+        """Have the broker take what was sent, whose answer nobody awaits, before the connection is closed."""
+        try:
+            await connection.finish(self._link.next_correlation())
+        except ConnectionLost as error:
+            self._outbox.doubt(error)
+        finally:
+            connection.close()
 
     def _wake_if_needed(self) -> None:
         """In steady traffic it sleeps: being woken for every batch would cost more than the batch."""
@@ -412,6 +484,8 @@ class AsyncProducer:
         deadline_s = time.monotonic() + self._outbox.wait_s(10 * _IDLE_S)
         try:
             self._connection = await self._link.get(deadline_s)
+            if not self._outbox.wants_answers:
+                self._connection.on_sent = self._pump
         except ConnectionLost:
             await asyncio.sleep(max(0.0, min(_IDLE_S, deadline_s - time.monotonic())))
         except MillstreamError as error:
@@ -426,8 +500,17 @@ class AsyncProducer:
         self._outbox.delivery.renew(identity)
         return True
 
+    def _look_beside(self) -> asyncio.Task[None]:
+        """Look again, and go on with what is to be delivered: the answer may take as long as a call may."""
+        self._outbox.topic.loaded_s = time.monotonic()
+        if self._looking is None or self._looking.done():
+            self._looking = self._loop.create_task(self._look_again(), name="millstream-producer-partitions")
+        return self._looking
+
     async def _look_again(self) -> None:
         """More partitions may have been added to the topic."""
         self._outbox.topic.loaded_s = time.monotonic()  # whatever comes of it, not again at once
+        connections = self._link.opened
         with contextlib.suppress(MillstreamError):
             self._outbox.learn(await self._look_up(self._outbox.topic.name))
+        self._looked_up_on = connections

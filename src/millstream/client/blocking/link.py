@@ -33,6 +33,8 @@ class Link:
         self._connection: Connection | None = None
         #: Gets what is received without having been asked for.
         self.on_push: Callable[[Connection, Frame], None] | None = None
+        #: Called when there is another connection.
+        self.on_open: Callable[[], None] | None = None
         belongs_to_one_process(self)
 
     @property
@@ -58,6 +60,8 @@ class Link:
                 link.on_push(receiver, frame)
 
         transport.on_push = pushed
+        if self.on_open is not None:
+            self.on_open()
         return connection
 
     def get(self, deadline_s: float) -> Connection:
@@ -68,9 +72,11 @@ class Link:
         backoff = Backoff()
         with self._lock:  # one thread connects, the others wait for it
             while True:
-                if self._closed:
-                    raise ConnectionLost("the client is closed")
                 connection = self._connection
+                if self._closed:
+                    if connection is not None:
+                        connection.close()  # opened since, perhaps: `close` has closed the one that it knew of
+                    raise ConnectionLost("the client is closed")
                 if connection is not None and connection.usable:
                     return connection
                 if connection is not None:

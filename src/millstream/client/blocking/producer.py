@@ -21,13 +21,15 @@ import mmh3
 
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
+from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.knock import Knock
 from millstream.client.blocking.transport import Transport
 from millstream.client.delivery import SealedBatch
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import Topic
-from millstream.client.outbox import Outbox, settled_all
+from millstream.client.outbox import Outbox, may_be_lost, settled_all
+from millstream.client.publishing import encode_goodbye
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
@@ -45,8 +47,19 @@ _IDLE_S: Final = 1.0
 _BUSY_S: Final = 0.005
 #: How long the end of the program waits for what its producers have taken.
 _EXIT_S: Final = 5.0
+#: The number of the question whether everything was taken; those of batches begin with 1.
+_GOODBYE: Final = 0
 
 _live: Final[weakref.WeakSet[Producer]] = weakref.WeakSet()
+
+
+class _Goodbye:
+    """Of one connection without confirmations: whether the broker was asked if it has taken everything, and said so."""
+
+    __slots__ = ("asked", "heard")
+
+    def __init__(self) -> None:
+        self.asked = self.heard = False
 
 
 class Producer:
@@ -81,7 +94,11 @@ class Producer:
         self._busy = 0
         self._closing = False
         self._ended = False
+        self._goodbye = _Goodbye()
+        #: Rings beside `_wake`: without confirmations the thread that rests listens to the broker meanwhile.
+        self._bell = None if self._outbox.wants_answers else Bell()
         self._connections = 1
+        self._looking: threading.Thread | None = None
         self._transport: Transport | None = self._connect(target.timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"millstream-producer-{topic.name}", daemon=True)
         self._thread.start()
@@ -141,25 +158,28 @@ class Producer:
             if not self._ended:
                 outbox.seal_all()
                 self._pump()
-                self._wake.knock()
+                self._wake_up()
                 marks = outbox.marks()
-        limit_s = outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
-        self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
+        self._await(lambda: settled_all(marks), self._limit_s(timeout_s), "messages are not confirmed yet")
         self._report()
         self._raise_failure()
 
     def close(self, timeout_s: float | None = None) -> None:
         """Flush, then let go of the connection.  Raises the first error that was not raised before.
 
-        What other threads send from now on is refused.  A second close waits for the same messages, for its own time.
+        Without confirmations it waits until the broker has taken everything.  What other threads send from now on is
+        refused.  A second close waits for the same messages, for its own time.
         """
         self._check_thread()
         with self._lock:
             self._closing = True
             # Before the flush: behind it, a message on the fast path would be taken and never sent.
             self._accumulator.close_gate()
+        deadline_s = time.monotonic() + self._limit_s(timeout_s)
         try:
             self.flush(timeout_s)
+            if not self._outbox.wants_answers:
+                self._say_goodbye(deadline_s - time.monotonic())
         finally:
             with self._lock:
                 if not self._ended:
@@ -167,13 +187,45 @@ class Producer:
                     self._outbox.abandon(ConnectionLost("the producer was closed"))
                     self._ended = True
                 _live.discard(self)
-                self._wake.knock()
+                self._wake_up()
                 if self._transport is not None:
                     self._transport.close()  # also wakes the thread if it waits for answers
             self._report()
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=5)
         self._raise_failure()
+
+    def _say_goodbye(self, limit_s: float) -> None:
+        """Let the broker take everything that was sent, as nothing is confirmed.
+
+        While the system keeps it for the broker, a socket that is closed loses it with the next thing that the broker
+        says.
+        """
+        with self._lock:
+            transport, goodbye = self._transport, self._goodbye
+            if transport is None or self._ended:
+                return
+            transport.hurry(max(0.01, limit_s))
+            try:
+                self._ask_whether_taken(transport)
+            except ConnectionLost:
+                self._disconnect()
+        self._await(
+            lambda: goodbye.heard or self._transport is not transport,
+            limit_s,
+            "what was sent last may be lost: the broker has not taken it",
+        )
+        if not goodbye.heard:
+            self._raise_failure()
+            raise may_be_lost(transport.lost)
+
+    def _ask_whether_taken(self, transport: Transport) -> None:
+        if not self._goodbye.asked:
+            self._goodbye.asked = True
+            transport.send(encode_goodbye(_GOODBYE))
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self._outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
 
     def __enter__(self) -> Producer:
         return self
@@ -226,20 +278,31 @@ class Producer:
         self._busy += 1
         self._pump()
         if self._asleep:
-            self._wake.knock()
+            self._wake_up()
         return True
 
-    def _pump(self) -> None:
-        """Take in answers, send what may be sent.  Never waits for the broker, only for the socket's buffer."""
+    def _wake_up(self) -> None:
+        self._wake.knock()
+        if self._bell is not None:
+            self._bell.ring()
+
+    def _pump(self, *, listen: bool = False) -> None:
+        """Take in answers, send what may be sent.  Never waits for the broker, only for the socket's buffer.
+
+        `listen`: to what the broker says by itself, too, if no answer is under way.
+        """
         transport, outbox = self._transport, self._outbox
         if transport is None:
             return
         try:
-            if outbox.delivery.flying:
+            if listen or self._expects:
                 while transport.receive(0):
                     self._take_answers(transport)
             if transport.goaway:
-                if not outbox.delivery.flying:
+                if not outbox.wants_answers:
+                    self._ask_whether_taken(transport)
+                    transport.check_silence(time.monotonic())  # one that has vanished never says so
+                if not self._expects:
                     self._disconnect()
                 return
             while (frame := outbox.next_frame()) is not None:
@@ -250,10 +313,18 @@ class Producer:
             self._disconnect()
             raise
 
+    @property
+    def _expects(self) -> bool:
+        """Whether an answer is under way."""
+        return self._outbox.delivery.flying > 0 or (self._goodbye.asked and not self._goodbye.heard)
+
     def _take_answers(self, transport: Transport) -> None:
         for frame in transport.frames():
             assert frame.correlation is not None
-            self._outbox.answered(frame.correlation, frame.payload)
+            if frame.correlation == _GOODBYE and self._goodbye.asked:
+                self._goodbye.heard = True
+            else:
+                self._outbox.answered(frame.correlation, frame.payload)
         self._knock_at_all()
 
     def _knock_at_all(self) -> None:
@@ -263,9 +334,12 @@ class Producer:
     def _disconnect(self) -> None:
         if self._transport is not None:
             self._transport.close()
+            goodbye, self._goodbye = self._goodbye, _Goodbye()
+            if goodbye.asked and not goodbye.heard:
+                self._outbox.doubt(self._transport.lost)
             self._transport = None
         self._outbox.delivery.disconnected()
-        self._wake.knock()
+        self._wake_up()
 
     # --- without the lock ----------------------------------------------------------------------------------------
 
@@ -281,7 +355,7 @@ class Producer:
             with self._lock:
                 if reached() or self._ended:
                     return
-                transport = self._transport if self._outbox.delivery.flying else None
+                transport = self._transport if self._expects else None
                 if transport is None and knock not in self._waiting:
                     self._waiting.append(knock)
             wait_s = min(deadline_s - time.monotonic(), 0.05)
@@ -318,6 +392,9 @@ class Producer:
                 with self._lock:
                     self._disconnect()
                 self._pause(backoff)
+        if self._bell is not None:
+            with self._lock:  # nobody rings it meanwhile: its descriptor may be another's a moment later
+                self._bell.close()
 
     def _deliver(self, backoff: Backoff) -> None:
         """Do what is due, then wait for what is next."""
@@ -328,8 +405,8 @@ class Producer:
             wants_identity = self._outbox.delivery.wants_identity
             wait_s = max(0.0002, self._outbox.wait_s(_IDLE_S))
         self._report_quietly()
-        if self._outbox.outdated():
-            self._look_again()
+        if self._outbox.outdated() and not idle:
+            self._look_beside()
         if transport is None and not idle:
             self._reconnect(backoff)
         elif wants_identity:
@@ -353,23 +430,23 @@ class Producer:
             self._disconnect()
         if outbox.expire():
             self._knock_at_all()
-        self._pump()
+        self._pump(listen=True)
         self._asleep = outbox.come_to_rest()
         return self._asleep
 
     def _rest(self, transport: Transport | None) -> None:
-        self._wake.wait(_IDLE_S)
+        if transport is None or self._bell is None:
+            self._wake.wait(_IDLE_S)
+        else:
+            transport.wait(_IDLE_S, self._bell.fileno())
+            self._bell.clear()
         self._asleep = False
         if transport is None:
             return
         with self._lock:
-            if self._transport is transport and not self._outbox.delivery.flying:
+            if self._transport is transport:
                 try:
                     transport.keep_alive(time.monotonic())
-                    while transport.receive(0):
-                        self._take_answers(transport)
-                    if transport.goaway:
-                        self._disconnect()
                 except ConnectionLost:
                     self._disconnect()
 
@@ -412,6 +489,16 @@ class Producer:
             self._outbox.delivery.renew(identity)
         return True
 
+    def _look_beside(self) -> None:
+        """Look again, and go on with what is to be delivered: the answer may take as long as a call may."""
+        self._outbox.topic.loaded_s = time.monotonic()
+        if self._looking is not None and self._looking.is_alive():
+            return
+        looking = threading.Thread(target=self._look_again, name="millstream-producer-partitions", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no more threads, or the program ends: then another time
+            looking.start()
+            self._looking = looking
+
     def _look_again(self) -> None:
         """More partitions may have been added to the topic."""
         self._outbox.topic.loaded_s = time.monotonic()  # whatever comes of it, not again at once
@@ -438,3 +525,5 @@ def _close_all() -> None:
             producer.close(max(0.01, deadline_s - time.monotonic()))
         except MillstreamError as error:
             _log.error("a producer was not closed, and messages were lost at the end of the program: %s", error)
+        except Exception:  # of a callback of the user's: the others have messages to send
+            _log.exception("a producer could not tell what became of its messages at the end of the program")

@@ -46,6 +46,13 @@ class Publisher:
         self._identities: list[Identity] = []
         #: What the broker says about how fast to publish.
         self.flow = FlowNotices()
+        flow = self.flow
+
+        def opened() -> None:
+            flow.forget()
+            topics.clear()  # the broker may have been restarted, and what it keeps in memory has other partitions then
+
+        link.on_open = opened
         belongs_to_one_process(self)
 
     def _forked(self) -> None:

@@ -47,6 +47,7 @@ class Transport:
         # A buffer of its own: the one that readers share by default belongs to a single thread.
         self.reader = FrameReader(shared=bytearray(receive_bytes))
         self._send_lock = threading.Lock()
+        self._send_s: float = _SEND_S
         self.welcome: Welcome
         self.lost: MillstreamError | None = None
         #: The broker asked us to go: finish, then connect again.
@@ -134,8 +135,17 @@ class Transport:
 
     def _not_sent(self, problem: OSError) -> ConnectionLost:
         if isinstance(problem, BlockingIOError):
-            return self._break(f"the broker at {self._target.address} takes no data for {_SEND_S} s")
+            return self._break(f"the broker at {self._target.address} takes no data for {self._send_s:g} s")
         return self._break(f"the connection to {self._target.address} is lost: {problem.strerror}")
+
+    def hurry(self, wait_s: float) -> None:
+        """From now on, wait no longer than this for a broker that takes no data, or not at all: we are about to go."""
+        self._send_s = min(self._send_s, wait_s)
+        with contextlib.suppress(OSError):  # closed by another thread
+            if self._send_s > 0:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(self._send_s))
+            else:
+                self._sock.setblocking(False)  # a time of 0 would mean any
 
     def keep_alive(self, now_s: float) -> None:
         """Say that we are here, if we said nothing for a third of what the broker tolerates."""
