@@ -6,22 +6,29 @@ from collections.abc import Callable
 
 from millstream.client.blocking.knock import Flag
 from millstream.client.messages import TopicPartition
-from millstream.errors import MillstreamError, RequestTimeout
+from millstream.errors import MillstreamError, RequestTimeout, StaleGeneration
 
-__all__ = ["CommitTicket"]
+__all__ = ["CommitTicket", "moved_on"]
+
+
+def moved_on(group: str, place: TopicPartition) -> StaleGeneration:
+    return StaleGeneration(f"{place} has left this member of group {group!r} since, and others may have read on")
 
 
 class CommitTicket:
     """A commit under way."""
 
-    __slots__ = ("_callback", "done", "epoch", "error", "offsets")
+    __slots__ = ("_callback", "done", "error", "holdings", "offsets")
 
     def __init__(
-        self, offsets: dict[TopicPartition, int], epoch: int, callback: Callable[[CommitTicket], None] | None = None
+        self,
+        offsets: dict[TopicPartition, int],
+        holdings: dict[TopicPartition, int],
+        callback: Callable[[CommitTicket], None] | None = None,
     ) -> None:
         self.offsets = offsets
-        #: Of the membership in which these messages were read.
-        self.epoch = epoch
+        #: In which these messages were read, by partition.
+        self.holdings = holdings
         self.error: MillstreamError | None = None
         self.done = Flag()
         self._callback = callback

@@ -16,18 +16,27 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from itertools import groupby
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from millstream.client.address import Target
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import Place, offsets_call
 from millstream.client.ownership import Changes
 from millstream.client.positions import Position
-from millstream.client.reading import Reading
+from millstream.client.reading import Reading, say_refused
 from millstream.client.settings import StartAt, StreamSettings
-from millstream.errors import InvalidArgument, MillstreamError, PartitionNotFound, RequestError, TopicNotFound
+from millstream.clock import monotonic_ms
+from millstream.errors import (
+    InvalidArgument,
+    MillstreamError,
+    PartitionNotFound,
+    RequestError,
+    StorageFailed,
+    TopicNotFound,
+)
 from millstream.names import is_pattern
 from millstream.wire import calls
+from millstream.wire.messages import FetchRequest
 
 __all__ = ["Following"]
 
@@ -46,6 +55,15 @@ _PAGE: Final = 1000
 _COMMIT_S: Final = 10.0
 
 
+class _Unreadable(NamedTuple):
+    """A partition whose log the broker could not open when we wanted to begin with it."""
+
+    uid: int
+    error: StorageFailed
+    #: Where to begin with it when it can be read, if there is no progress.
+    start: StartAt
+
+
 class Following(Reading):
     """A stream and its partitions."""
 
@@ -56,8 +74,12 @@ class Following(Reading):
         #: From then on, what is found without progress has appeared since, and is read from its first message.
         self._began = settings.group is not None and settings.start == "latest"  # the broker has put down the ends
         self._look_up_s = math.inf
+        #: The connection was lost since the last look, or there was none: the broker may have been restarted, and what
+        #: it keeps in memory has other partitions then, of which no offset is known.
+        self._in_doubt = False
         #: When the topics of the patterns were made, and how many partitions they had, at the last look.
         self._listed: dict[str, tuple[int, int]] = {}
+        self._unreadable: dict[TopicPartition, _Unreadable] = {}
         self._epoch = 0
         self._look_again_s = math.inf
 
@@ -119,16 +141,15 @@ class Following(Reading):
                 unknown = self._unknown_topics(wanted)
                 if unknown:
                     self._learn(await self._ask(*self._metadata_lookup(unknown)))
-                answers = [await self._ask(*lookup) for lookup in self._lookups(wanted, self._start)]
+                starts = await self._all_starts(wanted)
             except RequestError as error:
                 if self._membership is None and topic in self._settings.topics:
                     raise
                 _log.warning("stream: cannot begin with topic %s yet: %s", topic, error)  # it is being deleted
                 continue
-            starts = self._starts(wanted, answers)
             # Asked only now: meanwhile the group may have passed on what we were about to read.
-            taken = set(wanted) if self._membership is None else self._membership.took(wanted)
-            self._add({place: starts[place] for place in sorted(taken)})
+            taken = dict.fromkeys(starts, 0) if self._membership is None else self._membership.took(starts)
+            self._add(starts, taken)
             if taken:
                 await self._tell(self._settings.on_assigned, sorted(taken))
 
@@ -163,6 +184,38 @@ class Following(Reading):
         """Where to begin with partitions that have no progress."""
         return "earliest" if self._began else self._settings.start
 
+    async def _all_starts(self, places: list[TopicPartition]) -> _Starts:
+        """Where to begin with partitions of one topic, without those whose logs the broker cannot open."""
+        tried = {place: known.start for place in places if (known := self._known_unreadable(place)) is not None}
+        untried = [place for place in places if place not in tried]
+        starts = await self._find_starts(untried, self._start) if untried else {}
+        for place, start in tried.items():  # one by one: most likely they are as they were
+            starts |= await self._find_starts([place], start)
+        return starts
+
+    async def _find_starts(self, places: list[TopicPartition], start: StartAt) -> _Starts:
+        try:
+            answers = [await self._ask(*lookup) for lookup in self._lookups(places, start)]
+        except StorageFailed as error:
+            half = len(places) // 2
+            if half:  # one of them need not keep us from the others
+                return await self._find_starts(places[:half], start) | await self._find_starts(places[half:], start)
+            (place,) = places
+            if self._known_unreadable(place) is None:
+                say_refused(place, error)
+            # What is the latest then, nobody can say later.
+            later = "earliest" if start == "latest" else start
+            self._unreadable[place] = _Unreadable(self._uid_of(place), error, later)
+            return {}
+        for place in places:
+            self._unreadable.pop(place, None)
+        return self._starts(places, answers, start)
+
+    def _known_unreadable(self, place: TopicPartition) -> _Unreadable | None:
+        """Unless it is another one of its name by now."""
+        known = self._unreadable.get(place)
+        return known if known is not None and known.uid == self._uid_of(place) else None
+
     def _lookups(self, places: Iterable[TopicPartition], start: StartAt) -> list[_Resolve]:
         """Calls whose answers say where these partitions begin, in the order `_starts` wants them."""
         by_topic: dict[str, list[int]] = {}
@@ -180,14 +233,15 @@ class Following(Reading):
         ]
         return wanted
 
-    def _starts(self, places: Iterable[TopicPartition], answers: list[list[calls.OffsetEntry]]) -> _Starts:
+    def _starts(
+        self, places: Iterable[TopicPartition], answers: list[list[calls.OffsetEntry]], start: StartAt
+    ) -> _Starts:
         """Where to begin, from the answers to `_lookups`."""
         committed: dict[TopicPartition, int] = {}
         if self._settings.group is not None:
             first, *answers = answers
             committed = {TopicPartition(entry.topic, entry.partition): entry.offset for entry in first}
         found = {TopicPartition(entry.topic, entry.partition): entry.offset for answer in answers for entry in answer}
-        start = self._start
         starts: _Starts = {}
         for place in places:
             if place in committed:
@@ -246,6 +300,8 @@ class Following(Reading):
         if self._settings.group is None:
             await self._look_up_topics()
             self._began = True
+            if self._unreadable and not self._positions:
+                raise min(self._unreadable.items())[1].error
             return
         names = [topic for topic in self._settings.topics if not is_pattern(topic)]
         if names:
@@ -264,6 +320,7 @@ class Following(Reading):
             if position.place not in places or position.uid != self._uids[topic][number]:
                 self._remove(position.place)  # deleted, or another one of its name
         await self._take(place for place in places if self._positions.get(place) is None)
+        self._in_doubt = False
         now_s = time.monotonic()
         self._look_up_s = now_s + max(_TOPICS_AGE_S, (now_s - began_s) * _LOOKING_SHARE)
 
@@ -296,11 +353,25 @@ class Following(Reading):
         except MillstreamError as error:
             if not error.retriable:
                 raise
+            if self._in_doubt:  # nothing is read before it
+                self._look_up_s = time.monotonic() + _LOOK_AGAIN_S
             _log.info("stream: cannot look for new topics and partitions now: %s; trying again", error)
 
     def _look_up_in_s(self) -> float:
         """How long until a stream without a group has to look for topics and partitions: 0 when it is time."""
         return max(0.0, self._look_up_s - time.monotonic())
+
+    def _disconnected(self) -> None:
+        """The connection is lost.  Without a group nobody says what has become of the partitions meanwhile."""
+        self._positions.disconnected()
+        if self._settings.group is None:
+            self._in_doubt = True
+            self._look_up_s = 0.0
+            self._listed = {}
+
+    def _requests(self) -> list[tuple[int, FetchRequest]]:
+        """What to fetch now, with correlation ids."""
+        return [] if self._in_doubt else self._positions.requests(monotonic_ms())
 
     def _metadata_lookup(self, topics: Iterable[str]) -> _Resolve:
         return calls.Metadata(topics=list(topics)), list[calls.TopicMetadata]
@@ -326,8 +397,12 @@ class Following(Reading):
     def _unknown_topics(self, places: Iterable[TopicPartition]) -> list[str]:
         return sorted({at.topic for at in places if at.partition >= len(self._uids.get(at.topic, ()))})
 
-    def _add(self, starts: _Starts) -> None:
-        for place, (offset, explicit, committed) in starts.items():
-            uids = self._uids.get(place.topic, ())
-            uid = uids[place.partition] if place.partition < len(uids) else 0
-            self._positions.add(place, uid, offset, explicit=explicit, committed=committed)
+    def _add(self, starts: _Starts, holdings: dict[TopicPartition, int]) -> None:
+        for place, holding in sorted(holdings.items()):
+            offset, explicit, committed = starts[place]
+            uid = self._uid_of(place)
+            self._positions.add(place, uid, offset, explicit=explicit, committed=committed, holding=holding)
+
+    def _uid_of(self, place: TopicPartition) -> int:
+        uids = self._uids.get(place.topic, ())
+        return uids[place.partition] if place.partition < len(uids) else 0

@@ -26,7 +26,7 @@ from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.transport import Transport
-from millstream.client.commits import CommitTicket
+from millstream.client.commits import CommitTicket, moved_on
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import commit_call
@@ -98,6 +98,8 @@ class Membership:
         self._heartbeat_due_s = 0.0
         self._commit_due_s = time.monotonic() + settings.commit_interval_s
         self._stopping = False
+        #: Why it is not a member yet, or does not get on.
+        self._trouble: MillstreamError | None = None
         self.failure: MillstreamError | None = None
         self._thread = threading.Thread(target=self._run, name=f"millstream-group-{settings.group}", daemon=True)
 
@@ -119,7 +121,8 @@ class Membership:
     def wait_joined(self, timeout_s: float) -> None:
         """Wait for the broker's first answer.  Raises its refusal, or RequestTimeout."""
         if not self._joined.wait(timeout_s):
-            raise RequestTimeout(f"group {self._group!r} did not admit this member within {timeout_s:g} s")
+            why = f": {self._trouble}" if self._trouble is not None else ""
+            raise RequestTimeout(f"group {self._group!r} did not admit this member within {timeout_s:g} s{why}")
         if self.failure is not None:
             raise self.failure
 
@@ -128,8 +131,11 @@ class Membership:
         with self._lock:
             return self._ownership.changes(held, epoch)
 
-    def took(self, places: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """The stream is ready to read these.  Returns those it still may: it must not touch the others."""
+    def took(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The stream is ready to read these.  Returns those it still may, each with the number of its holding.
+
+        It must not touch the others.
+        """
         with self._lock:
             return self._ownership.took(places)
 
@@ -144,13 +150,13 @@ class Membership:
         self._bell.ring()
 
     def commit(
-        self, offsets: dict[TopicPartition, int], epoch: int, callback: Callable[[CommitTicket], None] | None = None
+        self,
+        offsets: dict[TopicPartition, int],
+        holdings: dict[TopicPartition, int],
+        callback: Callable[[CommitTicket], None] | None = None,
     ) -> CommitTicket:
-        """Commit, in the background, what a stream has read that has followed up to `epoch`.
-
-        The ticket tells when it is done.
-        """
-        ticket = CommitTicket(offsets, epoch, callback)
+        """Commit, in the background, what a stream has read in these holdings.  The ticket tells when it is done."""
+        ticket = CommitTicket(offsets, holdings, callback)
         with self._lock:
             if not self._stopping and self.failure is None:
                 self._tickets.append(ticket)
@@ -187,10 +193,12 @@ class Membership:
                     self._sleep()
                 except (ConnectionLost, ShuttingDown, RequestTimeout) as error:
                     self._disconnect()
+                    self._trouble = error
                     _log.info("group %s: %s; connecting again", self._group, error)
                     self._pause(backoff.next_s())
                 except MillstreamError as error:
                     if error.retriable:
+                        self._trouble = error
                         self._pause(backoff.next_s())
                         continue
                     self._fail(error)
@@ -352,9 +360,7 @@ class Membership:
         while self._tickets:
             ticket = self._tickets[0]
             try:
-                if ticket.epoch != self._ownership.epoch:
-                    # In the name of the next membership it would take back what others have committed since.
-                    raise UnknownMember(f"this member of group {self._group!r} was removed, and has joined again since")
+                self._check_held(ticket)
                 if ticket.offsets:
                     self._call(self._commit_call(ticket.offsets), Any)
             except (ConnectionLost, ShuttingDown):
@@ -366,6 +372,16 @@ class Membership:
                 self._tickets.popleft()
                 self._note_committed(ticket.offsets)
                 ticket.finish(None)
+
+    def _check_held(self, ticket: CommitTicket) -> None:
+        """Raises StaleGeneration where a partition was given up since its messages were read.
+
+        When it is ours again the broker would accept the commit, which takes back what others have committed since.
+        """
+        with self._lock:
+            for place in sorted(ticket.offsets):
+                if not self._ownership.holds(place, ticket.holdings.get(place, 0)):
+                    raise moved_on(self._group, place)
 
     def _commit_call(self, offsets: dict[TopicPartition, int]) -> calls.CommitOffsets:
         generation, instance_id = self._ownership.generation, self._settings.instance_id

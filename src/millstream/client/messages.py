@@ -88,7 +88,7 @@ class _Rare(NamedTuple):
 class Source:
     """What all messages of one batch have in common."""
 
-    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "place", "rare", "reply", "uid")
+    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "holding", "place", "rare", "reply", "uid")
 
     def __init__(
         self,
@@ -98,6 +98,7 @@ class Source:
         base_timestamp_us: int,
         commit: Callable[[Message], object] | None,
         reply: Callable[..., Any] | None = None,
+        holding: int = 0,
     ) -> None:
         self.place = place
         self.uid = uid
@@ -106,6 +107,8 @@ class Source:
         #: These must not keep the stream or the client alive: messages are invisible to the garbage collector.
         self.commit = commit
         self.reply = reply
+        #: Of its partition, by a member of a group: see `Ownership`.
+        self.holding = holding
         self.rare: _Rare | None = None
 
 
@@ -245,10 +248,11 @@ def messages_of(
     uid: int,
     commit: Callable[[Message], object] | None,
     reply: Callable[..., Any] | None = None,
+    holding: int = 0,
 ) -> list[Message]:
     """All messages of a batch.  Copies what it needs: the batch's buffer may be reused afterwards."""
     header = batch.header
-    source = Source(place, uid, header.append_time_us, header.base_timestamp_us, commit, reply)
+    source = Source(place, uid, header.append_time_us, header.base_timestamp_us, commit, reply, holding)
     return make_messages(batch, source, Message)
 
 

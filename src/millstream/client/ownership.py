@@ -7,13 +7,17 @@ until the stream has let go of it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from millstream.client.messages import TopicPartition
 from millstream.wire.calls import Assignment, TopicPartitions
 
 __all__ = ["Changes", "Ownership"]
+
+#: Of all streams of this process: what one of them has read says nothing about what another one holds.
+_holdings: Final = itertools.count(1)
 
 
 class Changes(NamedTuple):
@@ -39,7 +43,8 @@ class Ownership:
         #: come back by being granted again: what was looked up is out of date, somebody else may have read on.
         self._taking: set[TopicPartition] = set()
         self._giving_up: dict[TopicPartition, float] = {}  # until when we wait for the handler
-        self._held: set[TopicPartition] = set()
+        #: With the number of the holding: a partition that went and came back is held anew, as others may have read on.
+        self._held: dict[TopicPartition, int] = {}
         self._forced: set[TopicPartition] = set()  # given up behind the stream's back
 
     # --- the broker's word ---------------------------------------------------------------------------------------
@@ -98,24 +103,28 @@ class Ownership:
         self._taking = self._owned - giving_up - (held - lost)
         return Changes(set(self._taking), giving_up - lost, set(lost), self.epoch)
 
-    def took(self, places: Iterable[TopicPartition]) -> set[TopicPartition]:
-        """The stream is ready to read these.  Returns those it still may: it must not touch the others."""
-        held = self._taking & set(places)
-        self._taking -= held
+    def took(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The stream is ready to read these.  Returns those it still may, each with the number of its holding.
+
+        It must not touch the others.
+        """
+        held = {place: next(_holdings) for place in sorted(self._taking & set(places))}
+        self._taking -= held.keys()
         self._held |= held
         return held
 
     def dropped(self, places: Iterable[TopicPartition], *, lost: bool) -> None:
         """The stream has stopped reading these: because it was asked to, or because they were lost."""
         for place in places:
-            self._held.discard(place)
+            self._held.pop(place, None)
             self._forced.discard(place)
             if not lost:
                 self._owned.discard(place)
                 self._giving_up.pop(place, None)
 
-    def holds(self, place: TopicPartition) -> bool:
-        return place in self._owned and place in self._held
+    def holds(self, place: TopicPartition, holding: int | None = None) -> bool:
+        """Whether the stream reads this; with a number, whether it has done so without a break since then."""
+        return place in self._owned and place in self._held and holding in (None, self._held[place])
 
     # --- patience ------------------------------------------------------------------------------------------------
 
@@ -131,5 +140,5 @@ class Ownership:
         for place in places:
             self._giving_up.pop(place, None)
             self._owned.discard(place)
-            self._held.discard(place)
+            self._held.pop(place, None)
             self._forced.add(place)

@@ -40,6 +40,7 @@ class Position:
         "finished",
         "handed",
         "high_watermark",
+        "holding",
         "out_of_range",
         "outstanding",
         "paused",
@@ -49,9 +50,13 @@ class Position:
         "uid",
     )
 
-    def __init__(self, place: TopicPartition, uid: int, offset: int, *, explicit: bool, committed: int | None) -> None:
+    def __init__(
+        self, place: TopicPartition, uid: int, offset: int, *, explicit: bool, committed: int | None, holding: int
+    ) -> None:
         self.place = place
         self.uid = uid
+        #: The number that the membership gave it, 0 without a group.
+        self.holding = holding
         #: What is fetched next, handed out next, and committed next.
         self.fetch_offset = self.handed = self.finished = offset
         self.committed = committed
@@ -137,9 +142,17 @@ class Positions:
         return set(self._by_place)
 
     def add(
-        self, place: TopicPartition, uid: int, offset: int, *, explicit: bool = False, committed: int | None = None
+        self,
+        place: TopicPartition,
+        uid: int,
+        offset: int,
+        *,
+        explicit: bool = False,
+        committed: int | None = None,
+        holding: int = 0,
     ) -> Position:
-        position = self._by_place[place] = Position(place, uid, offset, explicit=explicit, committed=committed)
+        position = Position(place, uid, offset, explicit=explicit, committed=committed, holding=holding)
+        self._by_place[place] = position
         return position
 
     def remove(self, place: TopicPartition) -> Position | None:
@@ -247,7 +260,7 @@ class Positions:
         messages: list[Message] = []
         try:
             for batch in batches_in(result.batches):
-                made = messages_of(batch, position.place, position.uid, self._commit, self.reply)
+                made = messages_of(batch, position.place, position.uid, self._commit, self.reply, position.holding)
                 if made[0].offset < from_offset:
                     made = [message for message in made if message.offset >= from_offset]
                 if messages:

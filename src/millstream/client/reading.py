@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
+from millstream.client.commits import moved_on
 from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS
@@ -22,14 +23,14 @@ from millstream.client.settings import StreamSettings
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.names import is_pattern
 
-__all__ = ["Reading"]
+__all__ = ["Reading", "say_refused"]
 
 _log = logging.getLogger("millstream.client")
 
 _NOTHING: Final[tuple[Message, ...]] = ()
 
 
-def _say_refused(place: TopicPartition, error: MillstreamError) -> None:
+def say_refused(place: TopicPartition, error: MillstreamError) -> None:
     """Whoever waits should know what for."""
     _log.warning("stream: %s cannot be read now: %s; trying again", place, error)
 
@@ -54,7 +55,7 @@ class Reading:
             tolerate_missing=settings.group is not None or any(map(is_pattern, settings.topics)),
             skip_damage=settings.on_damage == "skip",
             commit=commit_message if settings.group is not None else None,
-            on_refused=_say_refused,
+            on_refused=say_refused,
         )
         self._uids: dict[str, list[int]] = {}
         self._ready: deque[Handout] = deque()
@@ -143,7 +144,15 @@ class Reading:
             raise InvalidArgument("only a stream with a group has progress to commit")
         if message is None:
             return self._handed_out()
-        return {message.source.place: message.offset + 1}
+        place = message.source.place
+        if self._holdings([place]) != {place: message.source.holding}:
+            raise moved_on(self._settings.group, place)
+        return {place: message.offset + 1}
+
+    def _holdings(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Of those of these partitions that are read, the numbers of their holdings."""
+        found = map(self._positions.get, places)
+        return {position.place: position.holding for position in found if position is not None}
 
     # --- looking -------------------------------------------------------------------------------------------------
 

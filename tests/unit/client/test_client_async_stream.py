@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 from collections import deque
 
 import pytest
@@ -11,7 +13,7 @@ from fake_broker import FakeBroker, Fault
 
 from millstream import aio
 from millstream.client.messages import TopicPartition
-from millstream.errors import RequestTimeout, Throttled, TopicNotFound, Unauthorized
+from millstream.errors import InvalidArgument, RequestTimeout, Throttled, TopicNotFound, Unauthorized
 from tests.waiting import eventually_async
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -141,6 +143,53 @@ def test_a_partition_is_committed_before_it_is_given_up_while_others_go_on(fake:
     run(fake, scenario)
 
 
+def test_messages_do_not_keep_a_dropped_stream_alive(fake: FakeBroker) -> None:
+    fill(fake, count=10)
+
+    async def scenario(client: aio.Client) -> None:
+        message = await (await client.stream("t", group="g")).next(5)
+        assert message is not None
+        gc.collect()
+        await eventually_async(lambda: not fake.members)  # it left the group by itself
+        with pytest.raises(InvalidArgument):
+            await message.commit()
+
+    run(fake, scenario)
+
+
+def test_a_dropped_stream_keeps_no_connection(fake: FakeBroker) -> None:
+    fill(fake, count=10)
+
+    async def scenario(client: aio.Client) -> None:
+        stream = await client.stream("t")
+        assert await stream.next(5) is not None
+        before = len(fake._peers)
+        del stream
+        gc.collect()
+        await eventually_async(lambda: len(fake._peers) == before - 1)
+
+    run(fake, scenario)
+
+
+def test_a_stream_that_is_closed_by_another_task_while_its_broker_is_away_ends(fake: FakeBroker) -> None:
+    fill(fake, count=10)
+
+    async def scenario(client: aio.Client) -> None:
+        stream = await client.stream("t")
+
+        async def read() -> int:
+            return len([message async for message in stream])
+
+        reading = asyncio.create_task(read())
+        await eventually_async(lambda: stream.position() == {T0: 10})
+        fake.stop_listening()
+        await eventually_async(lambda: stream._link.trouble)
+        await stream.close()
+        assert await reading == 10
+
+    run(fake, scenario)
+
+
 def test_a_refusal_before_the_last_try_is_named_when_that_one_is_not_answered(fake: FakeBroker) -> None:
     async def run() -> None:
         async with aio.connect(fake.address, timeout_s=0.6) as client:
@@ -155,3 +204,23 @@ def test_a_refusal_before_the_last_try_is_named_when_that_one_is_not_answered(fa
             fake.faults.clear()
 
     asyncio.run(run())
+
+
+def test_a_close_that_is_given_up_while_the_group_is_left_keeps_no_connection(fake: FakeBroker) -> None:
+    """It was the last that knew of the connection: nothing closed it any more, not even dropping the stream."""
+    leave = threading.Event()
+
+    async def scenario(client: aio.Client) -> None:
+        fake.topic("t")
+        fake.grant = [("t", 0)]
+        connections = len(fake._peers)
+        stream = await client.stream("t", group="g")
+        assert await stream.next(0.1) is None
+        fake.before["LeaveGroup"] = lambda: leave.wait(20) and None
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await stream.close()
+        leave.set()
+        await eventually_async(lambda: len(fake._peers) == connections)
+
+    run(fake, scenario)

@@ -56,6 +56,9 @@ class Reader:
     def values(self, count: int) -> list[bytes | None]:
         return self._either.values(self.stream, count)
 
+    def commit(self, message: Message | None = None) -> None:
+        self._do(self.stream.commit(message))
+
     def replace_call(self, wrap: Callable[[Callable[[], Any]], Any]) -> None:
         """Let `wrap` decide what becomes of the stream's calls."""
         original = self.stream._call
@@ -246,3 +249,45 @@ def test_progress_in_a_topic_that_is_gone_does_not_end_the_membership(fake: Fake
     assert reader.next(0.3) is None
     fake.wait_for(lambda: sorted(fake.committed) == [("g", "t", 0), ("g", "t", 1)])
     assert reader.stream._membership.failure is None
+
+
+# --- commits of what is no longer ours -------------------------------------------------------------------------------
+
+
+def test_a_message_of_a_partition_that_left_and_came_back_is_not_committed(fake: FakeBroker, reader: Reader) -> None:
+    """Its handler took longer than the group waits.  Another member has read on: that must not be taken back."""
+    fake.grant = [("t", 0)]
+    with millstream.connect(fake.address) as client:
+        client.publish_many("t", [millstream.Outgoing(value=b"more", partition=0)] * 3)
+    reader.open(commit="manual", rebalance_ms=200)
+    message = reader.next()
+    assert message is not None
+    assert message.offset == 0
+    fake.wait_for(lambda: member(fake).owned == {("t", 0)})
+    reassign(fake)
+    fake.wait_for(lambda: not member(fake).owned)
+    fake.committed["g", "t", 0] = 3  # by whoever had it
+    reassign(fake, 0)
+    fake.wait_for(lambda: member(fake).owned == {("t", 0)})
+    with pytest.raises(StaleGeneration, match="has left this member"):
+        reader.commit(message)
+    with pytest.raises(StaleGeneration):
+        reader.commit()
+    again = reader.next()
+    assert again is not None
+    assert again.offset == 3
+    with pytest.raises(StaleGeneration):  # although it is read again
+        reader.commit(message)
+    assert fake.committed["g", "t", 0] == 3
+    reader.commit(again)
+    assert fake.committed["g", "t", 0] == 4
+
+
+def test_who_is_told_that_a_partition_goes_may_commit_it(fake: FakeBroker, reader: Reader) -> None:
+    reader.open(commit="manual", on_revoked=lambda partitions, lost: reader.stream.commit())
+    assert reader.values(2) == [b"0", b"1"]
+    fake.wait_for(lambda: len(member(fake).owned) == 2)
+    reassign(fake, 1)
+    assert reader.next(0.5) is None
+    assert fake.committed["g", "t", 0] == 1
+    fake.wait_for(lambda: member(fake).owned == {("t", 1)})

@@ -28,7 +28,6 @@ from millstream.errors import (
     StorageFailed,
     TopicNotFound,
     Unauthorized,
-    UnknownMember,
 )
 from tests.waiting import eventually
 
@@ -466,11 +465,13 @@ def test_a_commit_of_a_membership_that_has_ended_does_not_count_for_the_next_one
         group.members.clear()
         group.wait_for(lambda: group.members and first not in group.members)
         group.committed["g", "t", message.partition] = 9
-        with pytest.raises(UnknownMember):
+        with pytest.raises(StaleGeneration):
             stream.commit(message)
         assert group.committed["g", "t", message.partition] == 9
         again = stream.next(10)
         assert again is not None
+        with pytest.raises(StaleGeneration):
+            stream.commit(message)
         stream.commit(again)
         assert group.committed["g", "t", again.partition] == again.offset + 1
 

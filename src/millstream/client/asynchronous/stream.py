@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from millstream.client.address import Target
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
+from millstream.client.asynchronous.weak import weakly
 from millstream.client.commits import CommitTicket
 from millstream.client.following import Following
 from millstream.client.membership import Membership
@@ -20,7 +21,7 @@ from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS, Place
 from millstream.client.settings import StreamSettings
 from millstream.clock import monotonic_ms
-from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout
+from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout, ShuttingDown
 from millstream.wire import calls
 from millstream.wire.messages import encode_fetch
 
@@ -42,7 +43,9 @@ class AsyncStream(Following):
         self._call = call
         self._loop = asyncio.get_running_loop()
         self._link = AsyncLink(target, receive_bytes=settings.max_bytes + 64 * 1024)
-        self._link.listen(self._ring)
+        self._on_trouble = weakly(self._ring)
+        self._on_answer = weakly(self._answered)
+        self._link.listen(self._on_trouble)
         self._connection: AsyncConnection | None = None
         self._arrived = asyncio.Event()
         self._failure: MillstreamError | None = None
@@ -50,9 +53,21 @@ class AsyncStream(Following):
 
     async def open(self) -> None:
         """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""
-        await self._find_topics()
         if self._settings.group is not None:
+            await self._find_topics()
             await self._join()
+            return
+        try:
+            # Connected first: whatever becomes of the broker after it was asked, it costs us this connection.
+            with contextlib.suppress(ConnectionLost, ShuttingDown):
+                await self._link.open()
+            self._connection = self._link.current
+            await self._find_topics()
+        except BaseException:
+            await self.close()
+            raise
+        if self._connection is None:
+            self._disconnected()
 
     async def _join(self) -> None:
         me, loop = weakref.ref(self), self._loop
@@ -172,14 +187,14 @@ class AsyncStream(Following):
         connection = self._connection
         if connection is None or not connection.usable:
             return
-        requests = self._positions.requests(monotonic_ms())
+        requests = self._requests()
         if requests:
             self._heard_s = time.monotonic()
             for correlation, _ in requests:
                 connection.expect(correlation, self._on_answer)
             connection.send(*[encode_fetch(request, correlation) for correlation, request in requests])
 
-    def _on_answer(self, correlation: int, answer: memoryview | ConnectionLost) -> None:
+    def _answered(self, correlation: int, answer: memoryview | ConnectionLost) -> None:
         """Runs inside the connection's callback: the bytes are only valid here."""
         if isinstance(answer, ConnectionLost):
             return
@@ -203,12 +218,16 @@ class AsyncStream(Following):
         if connection is not None:
             connection.close()
             self._connection = None
-            self._positions.disconnected()
+            self._disconnected()
         try:
             async with asyncio.timeout(max(0.25, wait_s)):
                 self._connection = await self._link.get(None)
         except TimeoutError:
             return False
+        except ConnectionLost:
+            if self._closed:  # meanwhile, by another task
+                return False
+            raise
         self._heard_s = time.monotonic()
         return True
 
@@ -236,7 +255,7 @@ class AsyncStream(Following):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish, ticket.error)
 
-        self._membership.commit(offsets, self._epoch, on_done)
+        self._membership.commit(offsets, self._holdings(offsets), on_done)
         try:
             async with asyncio.timeout(timeout_s):
                 await done
@@ -248,7 +267,8 @@ class AsyncStream(Following):
     async def commit(self, message: Message | None = None) -> None:
         """Commit everything handed out, or everything up to and including a message of its partition.
 
-        Waits for the broker.  Raises StaleGeneration or UnknownMember when the partition has moved to another member.
+        Waits for the broker.  Raises StaleGeneration or UnknownMember when the partition has moved to another member,
+        also if it has come back since the message was read.
         """
         offsets = self._to_commit(message)
         if offsets:
@@ -268,11 +288,11 @@ class AsyncStream(Following):
             await self._let_go()
         finally:
             self._closed = True
-            if self._membership is not None:
-                await asyncio.to_thread(self._membership.stop)
-            self._link.forget(self._ring)
+            self._link.forget(self._on_trouble)
             self._link.close()
             self._ring()
+            if self._membership is not None:  # last of all: whoever is cancelled meanwhile leaves nothing open
+                await asyncio.to_thread(self._membership.stop)
 
     async def __aenter__(self) -> AsyncStream:
         return self
@@ -286,7 +306,8 @@ class AsyncStream(Following):
         self._closed = True
         if self._membership is not None:
             if self._settings.commits_itself:
-                self._membership.commit(self.finished(), self._epoch)
+                finished = self.finished()
+                self._membership.commit(finished, self._holdings(finished))
             self._membership.stop(wait_s=0)
         if not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):

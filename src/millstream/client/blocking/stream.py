@@ -64,9 +64,19 @@ class Stream(Following):
 
     def open(self) -> None:
         """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""
-        _complete(self._find_topics())
         if self._settings.group is not None:
+            _complete(self._find_topics())
             self._join()
+            return
+        try:
+            # Connected first: whatever becomes of the broker after it was asked, it costs us this connection.
+            self._connected(self._target.timeout_s)
+            _complete(self._find_topics())
+        except BaseException:
+            self.close()
+            raise
+        if self._transport is None:
+            self._disconnected()
 
     def _join(self) -> None:
         me = weakref.ref(self)
@@ -187,7 +197,7 @@ class Stream(Following):
         return False
 
     def _request(self, transport: Transport) -> None:
-        requests = self._positions.requests(monotonic_ms())
+        requests = self._requests()
         if requests:
             self._heard_s = time.monotonic()
             transport.send(*[encode_fetch(request, correlation) for correlation, request in requests])
@@ -230,6 +240,9 @@ class Stream(Following):
             if self._backoff.attempts == 1:
                 _log.warning("stream: %s; trying again", error)
             return None
+        if self._closed:  # meanwhile, by another thread: it has closed the connection that it knew of
+            self._disconnect()
+            return None
         self._backoff.reset()
         self._heard_s = time.monotonic()
         return self._transport
@@ -238,7 +251,7 @@ class Stream(Following):
         transport, self._transport, self._frames = self._transport, None, None
         if transport is not None:
             transport.close()
-        self._positions.disconnected()
+        self._disconnected()
         if error is not None and not self._closed:
             _log.info("stream: %s; connecting again", error)
 
@@ -255,7 +268,7 @@ class Stream(Following):
 
     async def _commit(self, offsets: dict[TopicPartition, int], timeout_s: float) -> None:
         assert self._membership is not None
-        self._membership.commit(offsets, self._epoch).wait(timeout_s)
+        self._membership.commit(offsets, self._holdings(offsets)).wait(timeout_s)
 
     async def _tell(self, callback: Callable[..., Any] | None, *arguments: object) -> None:
         if callback is not None:
@@ -266,7 +279,8 @@ class Stream(Following):
     def commit(self, message: Message | None = None) -> None:
         """Commit everything handed out, or everything up to and including a message of its partition.
 
-        Waits for the broker.  Raises StaleGeneration or UnknownMember when the partition has moved to another member.
+        Waits for the broker.  Raises StaleGeneration or UnknownMember when the partition has moved to another member,
+        also if it has come back since the message was read.
         """
         offsets = self._to_commit(message)
         if offsets:
@@ -306,7 +320,8 @@ class Stream(Following):
         self._closed = True
         if self._membership is not None:
             if self._settings.commits_itself:
-                self._membership.commit(self.finished(), self._epoch)
+                finished = self.finished()
+                self._membership.commit(finished, self._holdings(finished))
             self._membership.stop(wait_s=0)
         if self._transport is not None:
             self._transport.close()
