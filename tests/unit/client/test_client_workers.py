@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import logging
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
 
 import pytest
 from fake_queues import FakeQueues
@@ -97,16 +100,110 @@ def test_what_a_coroutine_handler_says_to_a_synchronous_client(fake: FakeQueues,
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_what_a_handler_says_to_an_asynchronous_client(fake: FakeQueues, plain: bool) -> None:
-    async def gently(message: millstream.QueueMessage) -> None:
-        await asyncio.sleep(0.001)
-        misbehave(message)
-
     async def main() -> None:
         async with aio.connect(fake.address) as client:
             await client.publish_many("t", VALUES)
             worker = client.worker("t", concurrency=3)(misbehave if plain else gently)
             async with worker:
                 await asyncio.to_thread(check_outcomes, fake)
+
+    asyncio.run(main())
+
+
+async def gently(message: millstream.QueueMessage) -> None:
+    await asyncio.sleep(0.001)
+    misbehave(message)
+
+
+class Gentle:
+    async def __call__(self, message: millstream.QueueMessage) -> None:
+        await gently(message)
+
+
+def around(handler: Callable[[millstream.QueueMessage], Any]) -> Callable[[millstream.QueueMessage], Any]:
+    """As decorators are often written."""
+
+    @functools.wraps(handler)
+    def wrapper(message: millstream.QueueMessage) -> Any:
+        return handler(message)
+
+    return wrapper
+
+
+async def forgetful(message: millstream.QueueMessage) -> Any:
+    return gently(message)
+
+
+@pytest.mark.parametrize("handler", [Gentle(), functools.partial(Gentle()), Gentle().__call__, forgetful])
+def test_a_coroutine_handler_that_is_no_function_is_awaited(
+    fake: FakeQueues, client: millstream.Client, handler: Callable[[millstream.QueueMessage], Any]
+) -> None:
+    client.publish_many("t", VALUES)
+    with client.worker("t")(handler):
+        check_outcomes(fake)
+
+
+@pytest.mark.parametrize("handler", [Gentle(), around(gently), around(around(Gentle())), lambda m: gently(m)])
+def test_an_asynchronous_client_awaits_what_a_handler_returns(
+    fake: FakeQueues, handler: Callable[[millstream.QueueMessage], Any]
+) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish_many("t", VALUES)
+            async with client.worker("t", concurrency=2)(handler):
+                await asyncio.to_thread(check_outcomes, fake)
+
+    asyncio.run(main())
+
+
+def test_a_message_whose_handler_returned_what_nobody_awaits_is_not_acked(
+    fake: FakeQueues, client: millstream.Client
+) -> None:
+    client.publish("t", "fine")
+    returned = []
+
+    def handle(message: millstream.QueueMessage) -> Any:
+        returned.append(gently(message))
+        return returned[-1]
+
+    with client.worker("t")(handle):
+        eventually(lambda: fake.nacked)
+    assert fake.acked == []
+    assert inspect.getcoroutinestate(returned[0]) == inspect.CORO_CLOSED, "Python would warn of it"
+    assert "make it `async def`" in fake.nacked[0][1]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_message_whose_handler_is_a_generator_is_not_acked(
+    fake: FakeQueues, client: millstream.Client, asynchronous: bool
+) -> None:
+    def handle(message: millstream.QueueMessage) -> Iterator[None]:
+        yield
+
+    async def handle_in_a_loop(message: millstream.QueueMessage) -> AsyncIterator[None]:
+        yield
+
+    client.publish("t", "fine")
+    with client.worker("t")(handle_in_a_loop if asynchronous else handle):
+        eventually(lambda: fake.nacked)
+    assert fake.acked == []
+    assert "take `yield` out of it" in fake.nacked[0][1]
+
+
+async def never_awaited(*_: object) -> None: ...
+
+
+def test_functions_that_nobody_would_await_are_refused(fake: FakeQueues, client: millstream.Client) -> None:
+    for name in ("on_assigned", "on_revoked"):
+        with pytest.raises(InvalidArgument, match=name):
+            client.stream("t", **{name: never_awaited})  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="on_error"):
+        client.producer("t", on_error=never_awaited)
+
+    async def main() -> None:
+        async with aio.connect(fake.address) as asynchronous:
+            with pytest.raises(InvalidArgument, match="on_error"):
+                asynchronous.producer("t", on_error=never_awaited)
 
     asyncio.run(main())
 
@@ -217,6 +314,54 @@ def test_a_refusal_ends_the_worker_with_its_reason(
     worker = client.worker("t")(gently if coroutine else misbehave)
     with pytest.raises(TopicNotFound):
         worker.run()
+
+
+def test_a_worker_that_is_stopped_while_it_starts_begins_nothing(fake: FakeQueues, client: millstream.Client) -> None:
+    client.publish("t", b"x")
+    asked, go_on, handled = threading.Event(), threading.Event(), threading.Event()
+
+    def answer_late() -> None:
+        asked.set()
+        assert go_on.wait(20)
+
+    fake.before["OpenQueue"] = answer_late
+    worker = client.worker("t")(lambda message: handled.set())
+    starting = threading.Thread(target=worker.start, daemon=True)
+    starting.start()
+    assert asked.wait(20)
+    assert worker.stop()
+    go_on.set()
+    starting.join(20)
+    eventually(lambda: fake.closed_consumers == [1] and fake.consumer_is_gone(1))
+    assert not handled.is_set()
+
+
+def test_an_asynchronous_worker_that_is_stopped_while_it_starts_begins_nothing(fake: FakeQueues) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish("t", b"x")
+            asked, go_on, handled = asyncio.Event(), threading.Event(), asyncio.Event()
+            loop = asyncio.get_running_loop()
+
+            def answer_late() -> None:
+                loop.call_soon_threadsafe(asked.set)
+                assert go_on.wait(20)
+
+            @client.worker("t")
+            async def handle(message: aio.QueueMessage) -> None:
+                handled.set()
+
+            fake.before["OpenQueue"] = answer_late
+            starting = [asyncio.create_task(handle.start()) for _ in range(2)]
+            await asyncio.wait_for(asked.wait(), 20)
+            assert await handle.stop()
+            go_on.set()
+            await asyncio.wait_for(asyncio.gather(*starting), 20)
+            await asyncio.wait_for(handle.ended, 20)
+            assert not handled.is_set()
+            assert (len(fake.opened), fake.closed_consumers) == (1, [1])
+
+    asyncio.run(main())
 
 
 def test_a_worker_can_be_called_in_tests(client: millstream.Client) -> None:

@@ -23,6 +23,7 @@ from millstream.client.asynchronous.pubsub import AsyncPubSub
 from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.stream import AsyncStream
 from millstream.client.asynchronous.work import AsyncWork
+from millstream.client.functions import refuse_asynchronous
 from millstream.client.messages import BatchFailure, Message, Outgoing, Receipt, TopicPartition
 from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable
 from millstream.client.publishing import as_entry, fsync_number
@@ -351,6 +352,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         on_error: Callable[[BatchFailure], None] | None = None,
     ) -> Opening[AsyncProducer]:
         """A producer that batches in the background, for `async with` or `await`; see `AsyncProducer`."""
+        refuse_asynchronous("on_error", on_error)
         settings = ProducerSettings(
             linger_ms=linger_ms,
             batch_bytes=batch_bytes,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import logging
 import signal
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from millstream.client.asynchronous.queue import AsyncQueue
+from millstream.client.functions import check_done, is_asynchronous
 from millstream.client.leases import AsyncQueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
 from millstream.client.settings import QueueSettings
@@ -43,6 +45,7 @@ class AsyncWorker:
         self._concurrency = concurrency
         self._open_queue = open_queue
         self._queue: AsyncQueue | None = None
+        self._opening = asyncio.Lock()
         self._tasks: list[asyncio.Task[None]] = []
         self._threads: ThreadPoolExecutor | None = None
         self._stopped = False
@@ -63,13 +66,19 @@ class AsyncWorker:
         """Open the queue and begin.  Raises the broker's refusal."""
         if self._stopped:
             raise InvalidArgument("the worker was stopped: make another one")
-        if self._queue is None:
-            self._queue = await self._open_queue(self._settings)
-            if not inspect.iscoroutinefunction(self._handler):
-                self._threads = ThreadPoolExecutor(self._concurrency, f"millstream-worker-{self._settings.name}")
-            self._tasks = [asyncio.create_task(self._work(self._queue)) for _ in range(self._concurrency)]
-            self.ended = asyncio.gather(*self._tasks, return_exceptions=True)
+        async with self._opening:
+            if self._queue is None:
+                await self._begin(await self._open_queue(self._settings))
         return self
+
+    async def _begin(self, queue: AsyncQueue) -> None:
+        if self._stopped:  # while the queue was opened: the tasks end at once
+            await queue.close()
+        self._queue = queue
+        if not is_asynchronous(self._handler):
+            self._threads = ThreadPoolExecutor(self._concurrency, f"millstream-worker-{self._settings.name}")
+        self._tasks = [asyncio.create_task(self._work(queue)) for _ in range(self._concurrency)]
+        self.ended = asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _work(self, queue: AsyncQueue) -> None:
         try:
@@ -82,11 +91,11 @@ class AsyncWorker:
 
     async def _handle(self, message: AsyncQueueMessage) -> None:
         try:
-            if self._threads is None:
-                with handling(message):
-                    await self._handler(message)
-            else:
-                await asyncio.get_running_loop().run_in_executor(self._threads, self._in_thread, message)
+            with handling(message):
+                result = await self._called(message)
+                while inspect.isawaitable(result):  # also of a function around a coroutine function
+                    result = await result
+                check_done(result)
         except BaseException as problem:
             task = asyncio.current_task()
             if isinstance(problem, asyncio.CancelledError) and task is not None and not task.cancelling():
@@ -99,9 +108,12 @@ class AsyncWorker:
         else:
             settle_success(message)
 
-    def _in_thread(self, message: AsyncQueueMessage) -> None:
-        with handling(message):
-            self._handler(message)
+    async def _called(self, message: AsyncQueueMessage) -> Any:
+        """What the handler returns."""
+        if self._threads is None:
+            return self._handler(message)
+        context = contextvars.copy_context()  # with the span
+        return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, self._handler, message)
 
     def _begin_nothing_new(self) -> None:
         self._stopped = True

@@ -24,6 +24,7 @@ from millstream.client.blocking.queue import Queue
 from millstream.client.blocking.stream import Stream
 from millstream.client.blocking.subscription import Subscription
 from millstream.client.blocking.work import Work
+from millstream.client.functions import refuse_asynchronous
 from millstream.client.messages import (
     BatchFailure,
     Message,
@@ -285,6 +286,7 @@ class Client(Admin, PubSub, Work):
         on_error: Callable[[BatchFailure], None] | None = None,
     ) -> Producer:
         """A producer that batches in the background; see `Producer`."""
+        refuse_asynchronous("on_error", on_error)
         settings = ProducerSettings(
             linger_ms=linger_ms,
             batch_bytes=batch_bytes,
@@ -338,6 +340,8 @@ class Client(Admin, PubSub, Work):
         only counts where the group has no (usable) progress.  Without one, all partitions (or `partitions`) are read.
         Topics and partitions that are made later are read from their first message, whatever `start` says.
         """
+        refuse_asynchronous("on_assigned", on_assigned)
+        refuse_asynchronous("on_revoked", on_revoked)
         settings = StreamSettings(
             topics=(topics,) if isinstance(topics, str) else tuple(topics),
             group=group,

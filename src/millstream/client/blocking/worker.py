@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
 import signal
 import threading
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from millstream.client.address import Target
 from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.queue import Queue
+from millstream.client.functions import check_done, is_asynchronous
 from millstream.client.leases import QueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
 from millstream.client.settings import QueueSettings
@@ -131,6 +131,7 @@ class ThreadEngine:
         self._handler = handler
         self._open_queue = open_queue
         self._queue: Queue | None = None
+        self._asked_to_stop = False
         self._threads = [
             threading.Thread(target=self._work, name=f"millstream-worker-{name}-{number}", daemon=True)
             for number in range(concurrency)
@@ -138,7 +139,9 @@ class ThreadEngine:
         self.failure: BaseException | None = None
 
     def start(self) -> None:
-        self._queue = self._open_queue()
+        self._queue = queue = self._open_queue()
+        if self._asked_to_stop:  # while the queue was opened: the threads end at once
+            queue.close()
         for thread in self._threads:
             thread.start()
 
@@ -156,7 +159,7 @@ class ThreadEngine:
     def _handle(self, message: QueueMessage) -> None:
         try:
             with handling(message):
-                self._handler(message)
+                check_done(self._handler(message))
         except BaseException as problem:
             settle_failure(message, problem)
             if not isinstance(problem, Exception):
@@ -165,6 +168,7 @@ class ThreadEngine:
             settle_success(message)
 
     def ask_to_stop(self) -> None:
+        self._asked_to_stop = True
         if self._queue is not None:
             self._queue.drain()
 
@@ -273,7 +277,7 @@ def make_worker(
     open_queue: Callable[[QueueSettings], Queue],
 ) -> Worker:
     def make_engine() -> _Engine:
-        if inspect.iscoroutinefunction(handler):
+        if is_asynchronous(handler):
             return LoopEngine(handler, concurrency, target, settings)
         return ThreadEngine(handler, concurrency, settings.name, lambda: open_queue(settings))
 
