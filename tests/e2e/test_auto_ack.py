@@ -57,6 +57,24 @@ def test_more_than_the_prefetch_comes_as_room_is_made(broker: BrokerForTests) ->
             assert time.monotonic() - began_s < 5, "what came for the loop is there at once"
 
 
+def test_what_comes_while_somebody_begins_to_ask_is_handed_out_at_once(
+    broker: BrokerForTests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look at the connection before the broker is asked may find what the loop had asked for."""
+    monkeypatch.setattr("millstream.client.blocking.queue._UNSEEN_S", 0.0)
+    monkeypatch.setattr("millstream.client.blocking.queue._NEGLECT_S", 60.0)  # so nobody reads in the background
+    with millstream.connect(broker.address) as client:
+        fill(client, 1)
+        with client.queue("t", auto_ack=True, prefetch=20, timeout_s=10) as queue:
+            for _ in queue:
+                break  # another request is under way
+            fill(client, 1)
+            eventually(lambda: client.queues.describe("t").depth == 0)
+            began_s = time.monotonic()
+            assert [message.value for message in queue.lease(max=4, wait="60s")] == [b"0"]
+            assert time.monotonic() - began_s < 5
+
+
 def test_a_worker_does_not_take_it(broker: BrokerForTests) -> None:
     with millstream.connect(broker.address) as client, pytest.raises(InvalidArgument, match="worker"):
         client.worker("t", auto_ack=True)

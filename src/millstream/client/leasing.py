@@ -6,6 +6,7 @@ request is under way before the last answer is used up.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
@@ -16,7 +17,7 @@ import msgspec
 from millstream.client.backoff import backoff_ms
 from millstream.client.leases import ClosedMarks, Owner, QueueMessage, make_lease
 from millstream.client.settings import QueueSettings
-from millstream.client.settling import Item, QueueStats, Settling, Ticket, is_lost
+from millstream.client.settling import LOOK_MS, Item, QueueStats, Settling, Ticket, is_lost
 from millstream.errors import ConnectionLost, MillstreamError, SubscriptionNotFound
 from millstream.wire import queue_calls
 from millstream.wire.frames import FrameType, encode_frame
@@ -204,6 +205,16 @@ class Leasing(Settling):
         request = LeaseRequest(self._consumer, amount, self._settings.max_bytes, wait_ms)
         return Frame(correlation, encode_lease(request, correlation))
 
+    def ask(self, amount: int, wait_ms: int, now_ms: int, ticket: Ticket) -> Frame | None:
+        """As `request`, for whoever waits for the answer; None when what was kept is one, which the ticket has then.
+
+        It may have come after somebody looked: the broker would have nothing left to answer with.
+        """
+        if self._settings.auto_ack and (found := self._take(amount, now_ms)):
+            ticket.finish(found)
+            return None
+        return self.request(amount, wait_ms, now_ms, ticket)
+
     def abandon(self, ticket: Ticket) -> None:
         """Whoever asked for these messages has gone: cancelled, interrupted or out of time.  What came goes back, and
         so does what still comes; kept, its lease would be made longer for nobody.  What is acked (auto_ack) is kept."""
@@ -211,6 +222,7 @@ class Leasing(Settling):
         given: list[QueueMessage] = ticket.result or []
         if self._settings.auto_ack:
             self.pending = iter([*given, *self.pending])
+            self.pending_until_s = math.inf
             return
         self.settle(Settle.RELEASE, [message for message in given if not is_lost(message.source.lease)], 0, "", None)
 
@@ -244,6 +256,7 @@ class Leasing(Settling):
         auto_ack = self._settings.auto_ack
         # The rest of the time it may have been on its way here, or lain unread.
         granted_ms = min(now_ms, waiting.sent_ms + waited_ms(payload))
+        self.lay_unread = self.lay_unread or now_ms - granted_ms >= LOOK_MS
         for part in parts:
             ticket = waiting.ticket
             unwanted = not self.wanted if ticket is None else ticket.abandoned or ticket.done

@@ -11,6 +11,7 @@ it nothing of it counts any more, neither for the credit nor when it is settled.
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import weakref
 from collections import deque
@@ -23,7 +24,7 @@ from millstream.client.settings import QueueSettings
 from millstream.errors import InvalidArgument, MessageGone, MillstreamError, ReceiptInvalid
 from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result, lasting_ms
 
-__all__ = ["Item", "QueueStats", "Settling", "Ticket", "is_lost", "raise_refused"]
+__all__ = ["LOOK_MS", "Item", "QueueStats", "Settling", "Ticket", "is_lost", "raise_refused"]
 
 _log = logging.getLogger("millstream.client")
 
@@ -34,6 +35,8 @@ _NEVER: Final = 1 << 62
 _REFUSED: Final = (Settled.INVALID, Settled.GONE)
 #: Leases are looked after this often while they last.
 _LOOKS: Final = 20
+#: After so long the connection may be gone, and nobody has noticed: somebody looks before more is handed out.
+LOOK_MS: Final = 10
 
 
 @dataclass(slots=True)
@@ -117,6 +120,8 @@ class Settling:
         self.pending_until_s = 0.0
         #: Something was lost: `refill` before the next message is handed out.
         self.disturbed = False
+        #: What came last lay unread for a while: the end of its connection, which took it away, may be right behind it.
+        self.lay_unread = False
         #: Somebody wants messages; otherwise what still comes goes back.
         self.wanted = False
         self._items: list[Item] = []
@@ -176,6 +181,7 @@ class Settling:
         if self._current is not None and self._current.begin_by_ms <= now_ms:
             self._return_rest(self._current)
         if operator.length_hint(self.pending):
+            self._set_until(now_ms)
             return True
         while self._ready:
             if self._ready[0].begin_by_ms <= now_ms:
@@ -188,9 +194,16 @@ class Settling:
             del self._ready[0]
             if self._settings.auto_ack:
                 self._unsettled -= lease.count  # in hand; there is room for others
-            self.pending_until_s = lease.begin_by_ms / 1000
+            self._set_until(now_ms)
             return True
         return False
+
+    def _set_until(self, now_ms: int) -> None:
+        """For how long messages are handed out without a look at what has become of them."""
+        if self._settings.auto_ack or self._current is None:
+            self.pending_until_s = math.inf  # they are done already, whatever happens
+        else:
+            self.pending_until_s = min(self._current.begin_by_ms, now_ms + LOOK_MS) / 1000
 
     def give_back(self) -> None:
         """Nothing more is wanted: what was not handed out goes back, or is kept if nobody else would get it."""
@@ -408,8 +421,6 @@ class Settling:
                 item.lease.last(sent_ms, now_ms, length_ms)
                 if length_ms < asked_ms:
                     item.lease.extend_at_ms = _NEVER  # the group's limit: asking again would not help
-                if item.lease is self._current:
-                    self.pending_until_s = item.lease.begin_by_ms / 1000
             if item.ticket is not None:
                 item.ticket.settle(item.number, Settled(result))
 

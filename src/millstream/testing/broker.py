@@ -9,7 +9,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -85,9 +85,13 @@ class BrokerForTests:
         return self
 
     def stop(self) -> None:
-        """Stop as on SIGTERM."""
-        for client in self._clients:
-            client.close()
+        """Stop as on SIGTERM.  Raises what a client raises when it is closed, once everything has ended."""
+        with ExitStack() as ends:
+            ends.callback(self._end)
+            for client in reversed(self._clients):
+                ends.callback(client.close)
+
+    def _end(self) -> None:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from random import Random
 from typing import Any, ParamSpec, TypeVar
 
@@ -86,9 +87,10 @@ class VirtualBroker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for client in self._clients:
-            await client.close()
-        await self._machine.stop()
+        async with AsyncExitStack() as ends:  # a client may raise; the others and the broker end all the same
+            ends.push_async_callback(self._machine.stop)
+            for client in reversed(self._clients):
+                ends.push_async_callback(client.close)
 
 
 def virtual_broker(settings: Settings | None = None) -> VirtualBroker:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from async_scenarios import numbered, run
-from fake_broker import FAULTS, FakeBroker, Fault
+from fake_broker import FAULTS, FakeBroker, Fault, flow_notice
 
 import millstream
 from millstream import aio
@@ -260,3 +261,31 @@ def test_goodbye_is_followed_by_a_new_connection(fake: FakeBroker) -> None:
         assert fake.connections == 2
 
     run(fake, scenario)
+
+
+@pytest.mark.parametrize("topic", ["t", ""])
+@pytest.mark.parametrize("batched", [False, True])
+def test_nobody_is_slowed_down_by_a_notice_of_a_broker_that_is_gone(
+    fake: FakeBroker, topic: str, batched: bool
+) -> None:
+    """Who asked for it is not there any more to take it back."""
+
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t", linger_ms=0) as producer:
+
+            async def send(value: bytes) -> None:
+                if batched:
+                    await producer.send(value)
+                    await producer.flush()
+                else:
+                    await client.publish("t", value)
+
+            fake.faults.append(Fault(before=flow_notice(topic, 5000)))
+            await send(b"told")
+            fake.drop_all()
+            started_s = time.monotonic()
+            await send(b"one")
+            await send(b"two")
+            assert time.monotonic() - started_s < 4
+
+    run(fake, scenario, timeout_s=20)

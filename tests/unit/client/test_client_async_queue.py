@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections import deque
@@ -12,7 +13,7 @@ import pytest
 from fake_queues import FakeQueues
 
 from millstream import aio
-from millstream.errors import ReceiptInvalid, TopicNotFound
+from millstream.errors import Forbidden, ReceiptInvalid, TopicNotFound
 from millstream.wire.leases import Scope, Settled
 from tests.waiting import eventually_async
 
@@ -229,3 +230,139 @@ async def test_what_was_lost_while_its_id_was_looked_up_is_not_handed_out(fake: 
         (message,) = await queue.lease(wait="10s")
         assert message.delivery_count == 2
         await message.ack(wait=True)
+
+
+@in_a_loop
+async def test_a_lease_says_why_the_queue_cannot_be_opened_again(fake: FakeQueues, client: aio.Client) -> None:
+    """It said that the broker was not there, whatever that had said."""
+    async with client.queue("t") as queue:
+        fake.call_errors["OpenQueue"] = deque([Forbidden("the key may not consume from t")])
+        fake.drop_all()
+        await eventually_async(lambda: queue._connection is None)
+        with pytest.raises(Forbidden):
+            await queue.lease(1)
+        await fill(client, 1)  # allowed by now
+        assert len(await queue.lease(1, wait="10s")) == 1
+
+
+@in_a_loop
+async def test_what_was_acked_for_somebody_who_has_gone_is_handed_out_next(
+    fake: FakeQueues, client: aio.Client
+) -> None:
+    """It was never due, and whoever asked for the next message kept a processor busy for ever."""
+    values = await fill(client, 3)
+    async with client.queue("t", auto_ack=True) as queue:
+        answer = threading.Event()
+        fake.before["Metadata"] = lambda: answer.wait(10)
+        asking = asyncio.create_task(queue.lease(10, wait="10s"))
+        await eventually_async(lambda: not fake.before)
+        asking.cancel()
+        await asyncio.wait((asking,))
+        answer.set()
+        async with asyncio.timeout(10):
+            found = [await queue.next(timeout_s=5) for _ in values]
+        assert [message.value for message in found if message is not None] == values
+
+
+@pytest.mark.parametrize("at", ["Hello", "OpenQueue"])
+def test_a_queue_that_is_closed_while_it_connects_again_keeps_no_connection(fake: FakeQueues, at: str) -> None:
+    @in_a_loop
+    async def scenario(fake: FakeQueues, client: aio.Client) -> None:
+        queue = await client.queue("t")
+        connections = len(fake._peers)
+        asked, go_on = threading.Event(), threading.Event()
+
+        def answer_late() -> None:
+            asked.set()
+            assert go_on.wait(20)
+
+        assert queue._connection is not None
+        fake.before[at] = answer_late
+        queue._connection.close()
+        waiting = asyncio.create_task(queue.next())
+        await asyncio.to_thread(asked.wait, 20)
+        await queue.close()
+        go_on.set()
+        async with asyncio.timeout(20):
+            assert await waiting is None
+        await eventually_async(lambda: len(fake._peers) == connections - 1)
+
+    scenario(fake)
+
+
+# --- queues that nobody holds any more -------------------------------------------------------------------------------
+
+
+@in_a_loop
+async def test_a_queue_that_is_dropped_gives_everything_back(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 20)
+
+    async def take_two() -> None:
+        queue = await client.queue("t", prefetch=10)
+        message = await queue.next(5)
+        assert message is not None
+        message.ack()
+        assert await queue.next(5) is not None
+
+    await take_two()
+    gc.collect()
+    await eventually_async(lambda: fake.acked == [("t", 0, 0)] and fake.consumer_is_gone(1))
+    async with client.queue("t", timeout_s=10) as other:
+        taken = set()
+        async for message in other:
+            message.ack()
+            taken.add(message.offset)
+            if len(taken) == 19:
+                break
+    assert taken == set(range(1, 20))
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_message_whose_queue_was_dropped_says_so(fake: FakeQueues, wait: bool) -> None:
+    @in_a_loop
+    async def scenario(fake: FakeQueues, client: aio.Client) -> None:
+        await fill(client, 1)
+        message = await (await client.queue("t")).next(5)
+        assert message is not None
+        gc.collect()
+        await eventually_async(lambda: fake.consumer_is_gone(1))
+        with pytest.raises(ReceiptInvalid, match=r"keep the queue \(queue = client.queue"):
+            await message.ack(wait=wait)
+
+    scenario(fake)
+
+
+@in_a_loop
+async def test_a_queue_that_is_dropped_while_its_broker_is_away_is_not_opened_again(
+    fake: FakeQueues, client: aio.Client
+) -> None:
+    queue = await client.queue("t")
+    fake.stop_listening()
+    assert await queue.next(0.1) is None
+    del queue
+    gc.collect()
+    fake.listen()
+    await fill(client, 1)  # the client is back
+    await eventually_async(lambda: len(asyncio.all_tasks()) == 2)  # the client's producer and this one
+    assert len(fake.opened) == 1
+
+
+@in_a_loop
+async def test_a_queue_is_there_as_long_as_a_task_waits_for_it(fake: FakeQueues, client: aio.Client) -> None:
+    taken: list[int] = []
+
+    async def consume() -> None:
+        async for message in client.queue("t"):
+            await message.ack(wait=True)
+            taken.append(message.offset)
+            if message.offset == 2:
+                break
+
+    asyncio.create_task(consume())  # noqa: RUF006 - as some do
+    await eventually_async(lambda: fake.opened)
+    for number in range(3):
+        await asyncio.sleep(0)
+        gc.collect()
+        await client.publish("t", b"x")
+        await eventually_async(lambda: len(taken) == number + 1)  # noqa: B023
+    await eventually_async(lambda: fake.consumer_is_gone(1))

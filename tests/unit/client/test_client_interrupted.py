@@ -21,6 +21,7 @@ from fake_queues import FakeQueues
 
 import millstream
 from millstream.client.backoff import Backoff
+from millstream.client.blocking import queue as blocking_queue
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.transport import Transport
@@ -104,19 +105,22 @@ def _publish_large(client: millstream.Client, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("publish", [_publish_small, _publish_large])
+@pytest.mark.parametrize("first", seeds(1, 3))
 def test_interrupted_anywhere_the_next_publish_works_and_nothing_is_stored_twice(
-    fake: FakeBroker, publish: Callable[[millstream.Client, bytes], None]
+    fake: FakeBroker, publish: Callable[[millstream.Client, bytes], None], first: int
 ) -> None:
     with millstream.connect(fake.address, timeout_s=2) as client:
         publish(client, b"first")
-        step = 0
+        step = first
         while _interrupted_at(step, partial(publish, client, b"interrupted %d " % step)):
             publish(client, b"next %d " % step)
-            step += 1
+            step += 3
         assert step > 100, "the client was not traced"
     stored = [value.removesuffix(_LARGE) for value in fake.values("t") if value is not None]
     assert len(stored) == len(set(stored)), "stored twice"
-    assert [value for value in stored if value.startswith(b"next")] == [b"next %d " % number for number in range(step)]
+    assert [value for value in stored if value.startswith(b"next")] == [
+        b"next %d " % number for number in range(first, step, 3)
+    ]
 
 
 # An exception in the callback of a weak reference goes nowhere.
@@ -285,17 +289,43 @@ def test_interrupted_anywhere_a_queue_goes_on(first: int, auto_ack: bool) -> Non
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("first", seeds(1, 3))
+def test_interrupted_anywhere_while_it_looks_for_its_connection_a_queue_loses_nothing_that_came(
+    monkeypatch: pytest.MonkeyPatch, first: int
+) -> None:
+    """What was received then and not noted was missing between what came before and after it."""
+    monkeypatch.setattr(blocking_queue, "_NEGLECT_S", 60)  # the background thread does not read instead
+    with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
+        for step in itertools.count(first, 3):
+            topic = f"t{step}"
+            with client.queue(topic) as queue:
+                assert queue.next(0) is None
+                client.publish(topic, b"x")
+                transport = queue._transport
+                assert transport is not None
+                assert transport.wait(2)
+                queue._turns._read_s = 0
+                interrupted = _interrupted_at(step, queue._look)
+                message = queue.next(2)
+                assert message is not None, f"nothing came after step {step}"
+            if not interrupted:
+                break
+        assert step > 50, "the client was not traced"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("first", seeds(1, 4))
 @pytest.mark.parametrize("auto_ack", [False, True])
-def test_interrupted_anywhere_what_is_ready_is_handed_out_later(auto_ack: bool) -> None:
+def test_interrupted_anywhere_what_is_ready_is_handed_out_later(first: int, auto_ack: bool) -> None:
     """It had been taken off the shelf, and was not in the hand yet."""
     with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
-        for step in itertools.count():
+        for step in itertools.count(first, 4):
             topic = f"t{step}"
             client.publish_many(topic, [b"first", b"ready", b"later"])
             with client.queue(topic, prefetch=2, auto_ack=auto_ack) as queue:
-                first = queue.next(2)
-                assert first is not None
-                first.ack()
+                done = queue.next(2)
+                assert done is not None
+                done.ack()
                 assert queue._wait_for(lambda: bool(queue._leasing._ready), 2)
                 interrupted = _interrupted_at(step, partial(queue._advance, 2))
                 values = (message.value for message in iter(partial(queue.next, 2), None))
@@ -420,13 +450,14 @@ def test_the_handler_of_a_signal_may_end_a_queue_that_is_sending(
 
 
 @pytest.mark.parametrize("end", [millstream.Queue.drain, millstream.Queue.close])
+@pytest.mark.parametrize("first", seeds(1, 4))
 def test_the_handler_of_a_signal_may_end_a_queue_wherever_it_is(
-    end: Callable[[millstream.Queue], None], helped: list[bool]
+    end: Callable[[millstream.Queue], None], first: int, helped: list[bool]
 ) -> None:
     """A close waited for an answer that only the code could read which it had interrupted."""
     with FakeQueues() as fake, millstream.connect(fake.address, timeout_s=2) as client:
         client.publish_many("t", [b"x"] * 10)
-        for step in range(0, 1200, 5):
+        for step in range(first * 5, 1200, 20):
             queue = client.queue("t", prefetch=4)
 
             def on_signal(*_: object, queue: millstream.Queue = queue) -> None:
@@ -443,8 +474,9 @@ def test_the_handler_of_a_signal_may_end_a_queue_wherever_it_is(
         fake.wait_for(lambda: len(set(fake.closed_consumers)) == len(fake.opened))
 
 
+@pytest.mark.parametrize("first", seeds(1, 5))
 def test_interrupted_anywhere_who_waits_for_a_broker_leaves_the_way_to_it_to_others(
-    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     """The lock of an Event was let go of twice, which raised RuntimeError, or not at all."""
     with millstream.connect(fake.address, timeout_s=5) as client:
@@ -460,7 +492,7 @@ def test_interrupted_anywhere_who_waits_for_a_broker_leaves_the_way_to_it_to_oth
 
         monkeypatch.setattr(Transport, "open", open_later)
         monkeypatch.setattr(Backoff, "next_s", lambda _: 0.001)
-        for step in itertools.count():
+        for step in itertools.count(first, 5):
             connection = client._link.current
             assert connection is not None
             connection.close()

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from fake_broker import FAULTS, FakeBroker, Fault
+from fake_broker import FAULTS, FakeBroker, FakePartition, Fault, flow_notice
 
 import millstream
 from millstream.client import Outgoing
@@ -373,6 +373,17 @@ def test_publish_many_keeps_order_and_gives_a_receipt_for_each() -> None:
         assert client.publish_many("t", []) == []
 
 
+def test_a_partition_that_was_added_since_is_looked_for(fake: FakeBroker, client: millstream.Client) -> None:
+    client.publish("t", b"a")
+    fake.topics["t"].append(FakePartition(uid=101))
+    (receipt,) = client.publish_many("t", [Outgoing(value=b"b", partition=1)])
+    assert (receipt.partition, fake.values("t", 1)) == (1, [b"b"])
+    fake.topics["t"].append(FakePartition(uid=102))
+    assert client.publish("t", b"c", partition=2).partition == 2
+    with pytest.raises(PartitionNotFound):
+        client.publish_many("t", [Outgoing(value=b"d", partition=3)])
+
+
 def test_publish_many_splits_what_is_too_much_for_one_batch(fake: FakeBroker, client: millstream.Client) -> None:
     values = [bytes([number]) * 300_000 for number in range(10)]
     receipts = client.publish_many("t", values)
@@ -405,3 +416,18 @@ def test_every_message_of_a_batch_has_a_receipt_of_its_own(partition: int) -> No
     assert two == receipt(place, 9, PublishResult("disk", 8, 1_000, False))
     assert one.scheduled is (partition >= SCHEDULES)
     assert one.id < two.id < three.id
+
+
+@pytest.mark.parametrize("topic", ["t", ""])
+def test_nobody_is_slowed_down_by_a_notice_of_a_broker_that_is_gone(
+    fake: FakeBroker, client: millstream.Client, topic: str
+) -> None:
+    """Who asked for it is not there any more to take it back."""
+    fake.faults.append(Fault(before=flow_notice(topic, 5000)))
+    client.publish("t", b"told")
+    assert client._flow.delay_s("t") == 5
+    fake.drop_all()
+    started_s = time.monotonic()
+    client.publish("other", b"x")  # connects again, before it looks how fast it may publish
+    client.publish("t", b"quick")
+    assert time.monotonic() - started_s < 4

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +19,7 @@ import millstream
 from millstream.client.blocking.queue import Queue
 from millstream.client.settling import is_lost
 from millstream.errors import InvalidArgument, ReceiptInvalid, ShuttingDown, TopicNotFound
+from millstream.wire.frames import FrameType, encode_frame
 from millstream.wire.leases import Scope, Settled
 from tests.waiting import eventually
 
@@ -138,6 +142,56 @@ def test_a_queue_that_is_dropped_gives_everything_back(fake: FakeQueues, client:
     eventually(lambda: fake.acked == [("t", 0, 0)])
     with client.queue("t", timeout_s=10) as other:
         assert len({message.offset for message in islice(other, 19) if message.ack() is None}) == 19
+
+
+def test_dropping_a_queue_does_not_wait_for_a_broker_that_takes_nothing(
+    fake: FakeQueues, client: millstream.Client
+) -> None:
+    """Whoever drops the last reference waits meanwhile, whatever he does: it was half a minute, and then a fifth of a
+    second for each."""
+    fill(client, 100)
+    queues = [client.queue("t", prefetch=5) for _ in range(10)]
+    taken = [queue.next(5) for queue in queues]
+    eventually(lambda: leased(fake) == 50)
+    waited_s = 0.0
+    with fake._state:  # it reads nothing that comes behind the next ack
+        while queues:
+            queue, message = queues.pop(), taken.pop()
+            transport = queue._transport
+            assert message is not None
+            assert transport is not None
+            message.ack()
+            queue.flush()
+            with contextlib.suppress(BlockingIOError), socket.socket(fileno=os.dup(transport.fileno())) as link:
+                while True:  # until the link is full
+                    link.send(encode_frame(FrameType.HEARTBEAT, b"") * 1000, socket.MSG_DONTWAIT)
+            before_s = time.monotonic()
+            del queue, message
+            waited_s += time.monotonic() - before_s
+            assert transport.lost is not None
+    assert waited_s < 1
+
+
+def test_a_queue_that_is_closed_while_it_connects_again_keeps_no_connection(
+    fake: FakeQueues, client: millstream.Client
+) -> None:
+    queue = client.queue("t")
+    asked, go_on = threading.Event(), threading.Event()
+
+    def answer_late() -> None:
+        asked.set()
+        assert go_on.wait(20)
+
+    fake.before["OpenQueue"] = answer_late
+    waiting = threading.Thread(target=queue.next, daemon=True)
+    waiting.start()
+    fake.drop_all()
+    assert asked.wait(20)
+    queue.close()
+    go_on.set()
+    waiting.join(20)
+    assert not waiting.is_alive()
+    eventually(lambda: fake.consumer_is_gone(2))
 
 
 def test_messages_that_come_after_the_loop_ended_go_back(fake: FakeQueues, client: millstream.Client) -> None:
@@ -427,6 +481,24 @@ def test_after_a_lost_connection_the_queue_goes_on(fake: FakeQueues, client: mil
                 break
     assert done == set(range(300))
     assert queue.stats.connections >= 2
+
+
+@pytest.mark.parametrize("unread", [b"", encode_frame(FrameType.HEARTBEAT, b"")], ids=["nothing", "heartbeat"])
+def test_a_connection_that_was_lost_while_nobody_asked_is_opened_again_by_who_asks_next(
+    fake: FakeQueues, client: millstream.Client, unread: bytes
+) -> None:
+    """It was found out by the request that was sent on it, which failed."""
+    with client.queue("t") as queue:
+        fill(client, 1)
+        queue.ack(queue.lease(1, wait="10s"))
+        connections = len(fake._peers)
+        for peer in list(fake._peers):
+            peer.send(unread)
+        fake.drop_all()
+        eventually(lambda: len(fake._peers) < connections)
+        eventually(lambda: queue._turns.neglected(0.01))
+        client.publish("t", b"later")
+        assert [message.value for message in queue.lease(1, wait="10s")] == [b"later"]
 
 
 def test_what_was_held_when_the_connection_was_lost_is_refused(fake: FakeQueues, client: millstream.Client) -> None:

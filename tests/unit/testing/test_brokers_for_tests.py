@@ -14,6 +14,7 @@ from threading import enumerate as enumerate_threads
 
 import pytest
 
+from millstream.errors import ConnectionLost, TopicNotFound
 from millstream.testing import BrokerForTests, BrokerProcess, virtual_broker, virtual_time
 from tests.waiting import eventually
 
@@ -157,3 +158,33 @@ def test_a_virtual_broker_outside_of_virtual_time_says_what_to_do(tmp_path: Path
 
     with pytest.raises(AssertionError, match="@virtual_time"):
         asyncio.run(scenario())
+
+
+def test_a_client_that_raises_when_it_is_closed_leaves_neither_broker_nor_files_behind() -> None:
+    broker = BrokerForTests().start()
+    first, second = broker.connect(), broker.connect()
+    first.create_topic("gone")
+    first.producer("gone", linger_ms=60_000).send(b"x")
+    second.delete_topic("gone", force=True)
+    with pytest.raises(TopicNotFound):
+        broker.stop()
+    assert broker._temporary is not None
+    assert not Path(broker._temporary.name).exists()
+    assert not broker._thread.is_alive()
+    assert second._closed.wait(0)
+
+
+@virtual_time
+async def test_a_client_that_raises_when_it_is_closed_leaves_no_virtual_broker_behind() -> None:
+    broker = virtual_broker()
+    async with asyncio.timeout(600):
+        await broker.__aenter__()
+        first, second = await broker.connect(), await broker.connect()
+        await first.create_topic("gone")
+        await (await first.producer("gone", linger_ms=60_000)).send(b"x")
+        await second.delete_topic("gone", force=True)
+        with pytest.raises(TopicNotFound):
+            await broker.__aexit__()
+    with pytest.raises(ConnectionLost):
+        await broker.connect(timeout_s=1)
+    assert second._closed

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from millstream.addresses import DEFAULT_ADDRESS
 from millstream.client.address import Target
@@ -22,6 +22,7 @@ from millstream.client.asynchronous.producer import AsyncProducer
 from millstream.client.asynchronous.pubsub import AsyncPubSub
 from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.stream import AsyncStream
+from millstream.client.asynchronous.subscription import AsyncSubscription
 from millstream.client.asynchronous.work import AsyncWork
 from millstream.client.functions import refuse_asynchronous
 from millstream.client.messages import BatchFailure, Message, Outgoing, Receipt, TopicPartition
@@ -39,6 +40,9 @@ from millstream.wire import calls
 from millstream.wire.lookups import metadata_for
 
 __all__ = ["AsyncClient", "connect"]
+
+#: What a client opens, and closes with itself.
+_Child: TypeAlias = AsyncProducer | AsyncStream | AsyncQueue | AsyncSubscription
 
 #: Memory for messages published but not confirmed, per topic.
 _PUBLISH_BUFFER_BYTES = 32 * 1024 * 1024
@@ -98,12 +102,13 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         self._prepare_pubsub()
         self._prepare_work()
         self._topics: dict[str, Topic] = {}
+        self._link.listen(self._topics.clear)  # after a restart of the broker, what it keeps in memory is another topic
         self._publishers: dict[tuple[str, str | None], AsyncProducer] = {}
         #: When there are so many of them, look which are not used any more.
         self._publishers_limit = _PUBLISHERS_MAX
         #: Those that are being opened, each once for all who wait for it.
         self._opening: dict[tuple[str, str | None], Ongoing[AsyncProducer]] = {}
-        self._children: weakref.WeakSet[AsyncProducer | AsyncStream | AsyncQueue] = weakref.WeakSet()
+        self._children: weakref.WeakSet[_Child] = weakref.WeakSet()
         self._closed = False
 
     # --- life ----------------------------------------------------------------------------------------------------
@@ -137,6 +142,15 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         self._link.close()
         if failure is not None:
             raise failure
+
+    def _adopt(self, child: _Child) -> None:
+        """Before it connects, if it can be: who closes the client closes it, however far it has come."""
+        self._check_open()
+        self._children.add(child)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLost("the client is closed")
 
     # --- requests ------------------------------------------------------------------------------------------------
 
@@ -368,10 +382,16 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         )
 
         async def open_producer() -> AsyncProducer:
+            self._check_open()
             known = await self._topic(topic)
             identity = await self._new_identity() if acks != "none" else 0
             link = AsyncLink(self._target)
             await link.open()
+            try:
+                self._check_open()  # again: nobody would close what it makes now
+            except ConnectionLost:
+                link.close()
+                raise
             producer = AsyncProducer(
                 link,
                 known,
@@ -382,7 +402,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
                 look_up=self._look_up,
                 on_error=on_error,
             )
-            self._children.add(producer)
+            self._adopt(producer)
             return producer
 
         return Opening(open_producer)
@@ -433,7 +453,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         async def open_stream() -> AsyncStream:
             stream = AsyncStream(self._target, settings, self._call)
             stream.reply_with(self._replier)
-            self._children.add(stream)
+            self._adopt(stream)
             await stream.open()
             return stream
 

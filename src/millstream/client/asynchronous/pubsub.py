@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Literal, overload
 
@@ -38,7 +37,7 @@ class AsyncPubSub:
     _link: AsyncLink
     publish: Callable[..., Awaitable[Receipt]]
     queue: Callable[..., Any]
-    _children: weakref.WeakSet[Any]
+    _adopt: Callable[[Any], None]
 
     def _prepare_pubsub(self) -> None:
         #: Given to messages, so that they can reply.
@@ -46,6 +45,7 @@ class AsyncPubSub:
         self._requester = AsyncRequester(self._link, self._replier)
         self._flow = FlowNotices()
         self._link.on_push = self._on_push
+        self._link.listen(self._flow.forget)
 
     def _on_push(self, kind: int, payload: memoryview) -> None:
         if kind == FrameType.DELIVERY:
@@ -76,7 +76,7 @@ class AsyncPubSub:
 
         async def open_subscription() -> AsyncSubscription:
             subscription = AsyncSubscription(self._target, patterns, timeout_s=timeout_s, reply=self._replier)
-            self._children.add(subscription)
+            self._adopt(subscription)
             await subscription.open()
             return subscription
 

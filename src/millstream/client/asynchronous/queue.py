@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from millstream.client.address import Target
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
-from millstream.client.asynchronous.ongoing import Ongoing
+from millstream.client.asynchronous.weak import beginning, weakly
 from millstream.client.backoff import Backoff
 from millstream.client.leases import AsyncQueueMessage, Lease, QueueMessage, delay_ms
 from millstream.client.leasing import LEASE_MESSAGES_MAX, LEASE_WAIT_MS, Frame, Leasing, QueueStats, Ticket
@@ -52,7 +52,9 @@ class AsyncQueue:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._link = AsyncLink(target, receive_bytes=settings.max_bytes + 64 * 1024)
-        self._link.listen(self._trouble)
+        self._on_trouble = weakly(self._trouble)
+        self._on_answer = weakly(self._answered)
+        self._link.listen(self._on_trouble)
         self._leasing = Leasing(
             settings,
             weakref.ref(self),
@@ -62,7 +64,7 @@ class AsyncQueue:
         )
         self._connection: AsyncConnection | None = None
         self._connecting = asyncio.Lock()
-        self._opening = Ongoing(self._connect)
+        self._opening = beginning(self, self._link)
         self._backoff = Backoff()
         self._arrived = asyncio.Event()
         self._failure: MillstreamError | None = None
@@ -75,7 +77,7 @@ class AsyncQueue:
     async def open(self) -> None:
         """Connect and open the queue.  Raises the broker's refusal, or ConnectionLost."""
         await self._link.open()
-        await self._connect()
+        await self._begin(await self._link.get(None))
 
     def reply_with(self, reply: Callable[..., object]) -> None:
         """How messages of this queue are replied to.  Must not keep the client alive."""
@@ -126,13 +128,17 @@ class AsyncQueue:
                 return kept
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
             await self._connected(self._target.timeout_s)
-            if self._connection is None:
-                raise ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
+            failure, self._failure = self._failure, None
+            if failure is not None or self._connection is None:
+                raise failure or ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
             ticket, answer = self._ticket()
-            self._send([self._leasing.request(max, wait_ms, monotonic_ms(), ticket)])
+            frame = self._leasing.ask(max, wait_ms, monotonic_ms(), ticket)
+            if frame is not None:
+                self._send([frame])
             try:
                 messages: list[AsyncQueueMessage] = await self._result(answer, wait_ms / 1000)
                 await self._name()
+                await self._look()
             except BaseException:
                 self._leasing.abandon(ticket)
                 self._say(everything=False)
@@ -152,6 +158,7 @@ class AsyncQueue:
             leasing.wanted = True
             if leasing.unknown:
                 await self._name()
+            await self._look()
             if leasing.refill(monotonic_ms()):
                 if self._settings.auto_ack:
                     self._say(everything=False)  # nobody settles, so this is when there is room for more
@@ -187,6 +194,12 @@ class AsyncQueue:
             with contextlib.suppress(MillstreamError):  # gone already
                 found = uids_of(await self._call(calls.Metadata(topics=unknown), list[calls.TopicMetadata]))
             self._leasing.learn(unknown, found)
+
+    async def _look(self) -> None:
+        """Let the loop find the end of a connection behind what lay unread: then that is not ours any more."""
+        if self._leasing.lay_unread:
+            self._leasing.lay_unread = False
+            await asyncio.sleep(0)
 
     # --- settling ------------------------------------------------------------------------------------------------
 
@@ -292,7 +305,7 @@ class AsyncQueue:
             connection.expect(frame.correlation, self._on_answer)
         connection.send(*[frame.data for frame in frames])
 
-    def _on_answer(self, correlation: int, answer: memoryview | ConnectionLost) -> None:
+    def _answered(self, correlation: int, answer: memoryview | ConnectionLost) -> None:
         """Runs inside the connection's callback: the bytes are only valid here."""
         if isinstance(answer, ConnectionLost):
             return
@@ -354,8 +367,7 @@ class AsyncQueue:
             return False
         return self._connection is not None
 
-    async def _connect(self) -> None:
-        connection = await self._link.get(None)
+    async def _begin(self, connection: AsyncConnection) -> None:
         try:
             opened = await connection.call(
                 self._link.next_correlation(),
@@ -425,7 +437,7 @@ class AsyncQueue:
         if self._timer is not None:
             self._timer.cancel()
         self._opening.cancel()
-        self._link.forget(self._trouble)
+        self._link.forget(self._on_trouble)
         self._link.close()
         self._arrived.set()
 
@@ -439,9 +451,10 @@ class AsyncQueue:
         if getattr(self, "_closed", True) or self._loop.is_closed():
             return
         self._closed = True
-        link, leasing, connection = self._link, self._leasing, self._connection
+        link, leasing, connection, opening = self._link, self._leasing, self._connection, self._opening
 
         def end() -> None:
+            opening.cancel()
             leasing.give_back()
             if connection is not None:
                 connection.send(*[frame.data for frame in leasing.outgoing(monotonic_ms(), everything=True)])

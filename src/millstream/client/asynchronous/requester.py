@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -123,5 +122,4 @@ class AsyncRequester:
         self._link.forget(self._on_trouble)
         if self._reopening is not None:
             self._reopening.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reopening
+            await asyncio.wait((self._reopening,))  # who is cancelled himself meanwhile hears of it

@@ -10,9 +10,11 @@ from typing import Any, Final
 
 from millstream.client.address import Target
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
+from millstream.client.asynchronous.weak import beginning, weakly
+from millstream.client.backoff import Backoff
 from millstream.client.messages import Message
 from millstream.client.subscribing import RECEIVE_BYTES, Subscribing
-from millstream.errors import ConnectionLost, MillstreamError
+from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout
 from millstream.wire.frames import FrameType
 from millstream.wire.subscription_calls import Subscribed
 
@@ -36,9 +38,14 @@ class AsyncSubscription(Subscribing):
         super().__init__(patterns, timeout_s=timeout_s, reply=reply)
         self._target = target
         self._link = AsyncLink(target, receive_bytes=RECEIVE_BYTES)
-        self._link.on_push = self._on_push
-        self._link.listen(self._ring)
+        self._loop = asyncio.get_running_loop()
+        self._on_trouble = weakly(self._ring)
+        self._link.on_push = weakly(self._on_push)
+        self._link.listen(self._on_trouble)
         self._connection: AsyncConnection | None = None
+        self._opening = beginning(self, self._link)
+        self._backoff = Backoff()
+        self._retry_at_s = 0.0
         self._arrived = asyncio.Event()
         self._ahead_bytes = 0
         self._failure: MillstreamError | None = None
@@ -71,6 +78,7 @@ class AsyncSubscription(Subscribing):
         """Make sure that there is a message to hand out; False when none came in time."""
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         await asyncio.sleep(0)  # messages that are there already must not keep everybody else waiting
+        looked = False
         while not self._closed:
             if self._ready:
                 self._pending = iter(self._ready.popleft())
@@ -83,22 +91,19 @@ class AsyncSubscription(Subscribing):
                 failure, self._failure = self._failure, None
                 raise failure
             remaining_s = 1.0 if deadline_s is None else deadline_s - time.monotonic()
-            if remaining_s <= 0:
+            if remaining_s <= 0 and looked:
                 return False
-            await self._wait(min(1.0, remaining_s))
+            looked = True
+            await self._wait(max(0.0, min(1.0, remaining_s)))
         return False
 
     async def _wait(self, wait_s: float) -> None:
         self._arrived.clear()
         deadline_s = time.monotonic() + wait_s
-        if self._connection is None or not self._connection.usable:
-            try:
-                await self._subscribe(deadline_s)
-            except ConnectionLost:
-                return
-            self.reconnects += 1
+        await self._connected(wait_s)
+        until_s = deadline_s if self._is_subscribed else min(deadline_s, self._retry_at_s)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+            async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
                 await self._arrived.wait()
 
     def _on_push(self, kind: int, payload: memoryview) -> None:
@@ -121,16 +126,36 @@ class AsyncSubscription(Subscribing):
     async def open(self) -> None:
         """Subscribe.  Raises what the broker has against it."""
         await self._link.open()
-        await self._subscribe(time.monotonic() + self._target.timeout_s)
+        await self._begin(await self._link.get(time.monotonic() + self._target.timeout_s))
 
-    async def _subscribe(self, deadline_s: float) -> None:
-        connection = await self._link.get(deadline_s)
+    @property
+    def _is_subscribed(self) -> bool:
+        return self._connection is not None and self._connection.usable
+
+    async def _connected(self, wait_s: float) -> None:
+        """Subscribe again, with growing pauses, if the connection was lost."""
+        if self._is_subscribed or time.monotonic() < self._retry_at_s:
+            return
+        try:
+            await self._opening.result(max(0.25, wait_s))
+        except TimeoutError:
+            return  # it goes on
+        except MillstreamError as error:
+            if not error.retriable and not isinstance(error, ConnectionLost | RequestTimeout):
+                raise
+            self._retry_at_s = time.monotonic() + self._backoff.next_s()
+        else:
+            self._backoff.reset()
+
+    async def _begin(self, connection: AsyncConnection) -> None:
         number, timeout_s = self._link.next_correlation(), self._target.timeout_s
         try:
             await connection.call(number, self._call(), Subscribed, timeout_s=timeout_s)
         except BaseException:
             connection.close()  # it may be subscribed: asking again on it would double every message
             raise
+        if self._connection is not None:
+            self.reconnects += 1
         self._connection = connection
 
     # --- end -----------------------------------------------------------------------------------------------------
@@ -140,7 +165,8 @@ class AsyncSubscription(Subscribing):
         if self._closed:
             return
         self._closed = True
-        self._link.forget(self._ring)
+        self._opening.cancel()
+        self._link.forget(self._on_trouble)
         self._link.close()
         self._ring()
 
@@ -149,3 +175,16 @@ class AsyncSubscription(Subscribing):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_closed", True) or self._loop.is_closed():
+            return
+        self._closed = True
+        link, opening = self._link, self._opening
+
+        def end() -> None:
+            opening.cancel()
+            link.close()
+
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(end)

@@ -23,7 +23,7 @@ class AsyncWork:
 
     _target: Target
     _replier: Callable[..., object]
-    _children: Any
+    _adopt: Callable[[Any], None]
 
     def _prepare_work(self) -> None:
         self._workers: list[AsyncWorker] = []
@@ -41,8 +41,8 @@ class AsyncWork:
     async def _open_queue(self, settings: QueueSettings) -> AsyncQueue:
         queue = AsyncQueue(self._target, settings, self._call)
         queue.reply_with(self._replier)
+        self._adopt(queue)
         await queue.open()
-        self._children.add(queue)
         return queue
 
     @property

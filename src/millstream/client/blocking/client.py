@@ -41,7 +41,7 @@ from millstream.client.spans import traced
 from millstream.client.values import Headers, Key, Value, make_entry
 from millstream.durations import Duration
 from millstream.entries import AnyEntry, Priority
-from millstream.errors import MillstreamError
+from millstream.errors import ConnectionLost, MillstreamError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.wire import calls
 from millstream.wire.lookups import metadata_for
@@ -96,6 +96,7 @@ class Client(Admin, PubSub, Work):
         self._prepare_work()
         self._children: weakref.WeakSet[Producer | Stream | Queue | Subscription] = weakref.WeakSet()
         self._children_lock = threading.RLock()  # the background thread looks at them, and a signal's handler may
+        self._closing = False
         self._closed = Flag()
         self._keeper = threading.Thread(
             target=_keep_alive, args=(weakref.ref(self), self._closed), name="millstream-keepalive", daemon=True
@@ -115,8 +116,14 @@ class Client(Admin, PubSub, Work):
             self.close()
 
     def _adopt(self, child: Producer | Stream | Queue | Subscription) -> None:
+        """Before it connects, if it can be: who closes the client closes it, however far it has come."""
         with self._children_lock:
+            self._check_open()
             self._children.add(child)
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise ConnectionLost("the client is closed")
 
     def _family(self) -> list[Producer | Stream | Queue | Subscription]:
         with self._children_lock:
@@ -129,6 +136,8 @@ class Client(Admin, PubSub, Work):
     def close(self) -> None:
         """Stop workers, close queues, streams and producers (which flush), then the connection."""
         self._stop_workers()
+        with self._children_lock:
+            self._closing = True
         failure: Exception | None = None
         for child in self._family():
             try:
@@ -180,6 +189,15 @@ class Client(Admin, PubSub, Work):
             found: list[calls.TopicMetadata] = self._call(call, list[calls.TopicMetadata])
             topic = self._topics[name] = Topic.of(name, found, time.monotonic())
         return topic
+
+    def _as_stored(self, known: Topic) -> Topic:
+        """A topic that something was stored in, for receipts: with the connection its partitions may have changed."""
+        now = self._topics.get(known.name)
+        if now is None:
+            with contextlib.suppress(MillstreamError):  # what is stored is stored
+                found = self._call(calls.Metadata(topics=[known.name]), list[calls.TopicMetadata])
+                now = self._topics[known.name] = Topic.of(known.name, found, time.monotonic())
+        return known if now is None or len(now.uids) < len(known.uids) else now
 
     def _new_identity(self) -> int:
         return self._publisher.new_identity()
@@ -245,7 +263,7 @@ class Client(Admin, PubSub, Work):
         known.check_size(entry)
         chosen = known.choose(entry, partition)
         result = self._publisher.publish(known, chosen, entries, 0 if fsync is None else fsync_number(fsync))
-        return receipt(known.place(chosen), known.uid(chosen), result)
+        return receipt(known.place(chosen), self._as_stored(known).uid(chosen), result)
 
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
         """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given.
@@ -254,7 +272,10 @@ class Client(Admin, PubSub, Work):
         `messages`, as its `confirmed`; what is behind the refused batch is not sent.
         """
         entries = [as_entry(item) for item in messages]  # first of all: what is no message stops all of them
-        known = self._topic(topic, [entry for entry, _ in entries], [partition for _, partition in entries])
+        wanted = [entry for entry, _ in entries], [partition for _, partition in entries]
+        known = self._topic(topic, *wanted)
+        if any(partition is not None and partition >= len(known.uids) for _, partition in entries):
+            known = self._topic(topic, *wanted, refresh=True)  # it may have been added since
         confirmed: dict[int, Receipt] = {}
         for partition, indexes, batch in plan_batches(known, entries):
             try:
@@ -262,7 +283,8 @@ class Client(Admin, PubSub, Work):
             except MillstreamError as error:
                 error.confirmed = confirmed
                 raise
-            made = receipts(known.place(partition), known.uid(partition), result, len(indexes))
+            uid = self._as_stored(known).uid(partition)
+            made = receipts(known.place(partition), uid, result, len(indexes))
             confirmed.update(zip(indexes, made, strict=True))
         return [confirmed[at] for at in range(len(confirmed))]
 
@@ -300,6 +322,7 @@ class Client(Admin, PubSub, Work):
             partition=partition,
             fsync=fsync,
         )
+        self._check_open()
         known = self._topic(topic)
         identity = self._new_identity() if acks != "none" else 0
         producer = Producer(
@@ -311,7 +334,11 @@ class Client(Admin, PubSub, Work):
             look_up=lambda name: self._topic(name, refresh=True),
             on_error=on_error,
         )
-        self._adopt(producer)
+        try:
+            self._adopt(producer)
+        except ConnectionLost:
+            producer.close()
+            raise
         return producer
 
     def stream(

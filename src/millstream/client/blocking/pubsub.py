@@ -53,7 +53,7 @@ class PubSub:
         """Runs in whichever thread is reading."""
         if frame.type == FrameType.DELIVERY:
             self._requester.take(connection, frame.payload)
-        elif frame.type == FrameType.FLOW:
+        elif frame.type == FrameType.FLOW and connection is self._link.current:  # the others are on their way out
             self._flow.take(frame.payload)
 
     @overload
@@ -80,8 +80,8 @@ class PubSub:
         if options:
             raise InvalidArgument(f"{', '.join(options)}: only a durable subscription takes options of a queue")
         subscription = Subscription(self._target, patterns, timeout_s=timeout_s, reply=self._replier)
-        subscription.open()
         self._adopt(subscription)
+        subscription.open()
         return subscription
 
     def request(

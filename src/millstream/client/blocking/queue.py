@@ -46,6 +46,8 @@ _log = logging.getLogger("millstream.client")
 _SILENCE_S: Final = LEASE_WAIT_MS / 1000 + 15
 #: A consumer that has not read for this long is busy; the background thread reads instead.
 _NEGLECT_S: Final = 0.2
+#: Nobody has seen for this long whether there still is a connection: before more is asked for, somebody looks.
+_UNSEEN_S: Final = 0.01
 _CLOSE_S: Final = 5.0
 #: How long the end of the program waits for its queues.
 _EXIT_S: Final = 1.0
@@ -159,13 +161,22 @@ class Queue:
                 return messages
 
     def _ask_for(self, ticket: Ticket, amount: int, wait_ms: int) -> Any:
+        self._look()  # if it is lost, it is opened again first
         self._wait_for(lambda: self._transport is not None or self._failure is not None, self._target.timeout_s)
         with self._turns, _Whole(self):
             failure, self._failure = self._failure, None
             if failure is not None or self._transport is None:
                 raise failure or ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
-            self._send(self._transport, self._leasing.request(amount, wait_ms, monotonic_ms(), ticket).data)
+            frame = self._leasing.ask(amount, wait_ms, monotonic_ms(), ticket)
+            if frame is not None:
+                self._send(self._transport, frame.data)
         return self._result(ticket, wait_ms / 1000 + self._target.timeout_s)
+
+    def _look(self) -> None:
+        """Whether the connection was lost while nobody read: then what came by it is not ours any more."""
+        transport = self._transport
+        if transport is not None and self._turns.neglected(_UNSEEN_S):
+            self._read_meanwhile(transport)
 
     def _result(self, ticket: Ticket, timeout_s: float) -> Any:
         self._wait_for(lambda: ticket.done, timeout_s)
@@ -179,6 +190,7 @@ class Queue:
         """Make sure that there is a message to hand out; False when none came in time."""
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         leasing = self._leasing
+        self._look()
         while True:
             with self._turns, _Whole(self):
                 if self._closed or self._draining:
@@ -299,22 +311,16 @@ class Queue:
     def _read(self, wait_s: float) -> None:
         """Work on the connection until something arrives, or a moment has passed."""
         transport = self._connected(wait_s)
-        if transport is None:
-            return
+        if transport is not None:
+            self._receiving(transport, partial(self._receive, transport, wait_s))
+
+    def _read_meanwhile(self, transport: Transport) -> None:
+        self._turns.read(partial(self._receiving, transport, partial(self._receive_all, transport)))
+
+    def _receiving(self, transport: Transport, receive: Callable[[], None]) -> None:
+        """Call `receive`, and note the end of the connection."""
         try:
-            with self._turns, _Whole(self):
-                self._say(everything=True)  # nobody knows how long we wait
-                retry_ms = self._leasing.retry_in_ms(monotonic_ms())
-            if retry_ms is not None:
-                wait_s = min(wait_s, retry_ms / 1000)
-            if not transport.receive(0):
-                if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
-                    self._check_silence()
-                    return
-                self._bell.clear()
-                if not transport.receive(0):
-                    return
-            self._accept(transport)
+            receive()
         except ConnectionLost as error:
             with self._turns:
                 self._disconnect(transport, error)
@@ -325,6 +331,28 @@ class Queue:
             with self._turns:
                 self._disconnect(transport, ConnectionLost(f"interrupted by {problem!r}"))
             raise
+
+    def _receive(self, transport: Transport, wait_s: float) -> None:
+        with self._turns, _Whole(self):
+            self._say(everything=True)  # nobody knows how long we wait
+            retry_ms = self._leasing.retry_in_ms(monotonic_ms())
+        if retry_ms is not None:
+            wait_s = min(wait_s, retry_ms / 1000)
+        if not transport.receive(0):
+            if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
+                self._check_silence()
+                return
+            self._bell.clear()
+            if not transport.receive(0):
+                return
+        self._accept(transport)
+        if self._leasing.lay_unread:
+            self._receive_all(transport)
+
+    def _receive_all(self, transport: Transport) -> None:
+        while transport.receive(0):  # what came before the connection was lost hides that it was
+            self._accept(transport)
+        self._leasing.lay_unread = False
 
     def _accept(self, transport: Transport) -> None:
         """Take in what has been received."""
@@ -380,17 +408,6 @@ class Queue:
             self._look_at_s = now_s + wait_s
         return wait_s
 
-    def _read_meanwhile(self, transport: Transport) -> None:
-        def read() -> None:
-            try:
-                if transport.receive(0):
-                    self._accept(transport)
-            except ConnectionLost as error:
-                with self._turns:
-                    self._disconnect(transport, error)
-
-        self._turns.read(read)
-
     # --- connection ----------------------------------------------------------------------------------------------
 
     def _connected(self, wait_s: float) -> Transport | None:
@@ -421,13 +438,15 @@ class Queue:
             opened = Connection(transport).call(
                 open_call(self._settings), queue_calls.QueueOpened, deadline_s=deadline_s
             )
+            with self._turns, _Whole(self):
+                if self._closed:  # meanwhile, by another thread: it has closed the connection that it knew of
+                    raise ConnectionLost("the queue is closed")
+                self._leasing.opened(opened.consumer)
+                self._transport = transport
+                self._heard_s = time.monotonic()
         except BaseException:
             transport.close()
             raise
-        with self._turns, _Whole(self):
-            self._leasing.opened(opened.consumer)
-            self._transport = transport
-            self._heard_s = time.monotonic()
         self._backoff.reset()
 
     def _disconnect(self, transport: Transport, error: ConnectionLost) -> None:
@@ -495,6 +514,9 @@ class Queue:
             if self._closed:
                 return
             self._draining = True
+            transport = self._transport
+            if transport is not None:
+                transport.hurry(wait_s)
             self._leasing.give_back()
             self._say(everything=True)
             transport = self._transport
@@ -521,6 +543,7 @@ class Queue:
 
     def __del__(self) -> None:
         # A loop that ends with `break` drops its queue without closing it; nobody else should wait for its messages.
+        # This runs in the middle of anything: what the system does not take at once is not sent, and comes again.
         if not getattr(self, "_closed", True):
             with contextlib.suppress(MillstreamError):
                 self._close(0)
@@ -568,5 +591,5 @@ def _tend(queue_ref: weakref.ref[Queue], wake: Knock) -> None:
 def _close_all() -> None:
     """A program that ends says what it has settled, and keeps nobody waiting for the rest."""
     for queue in list(_live):
-        with contextlib.suppress(MillstreamError):
+        with contextlib.suppress(Exception):  # whatever one of them meets, the others have something to say
             queue._close(_EXIT_S)

@@ -152,9 +152,9 @@ class Subscription(Subscribing):
 
     def open(self) -> None:
         """Subscribe.  Raises what the broker has against it."""
-        self._transport = self._subscribe(self._target.timeout_s)
+        self._subscribe(self._target.timeout_s)
 
-    def _subscribe(self, timeout_s: float) -> Transport:
+    def _subscribe(self, timeout_s: float) -> None:
         deadline_s = time.monotonic() + timeout_s
         transport = Transport.open(self._target, timeout_s=timeout_s, receive_bytes=RECEIVE_BYTES)
         try:
@@ -165,7 +165,10 @@ class Subscription(Subscribing):
                     raise RequestTimeout("the broker did not answer in time")
                 if transport.receive(remaining_s) and self._take_in(transport):
                     self._heard_s = time.monotonic()
-                    return transport
+                    self._transport = transport
+                    if self._closed:  # meanwhile, by another thread: it has closed the connection that it knew of
+                        raise ConnectionLost("the subscription is closed")
+                    return
         except BaseException:
             transport.close()
             raise
@@ -178,7 +181,7 @@ class Subscription(Subscribing):
             self._bell.wait(min(wait_s, self._retry_at_s - now_s))
             return None
         try:
-            self._transport = self._subscribe(min(self._target.timeout_s, self._backoff.patience_s(wait_s)))
+            self._subscribe(min(self._target.timeout_s, self._backoff.patience_s(wait_s)))
         except MillstreamError as error:
             if not error.retriable and not isinstance(error, ConnectionLost | RequestTimeout):
                 raise

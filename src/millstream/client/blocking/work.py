@@ -45,8 +45,8 @@ class Work:
     def _open_queue(self, settings: QueueSettings) -> Queue:
         queue = Queue(self._target, settings, self._call)
         queue.reply_with(self._replier)
-        queue.open()
         self._adopt(queue)
+        queue.open()
         return queue
 
     @property

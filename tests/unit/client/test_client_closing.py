@@ -1,0 +1,138 @@
+"""What is closed while it connects again keeps no connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_broker import FakeSubscriptions
+from fake_queues import FakeQueues
+
+import millstream
+from millstream import aio
+from millstream.errors import ConnectionLost, MillstreamError
+from tests.either import EitherClient
+from tests.waiting import eventually, eventually_async
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeSubscriptions]:
+    with FakeSubscriptions() as broker:
+        broker.topic("t")
+        yield broker
+
+
+def close_while_it_connects(fake: FakeSubscriptions, use: Callable[[], Any], close: Callable[[], None]) -> None:
+    """Cut it off, and close it when it has come back as far as asking who is there."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def answer_late() -> None:
+        asked.set()
+        assert go_on.wait(20)
+
+    fake.drop_all()
+    eventually(lambda: not fake._peers)
+    fake.before["Hello"] = answer_late
+    using = threading.Thread(target=use, daemon=True)
+    using.start()
+    assert asked.wait(20)
+    close()
+    go_on.set()
+    using.join(20)
+    assert not using.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["stream", "subscribe"])
+def test_what_is_closed_while_it_connects_again_keeps_no_connection(fake: FakeSubscriptions, kind: str) -> None:
+    with millstream.connect(fake.address, timeout_s=20) as client:
+        reader = getattr(client, kind)("t")
+        assert reader.next(0.01) is None
+        close_while_it_connects(fake, reader.next, reader.close)
+        eventually(lambda: not fake._peers)
+
+
+@pytest.mark.parametrize("kind", ["producer", "stream", "subscribe", "queue"])
+def test_what_is_closed_with_its_client_while_it_opens_keeps_no_connection(fake: FakeSubscriptions, kind: str) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def answer_late() -> None:
+        asked.set()
+        assert go_on.wait(20)
+
+    async def main() -> None:
+        client = await aio.connect(fake.address, timeout_s=20)
+        fake.before["Hello"] = answer_late
+
+        async def open_it() -> None:
+            await getattr(client, kind)("t")
+
+        opening = asyncio.create_task(open_it())
+        await asyncio.to_thread(asked.wait, 20)
+        await client.close()
+        go_on.set()
+        with contextlib.suppress(MillstreamError):
+            await opening
+        await eventually_async(lambda: not fake._peers)
+
+    asyncio.run(main())
+
+
+def test_a_client_that_is_closed_while_it_connects_again_keeps_no_connection(fake: FakeSubscriptions) -> None:
+    client = millstream.connect(fake.address, timeout_s=20)
+
+    def publish() -> None:
+        with contextlib.suppress(ConnectionLost):
+            client.publish("t", b"x")
+
+    close_while_it_connects(fake, publish, client.close)
+    eventually(lambda: not fake._peers)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("kind", ["producer", "stream", "subscribe", "queue"])
+def test_a_client_that_is_closed_opens_nothing_more(kind: str, asynchronous: bool) -> None:
+    """Nobody kept it alive, and nobody would have closed it."""
+    options = {"acks": "none"} if kind == "producer" else {}
+    with FakeQueues() as fake:
+        fake.topic("t")
+        either = EitherClient(fake.address, asynchronous=asynchronous)
+        either.do(either.client.publish("t", b"x"))  # the topic is known
+        either.do(either.client.close())
+        connections = fake.connections
+        with pytest.raises(ConnectionLost, match="the client is closed"):
+            either.do(getattr(either.client, kind)("t", **options))
+        assert fake.connections == connections
+        if either.loop is not None:
+            either.loop.close()
+
+
+@pytest.mark.parametrize("kind", ["producer", "stream", "subscribe", "queue"])
+def test_what_another_thread_opens_while_its_client_is_closed_keeps_no_connection(kind: str) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+    opened: list[object] = []
+
+    def answer_late() -> None:
+        asked.set()
+        assert go_on.wait(20)
+
+    def open_it(client: millstream.Client) -> None:
+        with contextlib.suppress(ConnectionLost):
+            opened.append(getattr(client, kind)("t"))
+
+    with FakeQueues() as fake:
+        fake.topic("t")
+        client = millstream.connect(fake.address, timeout_s=20)
+        fake.before["Hello"] = answer_late
+        opening = threading.Thread(target=open_it, args=(client,), daemon=True)
+        opening.start()
+        assert asked.wait(20)
+        client.close()
+        go_on.set()
+        opening.join(20)
+        assert not opening.is_alive()
+        eventually(lambda: not fake._peers)
+        assert not opened, "it is of no use, and nobody would have said so"
