@@ -1,6 +1,7 @@
 """Message ids: a ULID that says where its message is.
 
-48 bits append time in milliseconds, 32 bits partition uid (drawn once, when the partition is made), 48 bits offset.
+48 bits append time in milliseconds, 32 bits partition uid (drawn once, when the partition is made; one in memory is
+made at every start of the broker), 48 bits offset.
 Costs no storage, sorts by time, never repeats across nodes or restarts, and finds its message without an index.
 """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,53 @@ def test_a_group_begins_at_the_end_of_an_old_topic_that_is_new_to_it(
     client.publish("b", b"2")
     assert readers.values(stream, 2) == [b"1", b"2"]
     readers.close(stream)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize(
+    ("topics", "start", "new"), [("mem.a", "earliest", 3), ("mem.a", "latest", 3), ("mem.*", "earliest", 8)]
+)
+def test_a_topic_in_memory_is_read_once_and_from_its_first_message_after_a_restart_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: str, start: str, new: int, asynchronous: bool
+) -> None:
+    """It is another topic of its name then: what was read of the old one says nothing about it."""
+    monkeypatch.setattr(following, "_TOPICS_AGE_S", 60)
+    broker = BrokerForTests(tmp_path).start()
+    readers = Readers(broker.address, asynchronous=asynchronous)
+    readers.do(readers.client.create_topic("mem.a", config={"mode": "ephemeral"}))
+    stream = readers.stream(topics, start=start)
+    readers.do(readers.client.publish_many("mem.a", [b"old"] * 5))
+    assert readers.values(stream, 5) == [b"old"] * 5
+    broker.stop()
+    with BrokerForTests(tmp_path, port=int(broker.address.rpartition(":")[2])) as again:
+        with again.connect() as client:
+            published = client.publish_many("mem.a", [b"%d" % number for number in range(new)])
+            found = [readers.next(stream) for _ in range(new)]
+            assert [message and message.value for message in found] == [b"%d" % number for number in range(new)]
+            assert [message and message.id for message in found] == [receipt.id for receipt in published]
+            stream._look_up_s = 0.0  # it looks now and then whether there is more to read
+            client.publish("mem.a", b"one more")
+            assert readers.values(stream, 1) == [b"one more"]
+        readers.close(stream)
+        readers.end()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("topics", ["mem.a", "mem.*"])
+def test_a_topic_in_memory_that_is_first_read_after_a_restart_of_the_broker_is_read_from_its_first_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topics: str, asynchronous: bool
+) -> None:
+    """No connection was lost, as there was none yet: the stream went on where the log of the old topic had ended."""
+    monkeypatch.setattr(following, "_TOPICS_AGE_S", 60)
+    broker = BrokerForTests(tmp_path).start()
+    readers = Readers(broker.address, asynchronous=asynchronous)
+    readers.do(readers.client.create_topic("mem.a", config={"mode": "ephemeral"}))
+    readers.do(readers.client.publish_many("mem.a", [b"old"] * 5))
+    stream = readers.stream(topics, start="latest")
+    broker.stop()
+    with BrokerForTests(tmp_path, port=int(broker.address.rpartition(":")[2])) as again:
+        with again.connect() as client:
+            client.publish_many("mem.a", [b"%d" % number for number in range(8)])
+        assert readers.values(stream, 8) == [b"%d" % number for number in range(8)]
+        readers.close(stream)
+        readers.end()

@@ -24,6 +24,8 @@ from millstream.errors import (
 )
 from millstream.ids import parse_message_id
 from millstream.testing.broker import BrokerForTests, BrokerProcess
+from millstream.wire.message_calls import FindMessage, MessageInfo
+from tests.either import EitherClient
 
 
 def test_the_first_screen_of_the_readme(broker: BrokerForTests) -> None:
@@ -278,3 +280,24 @@ def test_a_message_of_a_time_beyond_all_calendars_can_be_read(
         (message,) = client.stream("t", start="earliest", timeout_s=0.2)
     assert message.timestamp_us == seconds * 1_000_000
     assert (message.timestamp.year, message.timestamp.tzinfo) == (year, UTC)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_receipts_of_a_topic_in_memory_name_messages_that_exist_after_a_restart_of_the_broker(
+    tmp_path: Path, asynchronous: bool
+) -> None:
+    """Its partitions are others then, and the client knew those from before."""
+    broker = BrokerForTests(tmp_path).start()
+    either = EitherClient(broker.address, asynchronous=asynchronous)
+    client = either.client
+    for name in ("mem", "many", "idle"):
+        either.do(client.create_topic(name, config={"mode": "ephemeral"}))
+        either.do(client.publish(name, b"old"))
+    broker.stop()
+    with BrokerForTests(tmp_path, port=int(broker.address.rpartition(":")[2])):
+        receipts = [either.do(client.publish("mem", b"first")), either.do(client.publish("mem", b"second"))]
+        receipts += either.do(client.publish_many("many", [b"third", b"fourth"]))
+        receipts += [either.do(client.publish("idle", b"fifth", key=b"k"))]
+        found = [either.do(client.call(FindMessage(id=receipt.id), MessageInfo)) for receipt in receipts]
+        assert [(info.topic, info.offset) for info in found] == [(it.topic, it.offset) for it in receipts]
+        either.end()

@@ -324,6 +324,24 @@ def test_a_checkpoint_that_does_not_say_which_topic_it_means_is_gone_on_from(wor
     assert values(Query(tolerant, json.dumps({topic: {"0": 5}})).drain()) == numbers(50, 52)
 
 
+@pytest.mark.parametrize("new", [3, 5, 8], ids=["fewer", "as-many", "more"])
+def test_a_topic_in_memory_is_another_one_after_the_broker_has_restarted(tmp_path: Path, new: int) -> None:
+    with BrokerForTests(tmp_path) as broker:
+        client = broker.connect()
+        client.create_topic("readings", config={"mode": "ephemeral"})
+        client.publish_many("readings", numbers(0, 5))
+        options = {"bootstrap.servers": broker.address, "subscribe": "readings", "startingOffsets": "earliest"}
+        query = Query(options)
+        assert values(query.drain()) == numbers(0, 5)
+    port = int(broker.address.rpartition(":")[2])
+    with BrokerForTests(tmp_path, port=port) as broker:
+        broker.connect().publish_many("readings", numbers(50, 50 + new))
+        with pytest.raises(OffsetOutOfRange, match="messages that were to be read are gone: readings"):
+            Query(options, query.checkpoint).plan()
+        tolerant = {**options, "failOnDataLoss": "false"}
+        assert values(Query(tolerant, query.checkpoint).drain()) == numbers(50, 50 + new)
+
+
 def test_available_now_from_the_end_reads_nothing_and_is_no_loss(world: World) -> None:
     topic = world.topic()
     world.publish(topic, numbers(0, 5))

@@ -293,6 +293,19 @@ class Registry:
             elif kind == "producer-ids":
                 self.producer_ids_until = document["until"]
 
+    def begin_anew(self, draw_uid: Callable[[], int]) -> None:
+        """After a start: what was in memory is gone, so its partitions are others, whose offsets say other things.
+
+        Whoever remembers a position knows by the uid that it is none any more.  Nothing of this is recorded.
+        """
+        for topic in self.all_topics():
+            if topic.config.mode == "ephemeral":
+                uids = self._draw_uids(len(topic.partition_uids), draw_uid)
+                for uid in topic.partition_uids:
+                    self._topic_of.pop(uid, None)
+                topic.partition_uids = uids
+                self._topic_of.update(dict.fromkeys(uids, topic))
+
     def _replay_topic(self, namespace: str, name: str, document: Mapping[str, Any] | None) -> None:
         topics = self.namespaces.setdefault(namespace, {})
         if document is None:

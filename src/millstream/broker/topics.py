@@ -162,6 +162,7 @@ class Topics:
         self.on_schedule_log: Callable[[Topic, int, Partition], None] = lambda *_: None
         self.unchecked = UncheckedEnds(registry)
         self._ephemeral = MemoryStorage()
+        registry.begin_anew(draw_uid)
         self._changing = asyncio.Lock()
         self._producer_ids: list[int] = []
         self._numbering = asyncio.Lock()
