@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import structlog
@@ -17,6 +17,9 @@ from millstream.spark.faults import VARIABLE
 from millstream.spark.java import find_java
 from millstream.testing.broker import BrokerForTests
 from tests.spark.world import World
+
+if TYPE_CHECKING:
+    from tests.spark.claimed import Query
 
 #: Spark starts in the first test, and what becomes of that becomes of all: a busy machine has time for it.
 PATIENCE_S = 600
@@ -110,3 +113,14 @@ def world(_shared_world: World) -> World:
     """In which nothing is logged, as long as the test takes: others in this process want to see what is."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     return _shared_world
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Query]]:
+    """Of those that claim, which wait for nobody; they are stopped in the end."""
+    monkeypatch.setattr("millstream.spark.claiming._POLL_S", 0.0)
+    monkeypatch.setattr("millstream.spark.claiming._PATIENCE_S", 0.0)
+    made: list[Query] = []
+    yield made
+    for query in made:
+        query.reader.stop()

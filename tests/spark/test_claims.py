@@ -4,104 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from millstream.client import Client
 from millstream.errors import InvalidArgument
 from millstream.spark import claiming
-from millstream.spark.claiming import ClaimingReader
 from millstream.testing.broker import BrokerForTests
-from tests.spark.reading import schema_of, source
+from tests.spark.claimed import Query, numbers, state
 from tests.spark.world import World
-
-
-class Crash(Exception):
-    """The driver is gone."""
-
-
-class Query:
-    """A streaming query as Spark runs one: what it writes down survives, the rest does not."""
-
-    def __init__(
-        self, options: dict[str, str], checkpoint: list[str] | None = None, *, schema: str | None = None
-    ) -> None:
-        made = source({"claim": "workers", **options})
-        reader = made.streamReader(schema_of(schema or made.schema()))
-        assert isinstance(reader, ClaimingReader)
-        self.reader = reader
-        #: Offsets, the last of which may belong to a batch that is not done.
-        self.offsets = checkpoint or [json.dumps(reader.initialOffset())]
-        self.done = len(self.offsets)
-
-    def begin(self) -> bool:
-        """Write down what the next batch is.  Whether there is one."""
-        limit = self.reader.getDefaultReadLimit()
-        end = json.dumps(self.reader.latestOffset(json.loads(self.offsets[-1]), limit))
-        if end != self.offsets[-1]:
-            self.offsets.append(end)
-        return len(self.offsets) > self.done
-
-    def tasks(self) -> list[Any]:
-        start, end = map(json.loads, self.offsets[-2:])
-        return self.reader.partitions(start, end)
-
-    def run(self) -> list[bytes]:
-        """Do the batch that was begun."""
-        rows = [row for task in self.tasks() for batch in self.reader.read(task) for row in batch.to_pylist()]
-        return [row["value"] for row in rows]
-
-    def batch(self) -> list[bytes] | None:
-        if not self.begin():
-            return None
-        values = self.run()
-        self.done = len(self.offsets)
-        return values
-
-    def drain(self) -> list[bytes]:
-        found: list[bytes] = []
-        while (values := self.batch()) is not None:
-            found += values
-        return found
-
-    def crash(self) -> None:
-        """As SIGKILL does: the socket is closed, and nothing more is said."""
-        assert self.reader._claims is not None
-        self.reader._claims.close()
-
-    def restarted(self, options: dict[str, str]) -> Query:
-        """From its checkpoint; a batch that was begun and not done is done again."""
-        again = Query(options, list(self.offsets))
-        again.done = self.done
-        return again
-
-
-@pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claiming, "_POLL_S", 0.0)
-    monkeypatch.setattr(claiming, "_PATIENCE_S", 0.0)
-
-
-@pytest.fixture
-def queries() -> Iterator[list[Query]]:
-    made: list[Query] = []
-    yield made
-    for query in made:
-        query.reader.stop()
-
-
-def numbers(count: int, first: int = 0) -> list[bytes]:
-    return [b"%d" % number for number in range(first, first + count)]
-
-
-def state(client: Client, topic: str, group: str = "workers") -> tuple[int, int, int]:
-    """Ready, leased, acked."""
-    info = client.queues.describe(topic, group)
-    return info.ready, info.leased, info.settled.get("acked", 0)
-
 
 # --- a batch -------------------------------------------------------------------------------------------------------
 
@@ -396,110 +306,6 @@ def test_a_query_waits_for_the_broker_to_notice_that_its_predecessor_is_gone(
     queries.append(query)
     assert query.run() == numbers(10)
     assert state(world.client, topic) == (0, 10, 0)
-
-
-def test_a_lost_connection_costs_nothing_when_nobody_else_is_there(world: World, queries: list[Query]) -> None:
-    topic = world.topic()
-    world.publish(topic, numbers(10))
-    query = Query(world.options(topic))
-    queries.append(query)
-    for extended in (True, False):
-        world.publish(topic, numbers(10))
-        assert query.begin()
-        claims = query.reader._claims
-        assert claims is not None
-        claims._connection.link()._sock.close()
-        if extended:
-            claims.extend()
-            assert state(world.client, topic)[1] == 20
-        query.run()
-        query.done = len(query.offsets)
-    assert query.batch() is None
-    assert state(world.client, topic) == (0, 0, 30)
-
-
-def test_claims_survive_a_broker_that_restarts(tmp_path: Path, queries: list[Query]) -> None:
-    with BrokerForTests(tmp_path) as broker:
-        port = int(broker.address.rpartition(":")[2])
-        broker.connect().publish_many("jobs", numbers(10))
-        query = Query({"bootstrap.servers": broker.address, "subscribe": "jobs", "maxOffsetsPerTrigger": "5"})
-        queries.append(query)
-        assert query.begin()
-    with BrokerForTests(tmp_path, port=port) as broker:
-        values = query.run()
-        query.done = len(query.offsets)
-        assert values + query.drain() == numbers(10)
-        assert state(broker.connect(), "jobs") == (0, 0, 10)
-        query.reader.stop()
-
-
-# --- leases --------------------------------------------------------------------------------------------------------
-
-
-def test_a_claim_is_extended_while_its_batch_runs(queries: list[Query]) -> None:
-    with BrokerForTests() as broker:
-        client = broker.connect()
-        client.publish_many("jobs", numbers(10))
-        query = Query({"bootstrap.servers": broker.address, "subscribe": "jobs"})
-        queries.append(query)
-        assert query.begin()
-        claims = query.reader._claims
-        assert claims is not None
-        for _ in range(5):
-            broker.clock.advance("20s")  # a lease is 30 s
-            claims.extend()
-            assert state(client, "jobs") == (0, 10, 0)
-        query.run()
-        query.done = len(query.offsets)
-        assert not query.begin()
-        assert state(client, "jobs") == (0, 0, 10)
-
-
-def test_a_lease_that_ran_out_gives_messages_to_others(queries: list[Query], capfd: pytest.CaptureFixture[str]) -> None:
-    with BrokerForTests() as broker:
-        client = broker.connect()
-        client.publish_many("jobs", numbers(10))
-        client.queue("jobs", group="workers", policy={"retry": "simple"}).close()
-        query = Query({"bootstrap.servers": broker.address, "subscribe": "jobs"})
-        queries.append(query)
-        assert query.begin()
-        query.run()
-        with client.queue("jobs", group="workers", timeout_s=5, prefetch=4) as others:
-            broker.clock.advance("31s")
-            taken = others.lease(4, wait="5s")
-            query.done = len(query.offsets)
-            assert not query.begin()
-            assert state(client, "jobs")[1:] == (4, 6)
-            others.ack(taken)
-        assert state(client, "jobs") == (0, 0, 10)
-    assert "4 messages of group 'workers' were done after others had got them" in capfd.readouterr().err
-
-
-def test_messages_with_which_a_query_dies_again_and_again_become_dead_letters(queries: list[Query]) -> None:
-    with BrokerForTests() as broker:
-        client = broker.connect()
-        client.create_topic("jobs")
-        client.queue("jobs", group="workers", policy={"max_deliveries": 3}).close()
-        client.publish_many("jobs", ["poison", "other"])
-        options = {"bootstrap.servers": broker.address, "subscribe": "jobs"}
-        query = Query(options)
-        assert query.begin()
-        for _ in range(2):
-            assert sorted(query.run()) == [b"other", b"poison"]
-            query.crash()
-            query = query.restarted(options)
-        assert sorted(query.run()) == [b"other", b"poison"]
-        query.crash()
-        query = query.restarted(options)
-        queries.append(query)
-        assert query.run() == []
-        query.done = len(query.offsets)
-        client.publish("jobs", "fine")
-        assert query.drain() == [b"fine"]
-        letters = client.dead_letters.list()
-        assert {letter.reason for letter in letters} == {"MAX_DELIVERIES_EXCEEDED"}
-        assert sorted(letter.text for letter in letters) == ["other", "poison"]
-        assert {attempt.kind for letter in letters for attempt in letter.attempts} == {"returned"}
 
 
 def test_why_says_who_has_a_claimed_message(world: World, queries: list[Query]) -> None:

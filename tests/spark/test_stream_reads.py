@@ -395,6 +395,22 @@ def test_progress_shows_as_that_of_a_group(world: World) -> None:
     assert all(entry.lag == 0 for entry in world.client.group("spark-job").lag if entry.topic == topic)
 
 
+def test_progress_is_shown_although_one_of_the_topics_is_gone(world: World) -> None:
+    topic, gone, remake = world.topic(), world.topic(), world.topic()
+    for each in (topic, gone, remake):
+        world.publish(each, numbers(0, 4))
+    options = world.options(",".join((topic, gone, remake)), groupId="spark-rest", startingOffsets="earliest")
+    query = Query({**options, "failOnDataLoss": "false"})
+    query.drain()
+    world.client.delete_topic(gone)
+    remade(world, remake, [])
+    for first in (4, 8):
+        world.publish(topic, numbers(first, first + 4))
+        query.drain()
+        committed = {entry.topic: entry.committed for entry in world.client.group("spark-rest").lag}
+        assert committed == {topic: first + 4, remake: 0}
+
+
 def test_progress_that_cannot_be_shown_does_not_stop_a_query(world: World, capfd: pytest.CaptureFixture[str]) -> None:
     topic = world.topic()
     world.publish(topic, numbers(0, 4))

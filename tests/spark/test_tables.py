@@ -202,6 +202,51 @@ def test_conditions_of_a_query_go_to_the_broker(broker: BrokerForTests, monkeypa
     assert (wanted.since_ms, wanted.until_ms) == (1_577_836_800_000, int(until.timestamp() * 1000) + 1)
 
 
+LONG_AGO, LONG_AFTER = datetime(1969, 7, 20, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("table", "condition", "some"),
+    [
+        *((table, In(("topic",), ("orders", None)), True) for table in TABLES),
+        *((table, In(("topic",), ("orders", "gone", "orders.#", "no good")), True) for table in TABLES),
+        *((table, EqualTo(("topic",), "gone"), False) for table in TABLES),
+        ("dead_letters", EqualTo(("reason",), "foo"), False),
+        ("dead_letters", In(("reason",), ("foo", "REJECTED", None)), True),
+        ("dead_letters", EqualTo(("group",), "a b!"), False),
+        ("dead_letters", In(("group",), ("", "workers")), True),
+        *(
+            (table, LessThan((time,), moment), moment is LONG_AFTER)
+            for table, time in (("dead_letters", "died"), ("passports", "time"), ("schedules", "due"))
+            for moment in (LONG_AGO, LONG_AFTER)
+        ),
+        ("schedules", GreaterThanOrEqual(("due",), LONG_AGO), True),
+    ],
+)
+def test_conditions_that_go_to_the_broker_find_what_spark_would(
+    broker: BrokerForTests, table: str, condition: Any, some: bool
+) -> None:
+    """Which is nothing where there is nothing, and no error."""
+    (column,) = condition.attribute
+
+    def holds(row: dict[str, Any]) -> bool:
+        value = row[column]
+        if isinstance(condition, LessThan):
+            return bool(value is not None and value < condition.value)
+        if isinstance(condition, GreaterThanOrEqual):
+            return bool(value is not None and value >= condition.value)
+        return value is not None and value in (condition.value if isinstance(condition, In) else (condition.value,))
+
+    found = reader(broker, table, pushdown="true")
+    assert isinstance(found, FilteringTableReader)
+    list(found.pushFilters([condition]))
+    shown = [name for name in TABLES[table].columns if name not in ("lagMs", "oldestMs", "attempts", "headers")]
+    answered = [[row[name] for name in shown] for row in rows_of(found) if holds(row)]
+    expected = [[row[name] for name in shown] for row in rows(broker, table) if holds(row)]
+    assert sorted(answered, key=str) == sorted(expected, key=str)
+    assert bool(answered) == some
+
+
 def test_unless_spark_is_set_to_push_them_down_there_are_no_conditions() -> None:
     """A reader that could take them makes every query fail where that is off."""
     assert "pushFilters" not in vars(TableReader)

@@ -5,7 +5,9 @@ a crash reads them again: those that are still ours.  What others have got in th
 letter, is theirs.
 
 Spark asks for the next batch when the one before it is done and written down; that is when its messages are acked.  The
-method `commit` would come too late, with the batch after it.
+method `commit` would come too late, with the batch after it.  Of the last batch before a query ends nobody is told;
+whoever ends it can have it acked (`acknowledge`), and otherwise the next start does it, if nobody else has got the
+messages by then.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from millstream.errors import InvalidArgument, TopicNotFound
 from millstream.spark.claims import CLAIM_MAX, Claims
-from millstream.spark.columns import Columns
+from millstream.spark.columns import Columns, columns_of
 from millstream.spark.faults import reached
 from millstream.spark.log_reader import LogReader, open_log
 from millstream.spark.offsets import Place, Range, split
 from millstream.spark.options import SourceOptions
 from millstream.wire import queue_calls
 
-__all__ = ["Batch", "ClaimingReader"]
+__all__ = ["Batch", "ClaimingReader", "acknowledge"]
 
 _DEFAULT_MAX: Final = 100_000
 #: How long Spark waits for us when there is nothing to claim: it asks again at once.
 _POLL_S: Final = 0.1
 #: As long as the broker may take to notice that the query before this one, which held the same messages, is gone.
 _PATIENCE_S: Final = 35.0
+#: The same for one that has just ended in order, and closed its connection.
+_ENDED_S: Final = 2.0
 #: What lies between two claimed messages is read, too, and left out, if it is no more than this.
 _GAP_MAX: Final = 1_000
 
@@ -110,7 +114,7 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         before = Batch.from_json(start)
         if self._batch is not None and self._batch.number == before.number + 1:
             return self._batch.as_json()  # claimed, and not begun
-        self._finish(before)
+        self._finish(before, _PATIENCE_S)
         most = self._options.offsets_per_trigger_max or _DEFAULT_MAX
         batch = self._next(before, CLAIM_MAX if isinstance(limit, ReadAllAvailable) else most)
         if batch is None:
@@ -190,18 +194,24 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing is left to do, as a rule."""
-        self._finish(Batch.from_json(end))
+        self._finish(Batch.from_json(end), _PATIENCE_S)
 
-    def _finish(self, batch: Batch) -> None:
+    def _finish(self, batch: Batch, patience_s: float) -> None:
         """Ack the messages of a batch that is done."""
         if not batch.number or (self._batch is not None and self._batch.number != batch.number):
             return
         claims = self._opened()
         if self._batch is None:
             # Done before this query was restarted, and perhaps not acked; otherwise there is nothing to take.
-            claims.retake(self._kept(batch), batch.made_us, patience_s=_PATIENCE_S)
+            claims.retake(self._kept(batch), batch.made_us, patience_s=patience_s)
         claims.acknowledge()
         self._batch = Batch(batch.number)
+
+    def finish_last(self, end: dict[str, Any]) -> None:
+        """For a reader of its own, when the query is over: what its last batch has claimed of these topics is done."""
+        batch, topics = Batch.from_json(end), set(self._topics())
+        mine = {topic: ranges for topic, ranges in batch.ranges.items() if topic in topics}
+        self._finish(batch._replace(ranges=mine), _ENDED_S)
 
     def stop(self) -> None:
         if self._claims is not None:
@@ -249,6 +259,15 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if topics.pattern is None:
             return list(topics.names)
         return sorted({place.topic for place in self._reader().survey()})
+
+
+def acknowledge(options: SourceOptions, end: dict[str, Any]) -> None:
+    """The batch that ends here is committed, and the query that claimed it has ended."""
+    reader = ClaimingReader(options, columns_of())
+    try:
+        reader.finish_last(end)
+    finally:
+        reader.stop()
 
 
 def _check(options: SourceOptions) -> None:

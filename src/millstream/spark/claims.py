@@ -38,10 +38,11 @@ from millstream.wire.queue_calls import (
     SettleClaim,
 )
 
-__all__ = ["CLAIM_MAX", "Claims"]
+__all__ = ["CLAIM_MAX", "RANGES_MAX", "Claims"]
 
-#: What the broker allows.
+#: What the broker allows: messages of a claim, and ranges in which they are wanted again.
 CLAIM_MAX: Final = 1_000_000
+RANGES_MAX: Final = 50_000
 #: A claim is extended so many times before it would run out.
 _EXTENSIONS: Final = 4
 _EXTEND_S_MIN, _EXTEND_S_MAX = 0.1, 20.0
@@ -114,16 +115,15 @@ class Claims:
         yet.  So there is patience, up to the length of a lease.
         """
         got: dict[str, list[Range]] = {topic: [] for topic in wanted}
-        missing = {topic: list(ranges) for topic, ranges in wanted.items() if ranges}
+        missing = [(topic, some) for topic, ranges in wanted.items() for some in _slices(ranges)]
         deadline_s = time.monotonic() + patience_s
         while missing:
-            for topic, ranges in list(missing.items()):
+            refused: list[tuple[str, list[Range]]] = []
+            for topic, ranges in missing:
                 claim = self._retake(topic, ranges, made_us.get(topic, 0))
                 got[topic] += claim.ranges
-                if claim.refused:
-                    missing[topic] = claim.refused
-                else:
-                    del missing[topic]
+                refused += [(topic, some) for some in _slices(claim.refused)]
+            missing = refused
             if not missing or time.monotonic() >= deadline_s:
                 break
             time.sleep(_RETAKE_S)
@@ -166,9 +166,10 @@ class Claims:
         if self._settled(held) == _count(held.ranges):
             return 0
         # The connection is another one, or the lease has ended: what nobody else has got since is ours again.
-        again = self._retake(held.topic, held.ranges, held.made_us)
+        again = [self._retake(held.topic, some, held.made_us) for some in _slices(held.ranges)]
         taken, self._held = self._held, []
-        return _count(again.refused) + sum(_count(each.ranges) - self._settled(each) for each in taken)
+        refused = sum(_count(claim.refused) for claim in again)
+        return refused + sum(_count(each.ranges) - self._settled(each) for each in taken)
 
     def _settled(self, held: _Held) -> int:
         settled = self._ask(held, SettleClaim(claim=held.claim), ClaimSettled)
@@ -185,7 +186,7 @@ class Claims:
         except ReceiptInvalid:
             return None
         except UnavailableError:
-            self._connection.close()
+            held.link.close()  # and no other: what was taken again since then is another connection's
             return None
 
     # --- keeping -----------------------------------------------------------------------------------------------------
@@ -211,10 +212,14 @@ class Claims:
 
     def _extend(self, held: _Held) -> None:
         if self._ask(held, ExtendClaim(claim=held.claim), ClaimExtended) is None:
-            claim = self._retake(held.topic, held.ranges, held.made_us)
             self._held.remove(held)
-            if claim.refused:
-                self._held.append(_Held(held.topic, held.made_us, claim.refused, held.lease_ms, 0, None))
+            lost = [held._replace(ranges=some, claim=0, link=None) for some in _slices(held.ranges)]
+            self._held += lost
+            for each in lost:
+                claim = self._retake(each.topic, each.ranges, each.made_us)
+                self._held.remove(each)
+                if claim.refused:
+                    self._held.append(each._replace(ranges=claim.refused))
 
     def close(self) -> None:
         """Give back what is held."""
@@ -225,6 +230,11 @@ class Claims:
         if self._extender is not None:
             self._extender.join()
             self._extender = None
+
+
+def _slices(ranges: Sequence[Range]) -> list[list[Range]]:
+    """As many at a time as may be wanted; a batch that was claimed in parts has more, when it is scattered."""
+    return [list(ranges[at : at + RANGES_MAX]) for at in range(0, len(ranges), RANGES_MAX)]
 
 
 def _count(ranges: Iterable[Range]) -> int:

@@ -99,8 +99,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         position = Position.from_json(start)
-        self._publish(position.offsets)  # Spark asks for more when it is done with what it has
         seen = self._pinned or self._look()
+        self._publish(position, seen)  # Spark asks for more when it is done with what it has
         begin = self._kept(position, seen)
         end = self._reachable(begin, seen.extents)
         if end == begin and self._pinned is None:
@@ -203,12 +203,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- progress ----------------------------------------------------------------------------------------------------
 
-    def commit(self, end: dict[str, Any]) -> None:
-        """Comes a batch late, and never for the last one: `latestOffset` has seen to it already."""
-        self._publish(Position.from_json(end).offsets)
+    # `commit` comes a batch late, and never for the last one: `latestOffset` has seen to it already.
 
-    def _publish(self, offsets: Offsets) -> None:
+    def _publish(self, position: Position, seen: _Seen) -> None:
         """Make progress visible as that of a group.  Spark's checkpoint decides, so this may fail."""
+        # A checkpoint keeps topics that are gone, and the broker takes all offsets or none.
+        offsets = {
+            place: offset
+            for place, offset in position.offsets.items()
+            if place in seen.extents and position.is_of(place.topic, seen.uids)
+        }
         if self._options.group is None or not offsets or offsets == self._published:
             return
         self._published = offsets

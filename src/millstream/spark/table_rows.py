@@ -129,7 +129,7 @@ def _schedules(connection: BrokerConnection, scope: Scope) -> _Pages:
             if not page:
                 break
             yield [_schedule(each) for each in page]
-            behind = page[-1].due_ms, page[-1].partition, page[-1].offset
+            behind = schedule_calls.place_of(page[-1])
 
 
 def _schedule(summary: schedule_calls.ScheduleSummary) -> Row:
@@ -205,7 +205,10 @@ def _passports(connection: BrokerConnection, scope: Scope) -> _Pages:
             call = trace_calls.FindTraces(
                 topic=topic, from_ms=scope.since_ms, until_ms=scope.until_ms, after=after, limit=_PAGE
             )
-            page: trace_calls.TracePage = connection.call(call, trace_calls.TracePage)
+            try:
+                page: trace_calls.TracePage = connection.call(call, trace_calls.TracePage)
+            except TopicNotFound:
+                break  # nothing is known of it
             yield [_event(event) for event in page.events]
             after = page.after
             if not after:

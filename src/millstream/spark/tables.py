@@ -25,7 +25,9 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from millstream.errors import InvalidArgument
+from millstream.dead_letters import REASONS
+from millstream.errors import InvalidArgument, InvalidName
+from millstream.names import check_group, check_topic
 from millstream.spark.columns import suggestion
 from millstream.spark.connection import BrokerConnection, connect
 from millstream.spark.options import SourceOptions
@@ -250,7 +252,8 @@ class FilteringTableReader(TableReader):
         scope = self._scope
         if column in (("topic",), ("group",), ("reason",)) and isinstance(condition, EqualTo | In):
             name = f"{column[0]}s"
-            values = frozenset(value if isinstance(condition, In) else (value,))
+            given = value if isinstance(condition, In) else (value,)
+            values = frozenset(each for each in given if _is_possible(column[0], each))
             known = getattr(scope, name)
             narrowed: dict[str, Any] = {name: values if known is None else known & values}
             self._scope = replace(scope, **narrowed)
@@ -259,8 +262,21 @@ class FilteringTableReader(TableReader):
             if isinstance(condition, EqualTo | GreaterThan | GreaterThanOrEqual):
                 scope = replace(scope, since_ms=max(scope.since_ms, time_ms))
             if isinstance(condition, EqualTo | LessThan | LessThanOrEqual):
-                scope = replace(scope, until_ms=min(scope.until_ms or time_ms + 1, time_ms + 1))
+                if time_ms < 0:  # nothing is that old
+                    scope = replace(scope, topics=frozenset())
+                else:
+                    scope = replace(scope, until_ms=min(scope.until_ms or time_ms + 1, time_ms + 1))
             self._scope = scope
+
+
+def _is_possible(column: str, value: Any) -> bool:
+    """Whether a row may have it.  Spark may look for anything; the broker calls some of it a mistake."""
+    if column == "reason":
+        return value in REASONS
+    try:
+        return bool(value and (check_topic if column == "topic" else check_group)(value))
+    except InvalidName:
+        return False
 
 
 def _check(options: SourceOptions, table: Table) -> None:

@@ -169,6 +169,38 @@ def test_a_claim_of_messages_with_priorities_takes_them_in_turns() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_what_is_scattered_is_claimed_only_as_far_as_it_can_be_wanted_again(
+    monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    async def scenario() -> None:
+        client = await world(0, partitions=partitions)
+        for number in range(partitions):
+            partition = client.broker.topics.partition("default", "orders", number)
+            await partition.append_durably(encode_batch([b"x"] * 40, base_timestamp_us=1))
+        everything = await claim(client, 200)
+        odd = [(part, n, n + 1) for part in range(partitions) for n in range(1, 40, 2)]
+        await settle(client, everything.claim, "nack", ranges=odd, delay_ms=0)
+        await settle(client, everything.claim)
+        monkeypatch.setattr("millstream.broker.queues.claims._RANGES_MAX", 8)
+        mine = await claim(client)
+        assert (mine.messages, len(mine.ranges)) == (8, 8)
+        client.broker.session_closed(client.session)
+        again = Client(client.broker)
+        assert (await claim(again, wanted=mine.ranges)).ranges == mine.ranges
+
+    run(scenario)
+
+
+def test_what_lies_together_is_claimed_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr("millstream.broker.queues.claims._RANGES_MAX", 20)
+        client = await world(100)
+        assert (await claim(client, 90)).ranges == [(0, 0, 90)]
+
+    run(scenario)
+
+
 def test_a_claim_that_fails_half_way_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         client = await world(0, partitions=2)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Claimed", "Claims"]
 
 _MESSAGES_MAX: Final = 1_000_000
-#: What is scattered makes an answer large; a claim ends where it has so many pieces.
+#: What is scattered makes an answer large; a claim ends where it has so many pieces, and nobody may want more of them.
 _RANGES_MAX: Final = 50_000
 _CLAIMS_MAX: Final = 1_000
 _OFFSET_MAX: Final = 2**62
@@ -155,12 +155,13 @@ class Claims:
             share = -(-want // len(parts))
             for part in list(parts):
                 alone = len(group.consumers) <= 1
-                leases = part.claim(consumer, min(share, want), alone=alone, now_us=now_us)
+                most = min(share, want, _RANGES_MAX - pieces)  # each message may be a piece
+                leases = part.claim(consumer, most, alone=alone, now_us=now_us)
                 messages = sum(lease.bits.bit_count() for lease in leases)
                 want -= messages
                 pieces += sum(1 for lease in leases for _ in runs(lease.bits))
                 found += [(part, lease) for lease in leases]
-                if messages < share:
+                if messages < most:
                     parts.remove(part)
             await asyncio.sleep(0)
         return found
