@@ -28,6 +28,10 @@ __all__ = ["PipelineRow", "Pipelines"]
 _DEFINITION_BYTES_MAX: Final = 16 * 1024
 _TEXT_MAX: Final = 2_000
 _TOPICS_MAX: Final = 100
+#: Of one pipeline, of which there should be one.
+_RUNS_MAX: Final = 10
+#: A run that was told to stop may be silent for long and come back.
+_WISHES_MAX: Final = 100
 #: How old what is on disk may be while nothing but numbers changes.
 _NOTE_MS: Final = 30_000
 #: In these states there is nobody who will report again.
@@ -42,8 +46,20 @@ class _Pipeline(msgspec.Struct, kw_only=True):
     namespace: str
     report: calls.ReportPipeline
     reported_ms: int
-    stop_wished: bool = False
+    #: When each of its runs reported last that is not over: somebody may have started it twice.
+    runs: dict[str, int] = {}
+    #: Runs that are to stop.
+    wished: list[str] = []
     noted_ms: int = 0
+
+    @property
+    def stop_wished(self) -> bool:
+        return self.report.run in self.wished
+
+    @property
+    def live(self) -> set[str]:
+        """The runs that may report again."""
+        return {*self.runs} if self.report.state in _OVER else {*self.runs, self.report.run}
 
     @property
     def key(self) -> str:
@@ -87,7 +103,9 @@ class Pipelines:
 
     def replay(self) -> None:
         for key, document in self._log.replay().items():
-            self._pipelines[key] = msgspec.convert(document, _Pipeline)
+            self._pipelines[key] = pipeline = msgspec.convert(document, _Pipeline)
+            if document.get("stop_wished"):  # as it was written down for the last run alone
+                pipeline.wished = [pipeline.report.run]
 
     # --- reports -------------------------------------------------------------------------------------------------
 
@@ -99,14 +117,13 @@ class Pipelines:
                 raise QuotaExceeded(
                     f"{len(self._pipelines)} pipelines are known, as many as pipelines.pipelines_max allows"
                 )
-            same_run = known is not None and known.report.run == call.run
-            wished = known is not None and same_run and known.stop_wished  # a wish is for one run
             now_ms = self._now_ms()
             pipeline = _Pipeline(
                 namespace=session.namespace,
                 report=call,
                 reported_ms=now_ms,
-                stop_wished=wished,
+                runs=self._runs(known, call, now_ms),
+                wished=known.wished if known is not None else [],  # which is for the runs that there were
                 noted_ms=known.noted_ms if known is not None else 0,
             )
             is_news = known is None or any(getattr(known.report, name) != getattr(call, name) for name in _TELLING)
@@ -114,7 +131,14 @@ class Pipelines:
                 pipeline.noted_ms = now_ms
                 await self._record({pipeline.key: pipeline})
             self._pipelines[pipeline.key] = pipeline
-        return calls.PipelineWish(stop=wished)
+        return calls.PipelineWish(stop=pipeline.stop_wished)
+
+    def _runs(self, known: _Pipeline | None, call: calls.ReportPipeline, now_ms: int) -> dict[str, int]:
+        runs = {} if known is None else {run: at for run, at in known.runs.items() if run != call.run}
+        if call.state not in _OVER:
+            runs[call.run] = now_ms
+        live = [(run, at) for run, at in runs.items() if now_ms - at <= self._settings.lost_ms]
+        return dict(live[-_RUNS_MAX:])
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -173,8 +197,9 @@ class Pipelines:
     async def _stop(self, session: Session, call: calls.StopPipeline) -> calls.PipelineInfo:
         async with self._changing:
             pipeline = self._get(session.namespace, call.name)
-            if pipeline.report.state not in _OVER and not pipeline.stop_wished:
-                wished = msgspec.structs.replace(pipeline, stop_wished=True)
+            if untold := pipeline.live - set(pipeline.wished):
+                wishes = [*pipeline.wished, *sorted(untold)]
+                wished = msgspec.structs.replace(pipeline, wished=wishes[-_WISHES_MAX:])
                 await self._record({wished.key: wished})
                 self._pipelines[wished.key] = pipeline = wished
         return self._info(pipeline, pipeline.report.definition)

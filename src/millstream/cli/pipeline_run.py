@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+import msgspec
 from rich import box
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -37,7 +38,7 @@ __all__ = ["Screen", "run_pipeline"]
 _STYLES: Final = {"running": "green", "waiting": "green", "finished": "green", "failed": "bold red"}
 _OVER: Final = ("stopped", "finished", "failed")
 #: What a report may say about what a pipeline does, with room for the rest of it.
-_DEFINITION_MAX: Final = 15_000
+_DEFINITION_BYTES_MAX: Final = 15_000
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -77,7 +78,7 @@ def run_pipeline(
 
 def _standing(checked: Checked) -> Standing:
     definition = described(checked.document)
-    if len(str(definition)) > _DEFINITION_MAX:
+    if len(msgspec.json.encode(definition)) > _DEFINITION_BYTES_MAX:
         definition = {"description": checked.definition.description[:1000]}
     return Standing(
         name=checked.definition.name,

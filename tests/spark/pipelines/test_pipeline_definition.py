@@ -228,11 +228,43 @@ def test_dead_letters_are_read_by_who_asks_for_them_and_by_who_makes_none() -> N
     [
         ("[{route: {topics: {orders.retry: 'attempt < 3'}, otherwise: drop}}]", "[{topic_column: route}]"),
         ("[{route: {topics: {done: 'attempt > 3'}, otherwise: orders.retry}}]", "[{topic_column: route}]"),
+        ("[{route: {topics: {done: 'attempt > 3', orders.retry: 'true'}}}]", "[{topic_column: route}]"),
+        ("[{route: {topics: {orders.retry: 'attempt < 3'}}, dead_letter: true}]", "[{topic_column: route}]"),
         ("[{dead_letter: {topic: orders.retry, when: 'attempt < 3'}}]", "[{topic: done}]"),
+        ("[{filter: 'attempt < 3'}, {route: {topics: {orders.retry: 'true'}}}]", "[{topic_column: route}]"),
+        ("[{route: {topics: {orders.retry: 'true'}}}, {filter: 'attempt < 3'}]", "[{topic_column: route}]"),
+        (
+            "[{sql: SELECT * FROM orders WHERE attempt < 3}, {route: {topics: {orders.retry: 'true'}}}]",
+            "[{topic_column: route}]",
+        ),
+        (
+            "[{dead_letter: {topic: given.up, when: 'attempt > 3'}}, {route: {topics: {orders.retry: 'true'}}}]",
+            "[{topic_column: route}]",
+        ),
     ],
 )
 def test_what_is_sent_again_under_a_condition_comes_to_an_end(steps: str, sinks: str) -> None:
     assert mistakes_in(small("orders: {topics: [orders, orders.retry]}", steps, sinks)) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "route"),
+    [
+        ("pattern: 'orders.*'", "{topics: {orders.eu: 'true'}}"),
+        ("topics: [orders, orders.eu]", "{topics: {orders.eu: ' TRUE '}, otherwise: drop}"),
+        ("pattern: 'orders.*'", "{topics: {orders.eu: eu, orders.us: us}, otherwise: orders.rest}"),
+    ],
+)
+def test_a_route_without_a_way_out_of_its_own_source_is_a_mistake(source: str, route: str) -> None:
+    found = mistakes_in(small(f"orders: {{{source}}}", f"[{{route: {route}}}]", "[{topic_column: route}]"))
+    assert len(found) == 1
+    assert "it writes to 'orders.eu', which source 'orders' reads: it would read its own messages for ever" in found[0]
+
+
+def test_a_step_elsewhere_that_takes_rows_out_is_no_way_out_of_a_route() -> None:
+    steps = "[{filter: 'attempt < 3', name: few}, {route: {topics: {orders: 'true'}}, name: back, from: orders}]"
+    found = mistakes_in(small("orders: {topic: orders}", steps, "[{topic_column: route, from: back}]"))
+    assert any("it would read its own messages for ever" in mistake for mistake in found)
 
 
 def test_a_checkpoint_is_that_of_one_pipeline(tmp_path: Path) -> None:

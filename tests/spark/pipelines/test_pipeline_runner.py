@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from millstream.cli.pipeline_run import _standing
 from millstream.errors import ConfigInvalid, ConnectionLost, InternalError, MessageNotFound, MillstreamError
 from millstream.spark.options import Target
 from millstream.spark.pipelines import compiling
@@ -44,6 +45,10 @@ class FakeQuery:
         self.isActive = not (failure or over)
         self.busy = False
         self.stopped = 0
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802
+        return self.recentProgress[-1] if self.recentProgress else None
 
     @property
     def status(self) -> dict[str, bool]:
@@ -273,16 +278,19 @@ def test_what_fails_because_everything_is_ending_is_no_failure(monkeypatch: pyte
     assert (standing.state, standing.restarts) == ("stopped", 0)
 
 
-def test_rows_that_two_sinks_and_the_dead_letters_read_are_known_to_be_read_three_times() -> None:
+@pytest.mark.parametrize(("letters", "reads"), [("", 2), (", dead_letter: true", 1)])
+def test_rows_that_two_sinks_read_are_known_to_be_read_twice_unless_dead_letters_are_taken_out(
+    letters: str, reads: int
+) -> None:
     text = FILE.replace(
         "sinks: [{topic: clean}]",
-        "steps: [{redact: {fields: {a: drop}}, dead_letter: true}]\nsinks: [{topic: a}, {topic: b}, {parquet: c}]",
+        f"steps: [{{redact: {{fields: {{a: drop}}}}{letters}}}]\nsinks: [{{topic: a}}, {{topic: b}}, {{parquet: c}}]",
     )
     checked, mistakes = check_pipeline(text, Path("/work"))
     assert not mistakes
     assert checked is not None
     assert {query.name: query.reads(checked.graph) for query in queries_of(checked.graph)} == {
-        "topics": 3,
+        "topics": reads,
         "parquet-step_1": 1,
     }
 
@@ -297,6 +305,78 @@ def test_a_pipeline_that_is_busy_elsewhere_reports_all_the_same_and_hears_the_wi
         client.pipelines.stop("busy")
         with Heartbeat(reporter, standing, stopped.set, silence_s=0.02):
             assert stopped.wait(20)
+        reporter.close()
+
+
+def test_a_definition_too_large_to_report_is_left_out_in_any_language() -> None:
+    said: list[str] = []
+    text = f"description: {'注文を整える。' * 1000}\n{FILE}"
+    checked, mistakes = check_pipeline(text, Path("/work"))
+    assert checked is not None, mistakes
+    with BrokerForTests() as broker:
+        reporter = Reporter(Target((broker.address,), timeout_s=2.0), said.append)
+        reporter.report(_standing(checked))
+        reporter.close()
+        assert said == []
+        assert broker.connect().pipelines.show("clean").definition == {"description": ("注文を整える。" * 143)[:1000]}
+
+
+def test_a_wish_to_stop_reaches_every_run_of_a_pipeline_that_was_started_twice_and_none_that_comes_later() -> None:
+    with BrokerForTests() as broker:
+        client = broker.connect()
+        reporter = Reporter(Target((broker.address,), timeout_s=2.0), print)
+        first, second = (Standing("clean", run, state="running") for run in ("run-1", "run-2"))
+        assert not any(reporter.report(each) for each in (first, second))
+        client.pipelines.stop("clean")
+        assert client.pipelines.show("clean").stop_wished
+        for each in (first, second, first):
+            assert reporter.report(each)
+        for each in (first, second):
+            each.state = "stopped"
+            reporter.report(each)
+        assert not reporter.report(Standing("clean", "run-3", state="running"))
+        assert not client.pipelines.show("clean").stop_wished
+        reporter.close()
+
+
+def test_a_wish_to_stop_reaches_a_run_although_another_one_reported_its_end_last() -> None:
+    with BrokerForTests() as broker:
+        reporter = Reporter(Target((broker.address,), timeout_s=2.0), print)
+        first, second = (Standing("clean", run, state="running") for run in ("run-1", "run-2"))
+        assert not any(reporter.report(each) for each in (first, second))
+        first.state = "failed"
+        reporter.report(first)
+        broker.connect().pipelines.stop("clean")
+        assert reporter.report(second)
+        reporter.close()
+
+
+def test_a_second_wish_to_stop_reaches_the_run_that_was_started_while_the_first_is_slow_to_stop() -> None:
+    with BrokerForTests() as broker:
+        client = broker.connect()
+        reporter = Reporter(Target((broker.address,), timeout_s=2.0), print)
+        first, second = (Standing("clean", run, state="running") for run in ("run-1", "run-2"))
+        reporter.report(first)
+        client.pipelines.stop("clean")
+        assert reporter.report(first)
+        assert not reporter.report(second)
+        assert reporter.report(first)
+        client.pipelines.stop("clean")
+        assert all(reporter.report(each) for each in (second, first))
+        reporter.close()
+
+
+def test_a_wish_to_stop_that_an_earlier_version_wrote_down_is_not_forgotten(tmp_path: Path) -> None:
+    """It knew of one run, the last that had reported."""
+    with BrokerForTests(tmp_path) as broker:
+        pipelines = broker.broker.pipelines
+        report = {"name": "clean", "run": "run-1", "state": "running"}
+        document = {"namespace": "default", "report": report, "reported_ms": 1, "stop_wished": True}
+        broker.run(pipelines._log.record({"pipeline/default/clean": document}, now_us=1))
+    with BrokerForTests(tmp_path) as broker:
+        reporter = Reporter(Target((broker.address,), timeout_s=2.0), print)
+        assert reporter.report(Standing("clean", "run-1", state="running"))
+        assert not reporter.report(Standing("clean", "run-2", state="running"))
         reporter.close()
 
 

@@ -136,6 +136,40 @@ sinks:
     assert sorted(found) == [(b"a", {"shop": "a", "total": 0}), (b"b", {"shop": "b", "total": 10})]
 
 
+DICE = """
+import random
+import pyspark.sql.functions as F
+
+def throw(rows):
+    bad = F.udf(lambda: "the die says no" if random.random() < 0.5 else None, "string").asNondeterministic()
+    return rows.withColumn("_error", bad())
+"""
+
+
+def test_a_row_of_a_step_that_rolls_dice_is_published_or_a_dead_letter_and_never_both_or_neither(bench: Bench) -> None:
+    source, odd, even = bench.world.topic(2), bench.world.topic(), bench.world.topic()
+    (bench.directory / "dice.py").write_text(DICE)
+    bench.write(f"""
+sources:
+  orders: {{topic: {source}, options: {{startingOffsets: earliest, maxOffsetsPerTrigger: 70}}}}
+steps:
+  - {{python: "dice:throw", dead_letter: {{topic: {source}.dlq}}}}
+  - {{name: odd, from: step_1, filter: "right(string(value), 1) IN ('1', '3', '5', '7', '9')"}}
+  - {{name: even, from: step_1, filter: "right(string(value), 1) IN ('0', '2', '4', '6', '8')"}}
+sinks:
+  - {{topic: {odd}, from: odd}}
+  - {{topic: {even}, from: even}}
+""")
+    bench.world.publish(source, [str(number).encode() for number in range(200)])
+    standing = bench.run()
+    assert (standing.state, standing.error) == ("finished", "")
+    assert standing.rows == 200, "each row is read once"
+    published, letters = bench.read(odd) + bench.read(even), bench.read(f"{source}.dlq")
+    assert published
+    assert letters
+    assert Counter(published + letters) == Counter(range(200))
+
+
 @pytest.mark.slow
 def test_sums_go_on_after_a_restart(bench: Bench) -> None:
     source, target = bench.world.topic(), bench.world.topic()
@@ -241,6 +275,27 @@ sinks: [{{topic: {source}.clean}}]
     assert [letter.value for letter in world.client.dead_letters.list(topic=source)] == [b"broken"]
     info = world.client.queues.describe(source, "billing")
     assert (info.ready, info.leased, info.settled) == (0, 0, {"acked": 3})
+
+
+@pytest.mark.parametrize("until", ["once", "stopped"])
+def test_claimed_messages_of_the_last_batch_are_settled_when_the_pipeline_ends(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, until: str
+) -> None:
+    """Spark asks for no other batch, which is when its reader would say so."""
+    world = bench.world
+    source = world.topic()
+    bench.write(f"""
+trigger: 1h
+sources: {{orders: {{topic: {source}, options: {{claim: billing}}}}}}
+sinks: [{{topic: {source}.copy}}]
+""")
+    world.publish(source, [b"1", b"2", b"3"])
+    if until == "stopped":
+        monkeypatch.setattr(pipeline_run.Screen, "batch", lambda *_: world.client.pipelines.stop(bench.name))
+    assert bench.run(until).state == {"once": "finished"}.get(until, until)
+    info = world.client.queues.describe(source, "billing")
+    assert (info.ready, info.leased, info.settled) == (0, 0, {"acked": 3})
+    assert bench.read(f"{source}.copy") == [1, 2, 3]
 
 
 def test_a_pipeline_stops_when_the_broker_is_asked_to_and_goes_on_later(

@@ -78,6 +78,10 @@ def mistakes(text: str) -> list[str]:
             "ready: archive\ncheckpoint: c\noptions: {topics: a, to: b, source: {maxOffsetPerTrigger: 5}}",
             "there is no source option 'maxOffsetPerTrigger'; did you mean 'maxOffsetsPerTrigger'?",
         ),
+        (
+            "ready: archive\ncheckpoint: c\noptions: {topics: a, to: b, source: {Claim: workers}}",
+            "line 4, options.source.Claim: leave this out: an archive keeps one row per offset, in order, and a queue",
+        ),
     ],
 )
 def test_mistakes_are_told_in_a_sentence(text: str, sentence: str) -> None:

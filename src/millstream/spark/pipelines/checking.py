@@ -29,6 +29,8 @@ _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _PACKAGES: Final = {"deltalake": "delta", "fastavro": "avro"}
 #: Steps in which single rows can fail, so that they can become dead letters.
 _ROW_BY_ROW: Final = frozenset(("sql", "python", "enrich", "redact", "convert", "split", "route", "dead_letter"))
+#: Steps that pass on only some rows, or make others of them: when a row has been around often enough, they can end it.
+_TAKING_OUT: Final = frozenset(("sql", "python", "filter", "split", "aggregate"))
 
 
 class Checker:
@@ -337,19 +339,38 @@ class Checker:
 
     def _reads_itself(self, path: tuple[str | int, ...], topic: str, feed: str, graph: Graph) -> None:
         """Whether what is written to a topic would be read, and written, again."""
+        for name in self._readers(topic, feed, graph):
+            text = f"it writes to {topic!r}, which source {name!r} reads: it would read its own messages for ever"
+            self._say(path, text)
+
+    def _readers(self, topic: str, feed: str, graph: Graph) -> list[str]:
+        """The streams of which something is made that also read a topic."""
         sources = {name.lower(): source for name, source in self._definition.sources.items()}
-        for name, is_stream in graph.sources(feed).items():
-            source = sources[name]
-            matches = source.pattern is not None and _matches(source.pattern, topic)
-            if is_stream and (topic in source.topic_names or matches):
-                text = f"it writes to {topic!r}, which source {name!r} reads: it would read its own messages for ever"
-                self._say(path, text)
+        return [
+            name
+            for name, is_stream in graph.sources(feed).items()
+            if is_stream and (topic in sources[name].topic_names or _matches(sources[name].pattern, topic))
+        ]
+
+    def _routes_in_circles(self, feed: str, graph: Graph) -> None:
+        """Rows may be sent again under a condition; but each row must have a way out, to a topic or in a step."""
+        definition = self._definition
+        above = graph.upstream(feed)
+        steps = [(at, step) for at, step in enumerate(definition.steps) if definition.step_name(at).lower() in above]
+        if any(_may_take_out(step) for _, step in steps):
+            return
+        for number, route in [(number, step.route) for number, step in steps if step.route is not None][-1:]:
+            targets = route.ways
+            if targets and all(self._readers(topic, feed, graph) for topic in targets):
+                self._reads_itself(("steps", number, "route"), targets[0], feed, graph)
 
     def _sink_in_graph(self, path: tuple[str | int, ...], sink: Sink, graph: Graph) -> None:
         definition = self._definition
         feed = graph.feeds(sink)
         if sink.topic is not None:
             self._reads_itself((*path, "topic"), sink.topic, feed, graph)
+        if sink.topic_column == "route":
+            self._routes_in_circles(feed, graph)
         if sink.topic_column is not None and not graph.definition.steps:
             self._say((*path, "topic_column"), "no step says to which topics rows go: add one, such as `route`")
         aggregates = [
@@ -372,9 +393,19 @@ def _has_parquet(directory: Path, path: str) -> bool:
     return next((directory / Path(path.removeprefix("file:"))).glob("**/*.parquet"), None) is not None
 
 
-def _matches(pattern: str, topic: str) -> bool:
+def _may_take_out(step: Step) -> bool:
+    """Whether there may be rows that go no further than to a step."""
+    return (
+        step.kind in _TAKING_OUT
+        or (step.dead_letter is not None and step.dead_letter.when is not None)
+        or (step.enrich is not None and step.enrich.lookup is not None and step.enrich.lookup.missing == "drop")
+        or (step.route is not None and step.route.otherwise == "drop" and not step.route.ways)
+    )
+
+
+def _matches(pattern: str | None, topic: str) -> bool:
     try:
-        return re.fullmatch(pattern, topic) is not None
+        return pattern is not None and re.fullmatch(pattern, topic) is not None
     except re.error:
         return False
 

@@ -110,6 +110,7 @@ class _Compiler:
         self._spark = spark.newSession()
         register(self._spark)
         self._spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", _PROGRESS_KEPT)
+        self._spark.conf.set("spark.sql.exchange.reuse", "true")  # `steps.once` builds on it
         # Others than Spark read times in this form only.
         self._spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         self._checked = checked
@@ -153,6 +154,7 @@ class _Compiler:
         if step.dead_letter is None:
             return steps.insist(made, what)
         marked = steps.mark(made, step.dead_letter) if step.kind == "dead_letter" else made
+        marked = steps.once(marked)
         self._letters[number] = steps.dead_letters(marked, step.dead_letter, self._definition.name)
         return steps.survivors(marked)
 

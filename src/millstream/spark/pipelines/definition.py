@@ -213,6 +213,14 @@ class Route(Part):
         """The topics that rows may go to."""
         return [*self.topics, *([self.otherwise] if self.otherwise not in (None, "drop") else [])]
 
+    @property
+    def ways(self) -> list[str]:
+        """The same, if each row goes to one of them for sure; otherwise nothing."""
+        for number, condition in enumerate(self.topics.values()):
+            if condition.strip().lower() == "true":
+                return list(self.topics)[: number + 1]
+        return self.targets if self.otherwise not in (None, "drop") else []
+
 
 class DeadLetters(Part):
     """Takes out rows that failed and sends them to a dead letter topic with their error; the rest goes on."""
@@ -335,6 +343,10 @@ class Definition(Part):
     def step_name(self, number: int) -> str:
         """What others, and Spark, call a step."""
         return self.steps[number].name or f"step_{number + 1}"
+
+    def steps_with_letters(self) -> list[int]:
+        """Those that take out rows that fail."""
+        return [number for number, step in enumerate(self.steps) if step.dead_letter is not None]
 
     def names(self) -> Iterator[str]:
         yield from self.sources

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -42,16 +43,19 @@ class Graph:
             self.inputs[definition.step_name(number).lower()] = [name.lower() for name in read]
         self._sources = {name.lower(): source for name, source in definition.sources.items()}
 
-    def upstream(self, name: str) -> list[str]:
-        """A name and everything that it is made of, in no order."""
+    def upstream(self, name: str, known: Container[str] = ()) -> list[str]:
+        """A name and everything that it is made of, in no order; not what is known, nor what only that is made of."""
         found: list[str] = []
         waiting = [name.lower()]
         while waiting:
             each = waiting.pop()
-            if each not in found:
+            if each not in found and each not in known:
                 found.append(each)
                 waiting += self.inputs.get(each, [])
         return found
+
+    def is_source(self, name: str) -> bool:
+        return name in self._sources
 
     def sources(self, name: str) -> dict[str, bool]:
         """The sources of something, and whether each is a stream."""
@@ -62,8 +66,12 @@ class Graph:
 
     def has_letters_beside(self, source: Source) -> bool:
         """Whether what fails of a source goes to topics beside those it was read from."""
-        steps = enumerate(self.definition.steps)
-        letters = [number for number, step in steps if step.dead_letter is not None and step.dead_letter.topic is None]
+        steps = self.definition.steps
+        letters = [
+            number
+            for number in self.definition.steps_with_letters()
+            if (how := steps[number].dead_letter) is not None and how.topic is None
+        ]
         above = {name for number in letters for name in self.upstream(self.definition.step_name(number))}
         return any(each is source and name in above for name, each in self._sources.items())
 
@@ -111,9 +119,16 @@ class Query:
     letters: list[int] = field(default_factory=list)
 
     def reads(self, graph: Graph) -> int:
-        """How often the same rows are read: by each sink, and by what takes dead letters out."""
-        sources = [name for feed in self.feeds(graph) for name, is_stream in graph.sources(feed).items() if is_stream]
-        return max((sources.count(name) for name in sources), default=1)
+        """How often the same rows are read: once for each sink, but a step with dead letters is done once for all."""
+        definition = graph.definition
+        letters = {name.lower() for name in map(definition.step_name, definition.steps_with_letters())}
+        done: set[str] = set()
+        read: Counter[str] = Counter()
+        for feed in self.feeds(graph):
+            found = graph.upstream(feed, done)
+            read.update(name for name in found if graph.is_source(name) and graph.is_stream(name))
+            done.update(letters.intersection(found))
+        return max(read.values(), default=1)
 
     def feeds(self, graph: Graph) -> list[str]:
         names = [graph.feeds(sink) for sink in self.sinks]
@@ -136,10 +151,9 @@ def queries_of(graph: Graph) -> list[Query]:
         else:
             kind: Literal["parquet", "delta"] = "parquet" if sink.kind == "parquet" else "delta"
             query(sink.name or f"{kind}-{feed}", kind, sink.mode, is_stream).sinks.append(sink)
-    for number, step in enumerate(definition.steps):
-        if step.dead_letter is not None:
-            is_stream = graph.is_stream(definition.step_name(number))
-            query(_topics("append", is_stream), "topics", "append", is_stream).letters.append(number)
+    for number in definition.steps_with_letters():
+        is_stream = graph.is_stream(definition.step_name(number))
+        query(_topics("append", is_stream), "topics", "append", is_stream).letters.append(number)
     return list(queries.values())
 
 

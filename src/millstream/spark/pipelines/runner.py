@@ -16,6 +16,7 @@ from millstream.spark.pipelines.definition import AVAILABLE_NOW
 from millstream.spark.pipelines.failures import sentence_of
 from millstream.spark.pipelines.loading import Checked
 from millstream.spark.pipelines.progress import BatchDone, Standing, batch_of, lag_of
+from millstream.spark.pipelines.settling import settle_last
 from millstream.wire.pipeline_calls import PipelineState
 
 if TYPE_CHECKING:
@@ -139,6 +140,9 @@ class Runner:
                 running.append(_Running(query.name, query.start(trigger), query.query.reads(self._checked.graph)))
             self._now("running")
             self._watch(running)
+            for each in running:
+                if latest := each.query.lastProgress:
+                    settle_last(self._checked, latest)
         except (ConfigInvalid, _Failed):
             raise
         except MillstreamError as problem:

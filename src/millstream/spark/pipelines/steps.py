@@ -43,6 +43,7 @@ __all__ = [
     "keep",
     "mark",
     "need",
+    "once",
     "redact",
     "route",
     "split",
@@ -301,6 +302,27 @@ def mark(rows: DataFrame, how: DeadLetters) -> DataFrame:
         return rows
     said = F.lit(how.error or f"it was refused because {how.when}")
     return rows.drop(ERROR).withColumn(ERROR, F.when(F.expr(how.when), said))
+
+
+def once(rows: DataFrame) -> DataFrame:
+    """The same rows, which Spark computes once in a batch for all who read them, and not once for each.
+
+    Spark reuses a shuffle that two of them read, if it is the same: if nobody's filters and choice of columns have
+    moved below it.  They do not move through a function that takes whole rows and might be any.  The rows of a
+    partition stay together, in their order.
+    """
+    parts = rows.sparkSession.sparkContext.defaultParallelism
+    functions: Any = F  # its stubs are older than it
+    same = functions.arrow_udf(_as_they_are, rows.schema).asNondeterministic()
+    whole = F.struct(*[F.col(_quoted(name)) for name in rows.columns])
+    return rows.repartition(parts, F.spark_partition_id()).select(same(whole).alias(_MADE)).select(f"{_MADE}.*")
+
+
+def _as_they_are(rows: pa.Array) -> pa.Array:
+    return rows
+
+
+_as_they_are.__annotations__ = {"rows": pa.Array, "return": pa.Array}  # Spark reads them, and texts are none to it
 
 
 def survivors(rows: DataFrame) -> DataFrame:

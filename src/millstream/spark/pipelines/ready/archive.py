@@ -49,9 +49,14 @@ class Archive(ReadyStream):
         return [Sink(parquet=self.to) if self.format == "parquet" else Sink(delta=self.to)]
 
     def mistakes(self) -> list[tuple[tuple[str, ...], str]]:
+        found: list[tuple[tuple[str, ...], str]] = []
         if (self.topics is None) == (self.pattern is None):
-            return [(("topics",), "say what to keep by `topics` or by `pattern`")]
-        return []
+            found.append((("topics",), "say what to keep by `topics` or by `pattern`"))
+        claim = next((name for name in self.source if name.lower() == "claim"), None)
+        if claim is not None:  # what comes after higher offsets would be taken for what is here already
+            text = "leave this out: an archive keeps one row per offset, in order, and a queue hands out messages in "
+            found.append((("source", claim), f"{text}another one; `groupId` shows how far the archive is"))
+        return found
 
     def stream(self, work: Work) -> DataStreamWriter:
         source = work.checked.definition.sources["messages"]

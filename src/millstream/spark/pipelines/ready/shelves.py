@@ -2,21 +2,24 @@
 
 Parquet has no transactions, so there is a note of what is about to be done (`_archive/pending.json`) beside the files.
 Decide, record, replay: files are written where no reader looks, the note names all of them and where they go, and then
-they are moved.  Who finds a note does what it says; all of it may be done twice.
+they are moved.  Who finds a note does what it says; all of it may be done twice.  Several archives may stand in one
+directory: they take turns, or one would take what another is about to add for something left over.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from millstream.errors import ConfigInvalid
+from millstream.errors import ConfigInvalid, DataDamaged
 from millstream.spark.pipelines.delta import DeltaTable
 
 if TYPE_CHECKING:
@@ -26,7 +29,7 @@ __all__ = ["DeltaShelf", "ParquetShelf", "Shelf", "date_of"]
 
 #: Readers of Parquet and Delta step over names that begin like this.
 _BOOKS: Final = "_archive"
-_STATE, _PENDING, _STAGED = "state.json", "pending.json", "staged"
+_STATE, _PENDING, _STAGED, _LOCK = "state.json", "pending.json", "staged", "lock"
 #: Partition, as ids of messages name it -> the offset after the last one that is here, and which partition that is.
 #: A topic that is deleted and made again has other partitions, which begin at 0 again.
 Kept = dict[str, tuple[int, str, int]]
@@ -69,17 +72,27 @@ class ParquetShelf(Shelf):
     """`date=2026-11-16/000017-….parquet`: files that anything can read."""
 
     def add(self, rows: DataFrame, batch: int) -> None:
-        self.recover()
-        kept = self.kept()
-        staged = self._stage(self._new(rows, kept))
-        spark = rows.sparkSession
-        if staged is not None:
-            self._commit(self._moves(staged, f"{batch:06d}"), [], _further(kept, spark.read.parquet(str(staged))))
-        for date in sorted(self.root.glob("date=*")):
-            self._compact(spark, date)
+        with self._alone():
+            self.recover()
+            kept = self.kept()
+            staged = self._stage(self._new(rows, kept))
+            spark = rows.sparkSession
+            if staged is not None:
+                self._commit(self._moves(staged, f"{batch:06d}"), [], _further(kept, spark.read.parquet(str(staged))))
+            for date in sorted(self.root.glob("date=*")):
+                self._compact(spark, date)
 
     def files(self) -> list[Path]:
         return sorted(self.root.glob("date=*/*.parquet"))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While no other archive works in this directory."""
+        self._books.mkdir(parents=True, exist_ok=True)
+        with (self._books / _LOCK).open("a") as file:
+            with suppress(OSError):  # a file system without locks is one that nobody shares, as far as can be known
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def recover(self) -> None:
         """Do what was decided before; throw away what was only begun."""
@@ -114,6 +127,12 @@ class ParquetShelf(Shelf):
         self._apply(pending)
 
     def _apply(self, pending: Mapping[str, Any]) -> None:
+        for source, target in pending["move"]:
+            if not ((self.root / source).exists() or (self.root / target).exists()):
+                raise DataDamaged(
+                    f"{self.root / source}, which was about to be added to the archive, is gone: remove "
+                    f"{self._books / _PENDING} to have its batch done again"
+                )
         # What is replaced goes first: a reader that comes just then misses rows for a moment, and sees none twice.
         for name in pending["remove"]:
             (self.root / name).unlink(missing_ok=True)
