@@ -67,8 +67,11 @@ def _parse_quantity(value: object, units: Mapping[str, int]) -> object:
     number, unit = match[1].replace("_", ""), units.get(match[2].lower())
     if unit is None:
         return value
-    amount = float(number) * unit if "." in number else int(number) * unit
-    return int(amount) if amount == int(amount) else value
+    try:
+        amount = float(number) * unit if "." in number else int(number) * unit
+        return int(amount) if amount == int(amount) else value
+    except (OverflowError, ValueError):  # hundreds of digits
+        return value
 
 
 _Bytes = Annotated[int, BeforeValidator(parse_bytes)]

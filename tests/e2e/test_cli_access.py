@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream.broker.access import audit
 from millstream.cli.main import main
-from millstream.config import LogSettings
+from millstream.config import LogSettings, Settings
 from millstream.server.logs import set_up_logs
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.access_world import guarded, key_for
@@ -65,9 +66,22 @@ def test_from_the_first_key_to_the_last(tmp_path: Path, run: Run) -> None:
         run("key", "revoke", made["info"]["id"], "--yes", *at, key=admin)
         assert [key["name"] for key in json.loads(run("key", "list", "--json", *at, key=admin))] == ["root"]
         quota = json.loads(
-            run("namespace", "quota", "default", "--topics", "9", "--storage", "1GiB", "--json", *at, key=admin)
+            run(
+                "namespace",
+                "quota",
+                "default",
+                "--topics",
+                "9",
+                "--partitions",
+                "40",
+                "--storage",
+                "1GiB",
+                "--json",
+                *at,
+                key=admin,
+            )
         )
-        assert (quota["topics"], quota["storage_bytes"]) == (9, 1 << 30)
+        assert (quota["topics"], quota["partitions"], quota["storage_bytes"]) == (9, 40, 1 << 30)
         shown = run("namespace", "quota", "default", "--connections", "7", *at, key=admin)
         assert "1 GiB" in shown, "what is not named stays as it is"
         audited = [entry["call"] for entry in json.loads(run("audit", "--since", "1h", "--json", *at, key=admin))]
@@ -77,6 +91,23 @@ def test_from_the_first_key_to_the_last(tmp_path: Path, run: Run) -> None:
         assert "one of admin, consume, produce, read, not 'king'" in run(
             "key", "create", "--role", "king", *at, key=admin, code=1
         )
+
+
+def test_an_entry_of_the_audit_log_is_found_however_many_came_after_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "_LOOKED_AT_MAX", 3)
+    settings = Settings.model_validate({"access": {"audit": "on"}})
+    with BrokerForTests(settings=settings) as broker, broker.connect() as client:
+        set_up_logs(LogSettings(), io.StringIO())
+        client.create_namespace("team-a")
+        for number in range(8):
+            client.create_topic(f"t{number}")
+        at = ("--json", "--broker", broker.address)
+        assert [entry["names"] for entry in json.loads(run("audit", "--call", "namespace.create", *at))] == [["team-a"]]
+        newest = [entry["names"] for entry in json.loads(run("audit", "--limit", "5", *at))]
+        assert newest == [["t7"], ["t6"], ["t5"], ["t4"], ["t3"]]
+        assert len(json.loads(run("audit", *at))) == 9
 
 
 def test_the_audit_log_is_nobodys_to_write_and_no_key_is_asked_for(run: Run) -> None:

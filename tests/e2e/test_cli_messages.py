@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable
 
 import pytest
@@ -44,6 +45,15 @@ def test_peek_shows_the_last_messages_and_finds_others(broker: BrokerForTests, r
     chosen = run("topic", "peek", "orders", "--key", "k1", "--text", "1", "--header", "n", "--json").splitlines()
     assert [json.loads(line)["value"] for line in chosen] == ["order 1", "order 10"]
     assert "--until" in run("topic", "peek", "orders", "--until", "soon", code=2)
+
+
+def test_what_has_a_key_that_is_no_text_is_found_by_it(broker: BrokerForTests, run: Run) -> None:
+    key = os.fsdecode(b"\xff\x01")  # as an argument of a command comes
+    run("publish", "scans", "--key", key, "found")
+    run("publish", "scans", "--key", "other", "left out")
+    for command in (("topic", "peek", "scans"), ("trace", "--topic", "scans")):
+        [line] = run(*command, "--key", key, "--json").splitlines()
+        assert json.loads(line)["key_base64"] == "/wE="
 
 
 def test_show_tells_everything_about_a_message(broker: BrokerForTests, run: Run) -> None:

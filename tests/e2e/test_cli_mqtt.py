@@ -7,9 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from millstream.client.blocking.mqtt import Mqtt
 from millstream.config import Settings
 from millstream.mqtt.packets import V4, V5, Filter, Properties, Will
 from millstream.testing.broker import BrokerForTests
+from millstream.wire.mqtt_calls import RetainedInfo
 from tests.e2e.command_line import CommandLine, keep_logs_out
 from tests.e2e.mqtt.support import Borrowed, Millstream, Wires
 
@@ -69,6 +71,27 @@ def test_sessions_are_listed_and_shown(run: CommandLine) -> None:
     assert "3 in the log, 0 in memory" in shown
     assert ["commands.all", "0", "0", "3"] in words(shown)
     assert "there is no MQTT session 'x'" in run("mqtt", "session", "x", code=1, errors=True)
+
+
+def test_what_is_taken_out_while_retained_messages_are_shown_is_left_out(
+    run: CommandLine, server: Millstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_ever = Mqtt.retained
+
+    def list_and_lose(self: Mqtt, topic_filter: str) -> Iterator[RetainedInfo]:
+        listed = list(as_ever(self, topic_filter))
+        self.clear_retained("rooms/1")
+        return iter(listed)
+
+    wires = Wires(server)
+    visitor = wires.connect(V5, "visitor")
+    for number in range(3):
+        visitor.publish(f"rooms/{number}", b"warm", 1, retain=True)
+    monkeypatch.setattr(Mqtt, "retained", list_and_lose)
+    shown = json.loads(run("mqtt", "retained", "rooms/#", "--values", "--json"))
+    assert [one["topic"] for one in shown] == ["rooms/0", "rooms/2"]
+    run("mqtt", "clear", "rooms/#", "--yes")
+    wires.close()
 
 
 def test_retained_messages_are_listed_and_taken_out(run: CommandLine) -> None:

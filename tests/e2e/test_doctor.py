@@ -141,6 +141,31 @@ def test_what_a_start_would_refuse_is_told_before(doctor: Doctor, tmp_path: Path
     assert "restore" in found["next"]
 
 
+def test_what_the_broker_may_not_read_is_found_before_it_starts(
+    doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root has made a key there, or restored a backup."""
+    data = tmp_path / "data"
+    with BrokerForTests(data):
+        pass
+    scan, access = os.scandir, os.access
+
+    def refuse(path: Any) -> Any:
+        if str(path) == str(data / "state" / "topics"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "scandir", refuse)
+        found = doctor(code=1)["data directory"]
+        assert f"{data}/state/topics cannot be read" in found["found"]
+        assert f"Let user {os.getuid()} read" in found["next"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda path, mode: "state/access" not in str(path) and access(path, mode))
+        assert f"{data}/state/access/" in doctor(code=1)["data directory"]["found"]
+    assert doctor()["data directory"]["verdict"] == "ok"
+
+
 @pytest.mark.parametrize(
     "chosen", [{}, {"http.enabled": False, "mqtt.enabled": False}, {"server.max_connections": 70_000}]
 )

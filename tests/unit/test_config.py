@@ -123,7 +123,9 @@ def test_durations(text: object, expected: int) -> None:
     assert parse_duration_ms(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "MiB", "64M", "-5", "1.0000001KiB", "64 MiB or so", "1e9", None])
+@pytest.mark.parametrize(
+    "text", ["", "MiB", "64M", "-5", "1.0000001KiB", "64 MiB or so", "1e9", f"{'9' * 400}.5", "9" * 5000, None]
+)
 def test_what_is_not_a_size_comes_back_as_it_is(text: object) -> None:
     """The model then refuses it with the sentence for its key."""
     assert parse_bytes(text) == text

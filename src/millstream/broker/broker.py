@@ -126,11 +126,12 @@ class Broker:
             flush_later=self._to_flush.append,
         )
 
-    async def start(self) -> None:
-        """Recover what is stored, then take requests."""
+    async def start(self, *, quiet: bool = False) -> None:
+        """Recover what is stored, then take requests; where it is `quiet`, nothing happens but what they ask for."""
         await self._life.open()
         self._handlers = call_handlers(self, self._life, clock=self._clock)
-        self._life.begin()
+        if not quiet:
+            self._life.begin()
 
     async def stop(self) -> None:
         """Put everything on disk and leave a note that the next start can trust it."""

@@ -22,13 +22,21 @@ _log = structlog.get_logger("millstream.broker")
 #: The state log that says which topics there are.
 TOPICS_STATE: Final = "state/topics"
 _CLEAN_MARKER: Final = "clean"
+_NODE_ID: Final = "node_id"
 
 
 def check_data(storage: Storage) -> None:
     """Raises StartFailed when a broker would take the directory for something that it is not; changes nothing."""
     if storage.exists(RESTORING):
         raise StartFailed("the data directory holds a restore that was cut short: empty it and restore again")
-    if not storage.names(TOPICS_STATE) and (orphan := _first_stored(storage)) is not None:
+    try:
+        if storage.exists(_NODE_ID):
+            storage.read_all(_NODE_ID)
+        orphan = None if storage.names(TOPICS_STATE) else _first_stored(storage)
+    except OSError as error:
+        what, why = error.filename or "the data directory", error.strerror or error
+        raise StartFailed(f"{what} cannot be read: {why}; let this user read it") from None
+    if orphan is not None:
         raise StartFailed(
             f"the data directory has messages ({orphan}) but lacks {TOPICS_STATE}, which says what they belong to: "
             "put that directory back or restore a backup into an empty one; to begin without these messages, move "
@@ -60,10 +68,10 @@ def _names(storage: Storage, directory: str) -> list[str]:
 
 def load_node_id(storage: Storage, draw: Callable[[], int]) -> str:
     """The name of this node, made of 64 bits drawn by chance when it starts for the first time."""
-    if storage.exists("node_id"):
-        return storage.read_all("node_id").decode().strip()
+    if storage.exists(_NODE_ID):
+        return storage.read_all(_NODE_ID).decode().strip()
     node_id = f"{draw():016x}"
-    storage.replace("node_id", node_id.encode() + b"\n")
+    storage.replace(_NODE_ID, node_id.encode() + b"\n")
     return node_id
 
 

@@ -34,7 +34,12 @@ def audit(
     if since is not None:
         since_ms = int(parse_past(since, datetime.datetime.now(datetime.UTC), "--since").timestamp() * 1000)
     with open_client(broker, DEFAULT_NAMESPACE) as client:
-        entries = client.audit(limit, key=key, call=call, since_ms=since_ms).entries
+        page = client.audit(limit, key=key, call=call, since_ms=since_ms)
+        entries = page.entries
+        while page.after and len(entries) < limit:  # one answer looks at so many entries and no more
+            left = limit - len(entries)
+            page = client.audit(left, key=key, call=call, since_ms=since_ms, after=page.after)
+            entries += page.entries
     if as_json:
         print_json([document_of(entry) for entry in entries])
         return

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from millstream.cli.connection import open_client
-from millstream.cli.output import bytes_text, duration_text
+from millstream.cli.output import bytes_text, duration_text, plural
 from millstream.errors import ConnectionLost, Forbidden, MillstreamError, RequestTimeout, StartFailed, Unauthorized
 from millstream.names import DEFAULT_NAMESPACE
 from millstream.version import VERSION
@@ -157,8 +157,19 @@ def check_data(settings: Settings) -> Iterator[Check]:
 
 def _check_contents(data: Path) -> Check:
     from millstream.broker.node import check_data as check_start
+    from millstream.log.holding import files_below
     from millstream.log.storage import DiskStorage
 
+    allowed = f"Let {_user()} read and write everything in {data}."
+    try:
+        paths = files_below(str(data))
+    except OSError as error:
+        found = f"{error.filename or data} cannot be read: {error.strerror or error}"
+        return Check("data directory", "fail", found, allowed)
+    closed = [path for path in paths if not os.access(data / path, os.R_OK | os.W_OK) and (data / path).exists()]
+    if closed:
+        more = f", nor {plural(len(closed) - 1, 'other file')}" if closed[1:] else ""
+        return Check("data directory", "fail", f"{data / closed[0]} cannot be read and written{more}", allowed)
     try:
         check_start(DiskStorage(data))
     except StartFailed as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -26,10 +25,12 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
+from millstream.cli.settings import ConfigFileOption, read_settings
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.access import NewKey
+    from millstream.config import Settings
 
 app = typer.Typer(no_args_is_help=True, help="Make API keys, list, rotate and revoke them.")
 
@@ -61,6 +62,7 @@ def create(
     data: Annotated[
         str | None, typer.Option("--data", metavar="DIR", help="The data of a broker that does not run.")
     ] = None,
+    config: ConfigFileOption = None,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
@@ -70,7 +72,8 @@ def create(
     if lasts is not None and not lasts:
         raise UsageProblem("--expires is more than 0; leave it out for a key that does not expire")
     if data is not None:
-        made = _create_offline(os.path.expanduser(data), roles, scopes or [], name, lasts)
+        settings, _ = read_settings(config, {"storage.data": data}, None)
+        made = _create_offline(settings, roles, scopes or [], name, lasts)
     else:
         with open_client(broker, DEFAULT_NAMESPACE) as client:
             made = client.keys.create(*roles, scopes=scopes or [], name=name, expires_in=lasts)
@@ -127,10 +130,12 @@ def revoke(key_id: IdArgument, yes: YesOption = False, broker: BrokerOption = DE
     stdout.print(f"revoked key [bold]{escape(key_id)}[/]")
 
 
-def _create_offline(data: str, roles: Sequence[str], scopes: list[str], name: str, expires: timedelta | None) -> NewKey:
+def _create_offline(
+    settings: Settings, roles: Sequence[str], scopes: list[str], name: str, expires: timedelta | None
+) -> NewKey:
     from millstream.access.keys import Key
     from millstream.client.access import create_call
-    from millstream.config import LogSettings, Settings
+    from millstream.config import LogSettings
     from millstream.server import lifecycle  # here, so that no other command waits for the broker to load
     from millstream.server.logs import set_up_logs
 
@@ -138,7 +143,6 @@ def _create_offline(data: str, roles: Sequence[str], scopes: list[str], name: st
     # Says what is wrong with it before a directory is made for it.
     Key(id="", name=name, roles=call.roles, scopes=call.scopes, created_ms=0, secrets=[])
     set_up_logs(LogSettings(level="warning"), sys.stderr)
-    settings = Settings.model_validate({"storage": {"data": data}})
     return asyncio.run(lifecycle.offline(settings, lambda broker: broker.access.create(call)))
 
 

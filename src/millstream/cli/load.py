@@ -34,6 +34,8 @@ Role = Literal["publish", "publish_one", "publish_paced", "consume", "consume_ti
 
 _STAMP: Final = struct.Struct("<q")
 _REPORT_EVERY: Final = 4096
+_BODIES_MAX: Final = 1000
+_BODIES_BYTES_MAX: Final = 64 * 1024 * 1024
 _START_TIMEOUT_S: Final = 60.0
 _LOOK_UP_S: Final = 0.2  # how often a consumer without messages looks whether the others have had them all
 #: A consumer gives up after this silence: something was lost or the producers failed.
@@ -192,11 +194,10 @@ def _cpu_s() -> float:
 def _values(work: Work) -> list[bytes]:
     """Distinct bodies, half of each random: what repeats forever compresses as no real traffic does."""
     source = random.Random(work.seed)
-    half = work.message_bytes // 2
-    return [
-        (source.randbytes(half) + b"%010d" % number * work.message_bytes)[: work.message_bytes]
-        for number in range(1000)
-    ]
+    size = work.message_bytes
+    half = size // 2
+    count = max(1, min(_BODIES_MAX, work.messages, _BODIES_BYTES_MAX // max(1, size)))
+    return [(source.randbytes(half) + b"%010d" % number * (size // 10 + 1))[:size] for number in range(count)]
 
 
 def _publish(client: Client, work: Work, barrier: Any, counts: _Counts) -> Measured:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -102,7 +103,7 @@ def peek(
             offset=offset,
             since=since,
             until=before,
-            key=key,
+            key=None if key is None else os.fsencode(key),
             header=header,
             text=text,
             newest_first=newest_first,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +28,7 @@ from millstream.cli.output import (
     time_text,
 )
 from millstream.cli.terminal import terminal_safe
+from millstream.errors import MessageNotFound
 from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
@@ -223,7 +225,10 @@ def retained(
     with open_client(broker, namespace) as client:
         found: list[Any] = list(islice(client.mqtt.retained(topic_filter), max_messages))
         if values:
-            found = [client.mqtt.retained_message(one.topic) for one in found]
+            listed, found = found, []
+            for one in listed:
+                with suppress(MessageNotFound):  # taken out, or over, since it was listed
+                    found.append(client.mqtt.retained_message(one.topic))
     if as_json:
         print_json(document_of(found))
         return

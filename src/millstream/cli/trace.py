@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -89,7 +90,7 @@ def trace(
             limit=max_events,
             trace_id=about or "",
             topic=topic,
-            key=key,
+            key=None if key is None else os.fsencode(key),
             since=since,
             until=before,
             failures_only=failures,

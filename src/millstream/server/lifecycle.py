@@ -108,12 +108,12 @@ def serve(settings: Settings, announce: Announce, sources: Mapping[str, str] | N
 
 
 async def offline(settings: Settings, work: Callable[[Broker], Awaitable[T]]) -> T:
-    """Do something with the data of a broker that does not run, as it would do it itself."""
+    """Do something with the data of a broker that does not run, as it would do it itself, and nothing else."""
     data = Path(settings.storage.data)
     lock = _lock(data)
     try:
         broker = Broker(settings, DiskStorage(data), clock=SystemClock())
-        await broker.start()
+        await broker.start(quiet=True)
         try:
             return await work(broker)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import millstream
 from millstream.broker.node import TOPICS_STATE, check_data
 from millstream.errors import StartFailed
+from millstream.log.memory import MemoryStorage
 from millstream.testing.broker import BrokerForTests
 
 
@@ -70,6 +72,27 @@ def test_a_directory_that_the_broker_may_not_look_into_is_not_its_own() -> None:
             return ["lost+found"] if directory == "topics" else []
 
     check_data(Volume())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("closed", [TOPICS_STATE, "node_id"])
+def test_what_the_broker_may_not_read_is_named(closed: str) -> None:
+    """As it is after somebody else, root perhaps, has started one there."""
+
+    class Closed(MemoryStorage):
+        def names(self, directory: str) -> list[str]:
+            return self._refused(directory) or super().names(directory)
+
+        def read_all(self, path: str) -> bytes:
+            return self._refused(path) or super().read_all(path)
+
+        def _refused(self, path: str) -> None:
+            if path == closed:
+                raise PermissionError(errno.EACCES, "Permission denied", f"data/{path}")
+
+    storage = Closed()
+    storage.replace("node_id", b"17")
+    with pytest.raises(StartFailed, match=f"data/{closed} cannot be read: Permission denied; let this user read it"):
+        check_data(storage)
 
 
 def test_a_first_topic_that_a_crash_has_cut_short_is_no_loss(tmp_path: Path) -> None:

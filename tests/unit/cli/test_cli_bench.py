@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from millstream.cli.bench import _producers, _summary
 from millstream.cli.load import Measured, Work, _values
 
@@ -33,6 +35,19 @@ def test_messages_are_shared_out_completely() -> None:
 
 def test_bodies_have_the_size_asked_for_and_differ() -> None:
     for size in (1, 7, 100, 1024):
-        values = _values(Work("publish", "", "", "", 1, size))
+        values = _values(Work("publish", "", "", "", 5000, size))
         assert {len(value) for value in values} == {size}
     assert len(set(values)) == 1000
+
+
+def test_no_more_bodies_are_made_than_there_are_messages_or_than_memory_is_for() -> None:
+    """Ten messages of a megabyte took a gigabyte."""
+    assert len(_values(Work("publish", "", "", "", 10, 1000))) == 10
+    assert len(_values(Work("publish", "", "", "", 5000, 1 << 20))) == 64
+    assert len(_values(Work("publish", "", "", "", 0, 0))) == 1
+    tracemalloc.start()
+    large = _values(Work("publish", "", "", "", 2, 8 << 20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [len(value) for value in large] == [8 << 20] * 2
+    assert peak < 64 << 20

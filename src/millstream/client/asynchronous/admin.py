@@ -274,7 +274,10 @@ class AsyncAdmin:
     async def audit(
         self, limit: int = 100, *, key: str = "", call: str = "", since_ms: int = 0, until_ms: int = 0, after: str = ""
     ) -> AuditPage:
-        """What administrators did, the newest first; `after` of an answer goes on where it ended."""
+        """What administrators did, the newest first; `after` of an answer goes on where it ended, empty at the end.
+
+        A page may be short, or empty, before the last: one looks at so many entries and no more.
+        """
         wanted = ListAudit(key=key, call=call, from_ms=since_ms, until_ms=until_ms, limit=limit, after=after)
         answer: AuditPage = await self._call(wanted, AuditPage)
         return answer

@@ -105,6 +105,7 @@ async def set_quota(exchange: Exchange[NoQuery, QuotaOrder]) -> Any:
 async def list_audit(exchange: Exchange[AuditQuery, None]) -> Any:
     """What administrators did or tried, the newest first.
 
-    `after` of an answer goes on where it ended; it is empty at the end.
+    `after` of an answer goes on where it ended; it is empty at the end.  A page may be short, or empty, before
+    the last.
     """
     return await exchange.call(access_calls.ListAudit(**msgspec.structs.asdict(exchange.query)))
