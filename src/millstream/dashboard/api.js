@@ -6,6 +6,21 @@ export function namespace() { return state.namespace; }
 export function choose(name) { state.namespace = name; localStorage.setItem("millstream.namespace", name); }
 export function useKey(key) { state.key = key; sessionStorage.setItem("millstream.key", key); }
 
+// A machine that vanishes closes no connection.  But some answers rightly take long: as long as the broker answers
+// anything at all, they are waited for.
+const quiet = 15000, grace = 5000;
+let heard = 0;
+
+function listen(waiting) {
+  let timer = setTimeout(wonder, quiet);
+  async function wonder() {
+    const before = heard;
+    timer = setTimeout(() => { if (heard === before) waiting.abort(); else timer = setTimeout(wonder, quiet); }, grace);
+    try { await fetch("/api/v1/health/live", { signal: waiting.signal }); heard += 1; } catch { /* it is not there */ }
+  }
+  return () => clearTimeout(timer);
+}
+
 class Problem extends Error {
   constructor(status, body) {
     super(body?.message || `the broker answered ${status}`);
@@ -25,13 +40,17 @@ async function ask(method, path, { query = {}, body = undefined, whole = false }
   const headers = { "X-Client-Id": "dashboard" }, { key } = state;
   if (key) headers.Authorization = `Bearer ${key}`;
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  let answer;
+  const waiting = new AbortController(), stop = listen(waiting);
+  let answer, text;
   try {
-    answer = await fetch(`${prefix}${path}${parameters.size ? `?${parameters}` : ""}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    answer = await fetch(`${prefix}${path}${parameters.size ? `?${parameters}` : ""}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body), signal: waiting.signal });
+    heard += 1;
+    text = await answer.text();
   } catch {
-    throw new Problem(0, { message: "the broker does not answer" });
+    throw new Problem(0, { message: `the broker does not answer${method === "GET" ? "" : "; look whether it was done before you do it again"}` });
+  } finally {
+    stop();
   }
-  const text = await answer.text();
   const data = text && answer.headers.get("content-type")?.includes("json") ? JSON.parse(text) : text || null;
   if (!answer.ok) {
     // Unless there is another key by now.

@@ -1,7 +1,7 @@
 // The shell: which page is shown, what is always on screen, and the keys.
 // A page is a module with `title` and `show(place, words, query, again)`; it may return a function that refreshes it.
 
-import { h, heading, replace } from "./dom.js";
+import { h, heading, refusal, replace, shown } from "./dom.js";
 import { choose, get, namespace, useKey } from "./api.js";
 import { doing, open } from "./dialogs.js";
 import { number, plain, short } from "./words.js";
@@ -42,7 +42,7 @@ const menu = [
 const refreshEvery = 5000;
 
 const main = document.getElementById("main");
-let current = { name: "", refresh: null, run: 0, cutOff: false };
+let current = { name: "", refresh: null, run: 0, cutOff: false, stale: false };
 let dead = 0, live = true, looking = 0, waved = false;
 
 // The page before stays until the next one is ready: nothing flickers, and nothing late is drawn over it.
@@ -50,7 +50,7 @@ async function show({ focus = false } = {}) {
   const [path, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name = "", ...words] = path.split("/").map(decoded);
   const run = current.run + 1;
-  current = { name, refresh: null, run, cutOff: false };
+  current = { name, refresh: null, run, cutOff: false, stale: false };
   waved = false;
   drawMenu();
   document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -67,7 +67,7 @@ async function show({ focus = false } = {}) {
   }
   clearTimeout(slow);
   if (current.run !== run) return;
-  document.title = `${page ? page.title : "Not found"}${words.length ? ` ${words.join(" / ")}` : ""} · Millstream`;
+  document.title = shown(`${page ? page.title : "Not found"}${words.length ? ` ${words.join(" / ")}` : ""} · Millstream`);
   replace(main, place);
   main.removeAttribute("aria-busy");
   current.refresh = refresh || null;
@@ -75,7 +75,7 @@ async function show({ focus = false } = {}) {
 }
 
 function problem(error) {
-  return h("div", { class: "notice bad", role: "alert" }, h("b", {}, error.message), error.suggestions?.length ? h("div", {}, error.suggestions.join(" ")) : null, h("div", { class: "tools after" }, h("button", { type: "button", onclick: () => show() }, "Try again"), error.status === 403 ? h("button", { type: "button", onclick: () => askForKey() }, "Use another key") : null));
+  return refusal(error, h("div", { class: "tools after" }, h("button", { type: "button", onclick: () => show() }, "Try again"), error.status === 403 ? h("button", { type: "button", onclick: () => askForKey() }, "Use another key") : null));
 }
 
 function decoded(word) { try { return decodeURIComponent(word); } catch { return word; } }
@@ -96,10 +96,12 @@ async function tick() {
 async function look(asked) {
   const pill = document.getElementById("mode");
   const say = (kind, text, title = "") => { pill.className = `pill ${kind}`; pill.title = title; if (pill.textContent !== text) pill.textContent = text; };
+  let well = null;
   try {
     const seen = await get("/stats/overview", { limit: 1 });
     if (asked !== namespace()) return;
-    say(seen.mode === "normal" ? "good" : "warn", seen.mode === "normal" ? "● running" : `▲ ${plain(seen.mode)}`, seen.reason);
+    well = () => say(seen.mode === "normal" ? "good" : "warn", seen.mode === "normal" ? "● running" : `▲ ${plain(seen.mode)}`, seen.reason);
+    if (!current.stale) well();
     if (dead !== seen.dead_letters) { dead = seen.dead_letters; drawMenu(); }
     if (live && current.cutOff) show();
   } catch (error) {
@@ -110,9 +112,14 @@ async function look(asked) {
     const { run, refresh } = current;
     try {
       await refresh();
+      if (current.run !== run) return;
+      current.stale = false;
+      well?.();
     } catch (error) {
+      if (current.run !== run) return;
       // What is gone, or not for this key any more, is not shown as if it were there.  Of the rest the pill tells.
-      if (current.run === run && [403, 404].includes(error.status)) show();
+      if ([403, 404].includes(error.status)) show();
+      else if (well) { current.stale = true; say("warn", "▲ this page is not up to date", error.message); }
     }
   }
 }

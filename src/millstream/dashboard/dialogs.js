@@ -1,6 +1,6 @@
 // Asking before something dangerous, saying what was done, and taking it back where that is possible.
 
-import { h, trail } from "./dom.js";
+import { h, shown, trail } from "./dom.js";
 
 // `undo` is a function that does the opposite and answers with a sentence.
 export function toast(text, { kind = "", undo = null } = {}) {
@@ -32,7 +32,7 @@ export async function copy(text, element) {
 export function confirm({ title, text, action, danger = true, typed = "" }) {
   return new Promise((resolve) => {
     const go = h("button", { type: "submit", class: danger ? "danger" : "main", value: "yes", disabled: !!typed }, action);
-    const input = typed ? h("input", { "aria-label": `Type ${typed} to confirm`, autocomplete: "off", spellcheck: "false", style: "width:100%", oninput: () => { go.disabled = input.value !== typed; } }) : null;
+    const input = typed ? h("input", { "aria-label": `Type ${typed} to confirm`, autocomplete: "off", spellcheck: "false", style: "width:100%", oninput: () => { go.disabled = ![typed, shown(typed)].includes(input.value); } }) : null;
     const stay = h("button", { type: "button", onclick: () => box.close("no") }, "Cancel");
     const box = dialog(title, "", h("form", { method: "dialog" }, h("p", { id: "dialog-text" }, text), input ? [h("p", { class: "soft" }, "Type ", h("b", {}, typed), " to confirm."), input] : null, h("div", { class: "tools end" }, stay, go)));
     box.setAttribute("role", "alertdialog");

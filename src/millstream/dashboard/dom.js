@@ -1,5 +1,6 @@
 // Elements from data.  Text always becomes a text node: nothing a message contains is markup.
 
+const said = new Set(["title", "aria-label", "placeholder"]);
 const drawn = new Set(["svg", "path", "line", "rect", "circle", "text", "g", "title", "polyline", "polygon"]);
 
 export function h(name, attributes = {}, ...children) {
@@ -10,7 +11,7 @@ export function h(name, attributes = {}, ...children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (key === "value" || key === "checked" || key === "disabled") element[key] = value;
     else if (key === "style") element.style.cssText = value;  // an attribute would need a weaker content security policy
-    else element.setAttribute(key, value === true ? "" : value);
+    else element.setAttribute(key, value === true ? "" : said.has(key) ? shown(value) : value);
   }
   return element;
 }
@@ -18,17 +19,13 @@ export function h(name, attributes = {}, ...children) {
 function add(parent, children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
-    parent.append(child instanceof Node ? child : words(String(child), parent));
+    parent.append(child instanceof Node ? child : document.createTextNode(shown(child)));
   }
 }
 
-// Signs that turn the direction of writing, in a name or an error, must not turn what stands behind them.
-function words(text, parent) {
-  if (!/[\u202a-\u202e\u2066-\u2069]/.test(text) || drawn.has(parent.nodeName)) return document.createTextNode(text);
-  const apart = document.createElement("bdi");
-  apart.textContent = text;
-  return apart;
-}
+// Signs that turn the direction of writing, in a name or an error, must not turn what stands behind them.  They are
+// written as numbers: the end of an isolation would leave even an element that isolates.
+export function shown(text) { return String(text).replace(/[\u202a-\u202e\u2066-\u2069]/g, (sign) => `\\u${sign.charCodeAt(0).toString(16)}`); }
 
 // Pages draw themselves anew every few seconds: whoever is reading or tabbing through one must not notice.
 export function replace(parent, ...children) {
@@ -88,6 +85,9 @@ export function settings(pairs) {
 export function field(label, control, { wide = false, hint = "" } = {}) {
   return h("label", { class: `field ${wide ? "wide" : ""}` }, h("span", {}, label), control, hint ? h("span", {}, hint) : null);
 }
+
+// What could not be done, in the place where its outcome would be.
+export function refusal(error, ...more) { return h("div", { class: "notice bad", role: "alert" }, h("b", {}, error.message), error.suggestions?.length ? h("div", {}, error.suggestions.join(" ")) : null, more); }
 
 export function empty(title, ...more) { return h("div", { class: "empty" }, h("b", {}, title), more); }
 

@@ -6,7 +6,7 @@ import { button, doing, open } from "./dialogs.js";
 import { table } from "./tables.js";
 import { ago, bytes, duration, many, number, rate as perSecond } from "./words.js";
 
-const over = (replay) => !["running", "paused"].includes(replay.status);
+export const over = (replay) => !["running", "paused"].includes(replay.status);
 
 // What would happen, in words.
 export function planned(plan) {
@@ -85,7 +85,7 @@ export function replays(again) {
       { title: "Took", num: true, cell: (row) => (row.finished_ms ? duration(row.finished_ms - row.created_ms) : "–") },
     ], all.filter(over), { caption: "Replays that are over", empty: "Nothing was replayed yet." }));
     clearTimeout(timer);
-    if (busy.length) timer = setTimeout(async () => { if (!box.isConnected) return; if (!(await refresh())) again(); }, 1000);
+    if (busy.length) timer = setTimeout(async () => { if (box.isConnected && !(await refresh().catch(() => 1))) again(); }, 1000);  // what fails comes with the next refresh of the page
     return busy.length;
   };
   return { box, past, refresh };

@@ -120,4 +120,4 @@ def screen(
     shown.picture(re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()))
     page.evaluate("localStorage.clear()")  # the next one has chosen nothing yet
     page.close()
-    assert not shown.troubles, shown.troubles
+    assert not shown.troubles(), shown.troubles()

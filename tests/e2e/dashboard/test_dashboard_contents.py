@@ -9,18 +9,7 @@ import httpx
 from millstream.client import Outgoing
 from millstream.testing.broker import BrokerForTests
 from tests.e2e.dashboard.screen import Screen
-from tests.e2e.dashboard.world import queue, told
-
-
-def dead(http: httpx.Client, topic: str, message: dict[str, Any]) -> dict[str, Any]:
-    """A dead letter made of the message."""
-    queue(http, topic, "worker")
-    told(http.post(f"/topics/{topic}/messages", json={"encoding": "text", **message}))
-    [leased] = told(http.post(f"/queues/{topic}/worker/lease", json={}))
-    told(http.post("/queues/reject", json={"receipts": [leased["receipt"]], "reason": "no"}))
-    [letter] = told(http.get("/dead-letters", params={"topic": topic}))["letters"]
-    assert isinstance(letter, dict)
-    return letter
+from tests.e2e.dashboard.world import dead, queue, told
 
 
 def leased_again(http: httpx.Client, topic: str) -> dict[str, Any]:
@@ -83,15 +72,55 @@ def test_a_changed_letter_keeps_its_ends_of_lines(screen: Screen, http: httpx.Cl
 def test_what_turns_the_direction_of_writing_does_not_turn_what_stands_behind_it(
     screen: Screen, broker: BrokerForTests, http: httpx.Client
 ) -> None:
-    with broker.connect(client_id="\u202egro.liame") as client:
-        queue(http, "turned", "worker")
-        with client.queue("turned", group="worker"):
-            page = screen.open("queue/turned/worker").page
+    # The end of an isolation leaves the element that isolates, too.
+    for number, name in enumerate(("\u202egro.liame", "\u2069\u202egro.liame")):
+        topic = f"turned-{number}"
+        queue(http, topic, "worker")
+        with broker.connect(client_id=name) as client, client.queue(topic, group="worker"):
+            page = screen.open(f"queue/{topic}/worker").page
             address = page.locator("td.name span.soft").first
             cell = page.locator("td.name").first
             places = [one.bounding_box() for one in (cell, address)]
-    assert all(places)
-    assert places[1]["x"] > places[0]["x"] + 40, "the address stands in front of the name"
+        assert all(places)
+        assert places[1]["x"] > places[0]["x"] + 40, "the address stands in front of the name"
+
+
+def test_what_turns_the_direction_of_writing_does_not_turn_the_sentence_it_is_in(
+    screen: Screen, http: httpx.Client
+) -> None:
+    letter = dead(http, "twisted", {"value": "\u202evalue", "key": "\u202ekey"}, reason="\u202ereversed")
+    page = screen.open("letters?topic=twisted").page
+    for text in ("\\u202ereversed", "\\u202ekey"):
+        screen.see(text)
+    assert "\u202e" not in page.locator("main").inner_html()
+    screen.open(f"letter/{letter['id']}").see("\\u202ereversed")
+    assert page.get_by_label("Value").input_value() == "\u202evalue", "what is sent again is what it was"
+
+
+def test_a_message_of_several_groups_says_which_of_them_it_waits_for(screen: Screen, http: httpx.Client) -> None:
+    for group in ("fast", "slow"):
+        queue(http, "read-twice", group)
+    told(http.put("/queues/read-twice/slow", json={"paused": True}))
+    [sent] = told(http.post("/topics/read-twice/messages", json={"value": "x"}))
+    [leased] = told(http.post("/queues/read-twice/fast/lease", json={}))
+    told(http.post("/queues/ack", json={"receipts": [leased["receipt"]]}))
+    screen.open(f"message/{sent['id']}").see("slow: It is ready, but the group is paused.")
+
+
+def test_what_nobody_has_to_settle_is_not_unsettled(screen: Screen, http: httpx.Client) -> None:
+    told(http.post("/topics/unread/messages", json=[{"value": "x"}, {"value": "y"}]))
+    page = screen.open("topic/unread").page
+    assert page.locator(".figures", has_text="Messages kept").locator(".figure").inner_text() == "2"
+    assert page.locator(".figures", has_text="Unsettled").locator(".figure").inner_text() == "0"
+
+
+def test_a_long_name_of_a_header_leaves_room_for_its_value(screen: Screen, http: httpx.Client) -> None:
+    headers = {"x-a-name-that-goes-on-and-on-until-nothing-is-left-for-anything-else": "a value of some words"}
+    [sent] = told(http.post("/topics/labelled/messages", json={"value": "x", "headers": headers}))
+    value = screen.open(f"message/{sent['id']}").page.locator("dd", has_text="a value of some words")
+    box = value.bounding_box()
+    assert box is not None
+    assert box["width"] > 150
 
 
 def test_a_header_that_is_there_twice_stays_so(screen: Screen, http: httpx.Client) -> None:

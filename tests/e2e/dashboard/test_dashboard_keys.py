@@ -38,7 +38,7 @@ def visitor(screen: Screen, http: httpx.Client) -> Iterator[Screen]:
     screen.page.goto(screen.url)
     yield screen
     screen.page.evaluate("sessionStorage.clear()")
-    screen.troubles[:] = [trouble for trouble in screen.troubles if "401" not in trouble and "403" not in trouble]
+    screen.forgive("401", "403")
 
 
 def give(screen: Screen, key: str) -> Any:
@@ -100,7 +100,7 @@ def test_a_late_refusal_says_nothing_about_the_key_that_was_given_since(
     screen.see("Over time")
     held.answered()
     assert screen.page.locator("dialog").count() == 0
-    screen.troubles[:] = [trouble for trouble in screen.troubles if "401" not in trouble]
+    screen.forgive("401")
 
 
 def test_who_may_read_one_topic_can_use_what_concerns_it(visitor: Screen, broker: BrokerForTests) -> None:

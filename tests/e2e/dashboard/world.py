@@ -10,7 +10,7 @@ from millstream.client import Client
 from millstream.mqtt.packets import V4, V5, Will
 from tests.e2e.mqtt.support import Wires
 
-__all__ = ["connect_things", "fill", "queue", "told"]
+__all__ = ["connect_things", "dead", "fill", "queue", "told"]
 
 _ERROR = "ValueError: unknown currency 'XXX'\n  File \"billing.py\", line 41, in charge"
 
@@ -25,6 +25,17 @@ def queue(http: httpx.Client, topic: str, group: str) -> None:
     """A topic and a queue group on it."""
     told(http.post("/topics", json={"name": topic, "if_missing": True}))
     told(http.put(f"/queues/{topic}/{group}", json={}))
+
+
+def dead(http: httpx.Client, topic: str, message: dict[str, Any], reason: str = "no") -> dict[str, Any]:
+    """A dead letter made of the message."""
+    queue(http, topic, "worker")
+    told(http.post(f"/topics/{topic}/messages", json={"encoding": "text", **message}))
+    [leased] = told(http.post(f"/queues/{topic}/worker/lease", json={}))
+    told(http.post("/queues/reject", json={"receipts": [leased["receipt"]], "reason": reason}))
+    [letter] = told(http.get("/dead-letters", params={"topic": topic}))["letters"]
+    assert isinstance(letter, dict)
+    return letter
 
 
 def connect_things(mqtt: Wires) -> None:

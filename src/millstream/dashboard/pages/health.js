@@ -12,8 +12,11 @@ const kinds = { healthy: "good", degraded: "warn", critical: "bad" };
 // A broker that is not well answers with an error, which is a report all the same.
 const report = (path) => get(path, {}, { whole: true }).catch((error) => { if (error.data?.components) return error.data; throw error; });
 
+// Not for this key, or not to be had right now.
+function withheld(error, what) { return h("p", { class: "soft" }, error.status === 403 ? `Only administrators of the broker see ${what}.` : error.message); }
+
 export async function show(place) {
-  const [cards, parts, switching, config] = [h("div", { class: "cards" }), h("div"), h("span"), h("div")];
+  const [cards, parts, switching, who, config] = [h("div", { class: "cards" }), h("div"), h("span"), h("div"), h("div")];
   const people = list([
     { title: "Client", name: true, cell: (row) => [row.client_id || "–", " ", h("span", { class: "soft" }, row.address)], sort: (row) => row.client_id },
     { title: "Door", cell: (row) => row.door, sort: (row) => row.door },
@@ -24,7 +27,7 @@ export async function show(place) {
     { title: "Subscriptions", num: true, cell: (row) => count(row.subscriptions), sort: (row) => row.subscriptions },
     { title: "", act: true, cell: (row) => button("Disconnect", async () => { await remove(`/admin/connections/${part(row.id)}`, {}, { whole: true }); await refresh(); }, { look: "danger small", done: `${row.client_id || row.address} was disconnected.`, ask: { title: `Disconnect ${row.client_id || row.address}?`, text: "What it has leased goes back at once. The client may come back by itself: to keep it out, revoke its key.", action: "Disconnect" } }) },
   ], { key: "connections", caption: "Connections", text: (row) => `${row.client_id} ${row.address} ${row.namespace} ${row.queues.join(" ")}`, noun: "connection", empty: "Nobody is connected. Requests over HTTP are not counted." });
-  let deep = null;
+  let deep = null, checked = 0;
 
   const maintain = async (wanted) => { await put("/admin/mode", { mode: wanted ? "maintenance" : "normal" }, { whole: true }); await refresh(); return wanted; };
   const said = (now) => (now ? "Maintenance has begun." : "Maintenance is over; the broker is in normal mode.");
@@ -33,11 +36,11 @@ export async function show(place) {
     ask: mode === "maintenance" ? null : { title: "Begin maintenance?", text: "Publishers and consumers are turned away until maintenance ends. Nothing is lost.", action: "Begin maintenance" },
     done: (now) => ({ text: said(now), undo: async () => said(await maintain(!now)) }),
   });
-  const probe = button("Run a deep check", async () => { deep = await report("/health/deep"); await refresh(); }, { done: () => `The deep check found: ${deep.status}.`, title: "Stores a message and reads it back" });
+  const probe = button("Run a deep check", async () => { deep = await report("/health/deep"); checked = performance.now(); await refresh(); }, { done: () => `The deep check found: ${deep.status}.`, title: "Stores a message and reads it back" });
 
   const refresh = async () => {
-    const [quick, now, connections] = await Promise.all([report("/health"), get("/stats/overview", { everywhere: true, limit: 1 }).catch((error) => { if (error.status === 403) return get("/stats/overview", { limit: 1 }); throw error; }), everything("/admin/connections", {}, { whole: true }).catch(() => null)]);
-    const health = deep && deep.checked_ms > Date.now() - 60000 ? deep : quick;
+    const [quick, now, connections] = await Promise.all([report("/health"), get("/stats/overview", { everywhere: true, limit: 1 }).catch((error) => { if (error.status === 403) return get("/stats/overview", { limit: 1 }); throw error; }), everything("/admin/connections", {}, { whole: true }).catch((error) => ({ error }))]);
+    const health = deep && performance.now() - checked < 60000 ? deep : quick;
     replace(switching, maintenance(now.mode));
     replace(cards,
       card("Status", pill(health.status, kinds[health.status]), health.deep ? h("span", {}, "deep check, ", ago(health.checked_ms)) : health.ready ? "takes messages" : health.reason, { critical: "bad", degraded: "warn" }[health.status] || ""),
@@ -52,12 +55,12 @@ export async function show(place) {
       { title: "Took", num: true, cell: (row) => (row.latency_ms ? duration(row.latency_ms) : "–") },
       { title: "Errors", num: true, cell: (row) => count(row.errors) },
     ], health.components, { caption: "Components" }));
-    if (connections) people.draw(connections);
-    else replace(people.box, h("p", { class: "soft" }, "Only administrators of the broker see who is connected."));
+    if (!connections.error) people.draw(connections);
+    replace(who, connections.error ? withheld(connections.error, "who is connected") : people.box);
   };
   await refresh();
-  const set = await get("/admin/config", {}, { whole: true }).catch(() => null);
-  replace(config, set ? h("details", {}, h("summary", {}, `${number(set.length)} settings, ${number(set.filter((one) => one.source !== "default").length)} of them changed`), settings([...set].sort((a, b) => (a.source === "default") - (b.source === "default")).map((one) => [[h("code", {}, one.name), " ", one.source === "default" ? null : pill(one.source, "main")], setting(one.name, one.value)]))) : h("p", { class: "soft" }, "Only administrators of the broker see the settings."));
-  replace(place, heading("Health", { actions: [probe, switching] }), cards, section("Components", parts), section("Connections", people.box), section("Settings in force", config));
+  const set = await get("/admin/config", {}, { whole: true }).catch((error) => ({ error }));
+  replace(config, set.error ? withheld(set.error, "the settings") : h("details", {}, h("summary", {}, `${number(set.length)} settings, ${number(set.filter((one) => one.source !== "default").length)} of them changed`), settings([...set].sort((a, b) => (a.source === "default") - (b.source === "default")).map((one) => [[h("code", {}, one.name), " ", one.source === "default" ? null : pill(one.source, "main")], setting(one.name, one.value)]))));
+  replace(place, heading("Health", { actions: [probe, switching] }), cards, section("Components", parts), section("Connections", who), section("Settings in force", config));
   return refresh;
 }

@@ -3,7 +3,7 @@
 import { empty, facts, field, h, heading, lead, pill, replace, section } from "../dom.js";
 import { get, part, post } from "../api.js";
 import { button, doing } from "../dialogs.js";
-import { planned, watch } from "../replays.js";
+import { over, planned, watch } from "../replays.js";
 import { table } from "../tables.js";
 import { ago, bytes, duration, headersOf, keyed, number, plain, pretty, priorities, when } from "../words.js";
 
@@ -86,7 +86,7 @@ function mend(id, letter, alive, again) {
     const report = await watch(replay.id, outcome);
     if (report.status === "completed" && !report.failed) await again();
     return report;
-  }, (report) => (report.failed ? `It could not be sent: ${report.failures[0]?.reason || report.reason}.` : `The message was sent again to ${target.value.trim() || letter.original_topic}.`));
+  }, (report) => (report.replayed ? `The message was sent again to ${target.value.trim() || letter.original_topic}.` : over(report) ? `It was not sent: ${report.failures[0]?.reason || report.reason || `the replay is ${report.status}`}.` : "The replay goes on."));
   check();
   return h("form", { class: "card", onsubmit: begin }, h("h2", {}, "Mend and send again"), field("Value", value, { wide: true }), h("div", { class: "hint" }, hint), field("Headers", headers, { wide: true }), h("div", { class: "fields", style: "margin-top:12px" }, field("To topic", target)), alive ? h("div", { class: "tools after" }, send, look, reset) : null, outcome);
 }

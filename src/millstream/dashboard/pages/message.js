@@ -18,7 +18,7 @@ export async function show(place, [id]) {
     if (message.error && passport.error) throw message.error;
     const named = h("span", { class: "mono" }, id);
     replace(top, heading(named, { crumbs: crumbs(passport, message), actions: h("button", { type: "button", onclick: () => copy(id, named) }, "Copy id") }),
-      why ? h("p", { class: "lead" }, pill(plain(why.state).replaceAll("-", " "), "main"), " ", why.sentence) : null);
+      why ? h("p", { class: "lead" }, pill(plain(why.state).replaceAll("-", " "), "main"), " ", why.facts.group ? [h("b", {}, why.facts.group), ": "] : null, why.sentence) : null);
     replace(history, stamps(passport));
     replace(about, message.error ? h("p", { class: "soft" }, message.error.message) : content(message, passport));
     // Only once: it may be long, and does not change while somebody reads it.

@@ -1,6 +1,6 @@
 // Looking through a topic without consuming anything.
 
-import { empty, field, h, heading, replace } from "../dom.js";
+import { empty, field, h, heading, refusal, replace } from "../dom.js";
 import { get, part } from "../api.js";
 import { doing, toast } from "../dialogs.js";
 import { table } from "../tables.js";
@@ -50,10 +50,11 @@ export async function show(place, words, query) {
     stop();
     rows = [];
     after = "";
-    wanted = asked();
+    const what = wanted = asked();
     const kept = Object.entries(inputs).map(([name, input]) => [name, input.value]).filter((pair) => pair[1]);
     history.replaceState(null, "", `#/messages?${new URLSearchParams(kept)}`);
-    await look();
+    // What was found before is not what was asked for now.
+    try { await look(); } catch (error) { if (what === wanted) { wanted = null; replace(found, refusal(error)); } }
   });
   // New messages as they come, the newest on top, for as long as this page is there.
   follow.onclick = doing(follow, async () => {

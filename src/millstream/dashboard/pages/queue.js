@@ -5,7 +5,7 @@ import { get, part, post, put, remove } from "../api.js";
 import { button } from "../dialogs.js";
 import { overTime, plot } from "../plots.js";
 import { table } from "../tables.js";
-import { ago, count, duration, number, plain, priorities, setting, short } from "../words.js";
+import { ago, count, duration, many, plain, priorities, setting, short } from "../words.js";
 
 export const title = "Queue group";
 
@@ -22,7 +22,7 @@ export async function show(place, [topic, name]) {
     done: (now) => ({ text: said(now), undo: async () => said(await setPaused(!now)) }),
   });
   const purge = button("Purge", async () => { const { purged } = await post(`${here}/purge`); await refresh(); return purged; }, {
-    look: "danger", done: (amount) => `${number(amount)} messages of ${whole} were purged.`,
+    look: "danger", done: (amount) => `${many(amount, "message")} of ${whole} ${amount === 1 ? "was" : "were"} purged.`,
     ask: { title: `Purge ${whole}?`, text: "Everything in this queue counts as settled, leased messages too. The messages stay in the log, but this group will not get them again. This cannot be undone.", action: "Purge", typed: name },
   });
   const forget = button("Delete", async () => { await remove(here, { force: true }); lead(place, `#/topic/${part(topic)}`); }, {

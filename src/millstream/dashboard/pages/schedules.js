@@ -37,7 +37,7 @@ export async function show(place, words, query, again) {
       { title: "Last", cell: (row) => ago(row.last_ms), sort: (row) => row.last_ms },
       { title: "Published", num: true, cell: (row) => count(row.published), sort: (row) => row.published },
       { title: "", act: true, cell: (row) => [pause(row, refresh), " ", end(row, refresh)] },
-    ], await everything("/recurring"), { key: "recurring", caption: "Recurring schedules", empty: empty("No recurring schedules") }));
+    ], await everything("/recurring"), { key: "recurring", pages: "recurring", caption: "Recurring schedules", empty: empty("No recurring schedules") }));
   };
   replace(place, heading("Schedules", { actions: names.length ? select : [] }), h("p", { class: "lead" }, "Messages that are delivered at or after their time, never before."),
     topic ? [line, section("Next", list)] : h("div", { class: "card" }, empty("Nothing is scheduled", "Publish a message with a delay, and it appears here.")),

@@ -20,14 +20,14 @@ export async function show(place, [name], query, again) {
   });
   const refresh = async () => {
     let queues, flow, streams, waiting;
-    [topic, queues, flow, streams, waiting] = await Promise.all([get(here), get("/queues", { topic: name, limit: 1000 }), get(`${here}/flow`), standings(name), get("/schedules/statistics", { topic: name }).catch(() => [])]);
+    [topic, queues, flow, streams, waiting] = await Promise.all([get(here), get("/queues", { topic: name, limit: 1000 }), get(`${here}/flow`), standings(name), get("/schedules/statistics", { topic: name }).catch(() => null)]);
     const sum = (value) => topic.partitions.reduce((total, one) => total + value(one), 0);
-    const slowed = flow.level !== "normal";
+    const slowed = flow.level !== "normal", unsettled = Math.max(0, ...queues.map((one) => one.depth));  // without a group nobody has to
     replace(cards,
       card("Messages kept", short(sum((one) => one.high_watermark - one.start_offset)), `${bytes(sum((one) => one.size_bytes))} on disk`),
-      card("Unsettled", short(flow.depth), flow.depth ? [flow.measured ? flow.trend : "", flow.lag_ms ? `oldest ${duration(flow.lag_ms)}` : ""].filter(Boolean).join(", ") : ""),
+      card("Unsettled", short(unsettled), unsettled ? [flow.measured ? flow.trend : "", flow.lag_ms ? `oldest ${duration(flow.lag_ms)}` : ""].filter(Boolean).join(", ") : ""),
       card("Publishers", slowed ? `slowed by ${duration(flow.delay_ms)}` : "not slowed", slowed ? `level ${flow.level}` : flow.catch_up_ms ? `caught up in ${duration(flow.catch_up_ms)}` : "", slowed ? "warn" : ""),
-      card("Scheduled", short(waiting[0]?.pending || 0), waiting[0]?.pending ? h("a", { href: `#/schedules?topic=${part(name)}` }, "Timeline") : ""),
+      card("Scheduled", short(waiting && (waiting[0]?.pending || 0)), waiting?.[0]?.pending ? h("a", { href: `#/schedules?topic=${part(name)}` }, "Timeline") : ""),
       card("Partitions", number(topic.partition_count), h("span", {}, "since ", when(topic.created_ms))));
     replace(readers, table([
       { title: "Group", name: true, cell: (row) => h("a", { href: row.href }, row.group), sort: (row) => row.group },

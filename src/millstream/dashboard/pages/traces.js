@@ -1,6 +1,6 @@
 // What was recorded about messages: of one trace, of one key, or everything that failed.
 
-import { empty, field, h, heading, pill, replace } from "../dom.js";
+import { empty, field, h, heading, pill, refusal, replace } from "../dom.js";
 import { get, part } from "../api.js";
 import { doing } from "../dialogs.js";
 import { table } from "../tables.js";
@@ -21,7 +21,7 @@ export async function show(place, words, query) {
     { title: "Topic", name: true, cell: (row) => h("a", { href: `#/topic/${part(row.topic)}` }, row.topic) },
     { title: "Group", cell: (row) => row.group || "–" },
     { title: "Error", wrap: true, cell: (row) => h("span", { class: "clip", title: row.error }, row.error || row.note) },
-  ], rows, { caption: "What was recorded", empty: empty("Nothing is recorded", "Failures always are; successes are sampled.") }), after ? h("div", { class: "tools after" }, more) : null);
+  ], rows, { caption: "What was recorded", empty: after ? empty("Nothing so far", "Not all records are looked through yet.") : empty("Nothing is recorded", "Failures always are; successes are sampled.") }), after ? h("div", { class: "tools after" }, more) : null);
   const look = async () => {
     const what = wanted;
     const page = await get("/traces", { ...what, after, limit: 100 });
@@ -34,7 +34,9 @@ export async function show(place, words, query) {
     rows = [];
     after = "";
     wanted = { trace_id: inputs.trace_id.value.trim(), topic: inputs.topic.value.trim(), key: inputs.key.value, failures_only: failures.checked };
-    await look();
+    history.replaceState(null, "", `#/traces?${new URLSearchParams(Object.entries(wanted).filter((pair) => pair[1]))}`);
+    // What was found before is not what was asked for now.
+    try { await look(); } catch (error) { wanted = null; replace(found, refusal(error)); }
   });
   more.onclick = doing(more, look);
   replace(place, heading("Traces", { crumbs: [["Messages", "#/messages"]] }), h("p", { class: "lead" }, "What happened to messages, the newest first: of a trace, of a key of a topic, or everything that failed."),

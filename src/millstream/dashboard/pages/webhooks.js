@@ -19,7 +19,7 @@ export async function show(place, words, query, again) {
     { title: "Last success", cell: (row) => ago(row.last_delivery_ms), sort: (row) => row.last_delivery_ms },
     { title: "Last error", wrap: true, cell: (row) => h("span", { class: "clip", title: row.last_error }, row.paused_reason || row.last_error || "–") },
     { title: "", act: true, cell: (row) => [probe(row), " ", toggle(row, refresh), " ", drop(row, refresh)] },
-  ], await everything("/webhooks"), { key: "webhooks", caption: "Webhooks", empty: empty("No webhooks", "A service that only speaks HTTP can get messages too.") }));
+  ], await everything("/webhooks"), { key: "webhooks", pages: "webhooks", caption: "Webhooks", empty: empty("No webhooks", "A service that only speaks HTTP can get messages too.") }));
   replace(place, heading("Webhooks", { actions: h("button", { class: "main", type: "button", onclick: () => create(again) }, "New webhook") }), h("p", { class: "lead" }, "Messages of a queue group, delivered by signed HTTP requests."), list);
   await refresh();
   return refresh;
