@@ -53,6 +53,8 @@ class Entry(NamedTuple):
     place: tuple[int, int]
     failures: int
     value: str
+    #: Which lease it came with.
+    lease: str = ""
 
 
 class Diary:
@@ -65,7 +67,8 @@ class Diary:
     def note(self, what: str, messages: Iterable[Any]) -> None:
         now_s, wall_ms = time.monotonic(), time.time_ns() // 1_000_000
         lines = [
-            f"{now_s}\t{wall_ms}\t{self._group}\t{what}\t{m.partition}\t{m.offset}\t{m.failures}\t{story(m.text)}\n"
+            f"{now_s}\t{wall_ms}\t{self._group}\t{what}\t{m.partition}\t{m.offset}\t{m.failures}\t{story(m.text)}\t"
+            f"{lease_in(m.receipt)}\n"
             for m in messages
         ]
         os.write(self._file, "".join(lines).encode())
@@ -75,10 +78,15 @@ def read_diary(path: Path) -> list[Entry]:
     entries = []
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
-            at_s, wall_ms, group, what, partition, offset, failures, value = line.rstrip("\n").split("\t")
+            at_s, wall_ms, group, what, partition, offset, failures, value, lease = line.rstrip("\n").split("\t")
             place = (int(partition), int(offset))
-            entries.append(Entry(float(at_s), int(wall_ms), group, what, place, int(failures), value))
+            entries.append(Entry(float(at_s), int(wall_ms), group, what, place, int(failures), value, lease))
     return entries
+
+
+def lease_in(receipt: str) -> str:
+    """What names the lease of a message."""
+    return receipt.rpartition(":")[2]
 
 
 def story(text: str) -> str:

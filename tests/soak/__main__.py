@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.soak.audit import Evidence, judge, read_removals, read_stored
+from tests.soak.audit import Evidence, judge, read_grants, read_removals, read_stored
 from tests.soak.audit.judge import topics
 from tests.soak.processes import ROOT
 from tests.soak.progress import Progress
@@ -32,7 +32,8 @@ def soak(folder: Path, *, seed: int, seconds: float, spark: bool = False, brief:
             run.broker.end(signal.SIGTERM)
             run.verify_files()
             reasons = [*run.faults, *read_removals(run.broker.log)]
-            verdict = judge(Evidence(folder / "ledgers", stored, reasons, run.clocks), spark=spark)
+            grants = read_grants(run.broker.control / "grants")
+            verdict = judge(Evidence(folder / "ledgers", stored, reasons, run.clocks, grants), spark=spark)
         return Report.of(run, verdict)
 
 

@@ -6,7 +6,9 @@
 * `fail-sync`: the next sync of a file whose path contains the text in it fails with EIO; then it is removed;
 * `clock`: by how many seconds the clock is wrong.
 
-Whoever wants them puts them there, before or while the broker runs: a broker that is killed forgets nothing.
+Whoever wants them puts them there, before or while the broker runs: a broker that is killed forgets nothing.  And the
+broker itself writes down, line by line and before anybody hears of it, which lease of a queue it has granted when:
+`grants`.  What a consumer hands out later than others expect can then be told from what the broker did.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from millstream.broker.queues import part
 from millstream.cli.main import main
 from millstream.log.holding import Holding
 from millstream.log.storage import DiskFile, DiskStorage, File
+from millstream.queues.ledger import Ledger
+from millstream.queues.records import Delivery
 from millstream.records import Buffer
 from millstream.server import lifecycle
 
@@ -117,12 +122,39 @@ class WrongClock:
     elapsed_ms = monotonic_ms
 
 
+class Grants:
+    """Which lease was granted when, by the clock that all processes of this machine share."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = os.open(directory / "grants", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+
+    def note(self, delivery: Delivery) -> Delivery:
+        if delivery.leases:
+            now_s = time.monotonic()
+            os.write(self._file, "".join(f"{now_s}\t{lease.nonce:016x}\n" for lease in delivery.leases).encode())
+        return delivery
+
+
+def noted(grants: Grants) -> type[Ledger]:
+    """Ledgers that write down what they grant."""
+
+    class NotedLedger(Ledger):
+        def lease(self, *args: Any, **options: Any) -> Delivery:
+            return grants.note(super().lease(*args, **options))
+
+        def retake(self, *args: Any, **options: Any) -> Delivery:
+            return grants.note(super().retake(*args, **options))
+
+    return NotedLedger
+
+
 def serve(directory: Path, arguments: list[str]) -> None:
     control = Control(directory)
     # Everything else is as users run it.
     vars(lifecycle).update(
         DiskStorage=lambda root: FaultyStorage(root, control), SystemClock=lambda: WrongClock(control)
     )
+    vars(part).update(Ledger=noted(Grants(directory)))
     sys.argv = ["millstream", "serve", *arguments]
     main()
 

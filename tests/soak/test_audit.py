@@ -13,7 +13,7 @@ import pytest
 
 from tests.queue_kills import LETTERS, Entry
 from tests.queue_kills import TOPIC as JOBS
-from tests.soak.audit import Evidence, SetClock, Stored, Verdict, judge, read_removals
+from tests.soak.audit import Evidence, SetClock, Stored, Verdict, judge, read_grants, read_removals
 from tests.soak.faults import Happened
 from tests.soak.ledger import Note
 from tests.soak.memory import compare_memory, is_flat
@@ -23,8 +23,8 @@ from tests.soak.traffic import mqtt, streams, web
 PRODUCER = "orders-0.1"
 
 
-def diary(at_s: float, group: str, what: str, offset: int, value: str, failures: int = 0) -> Entry:
-    return Entry(at_s, 0, group, what, (0, offset), failures, value)
+def diary(at_s: float, group: str, what: str, offset: int, value: str, failures: int = 0, lease: str = "") -> Entry:
+    return Entry(at_s, 0, group, what, (0, offset), failures, value, lease)
 
 
 @dataclass
@@ -36,6 +36,7 @@ class Run:
     stored: dict[str, list[Stored]] = field(default_factory=dict)
     faults: list[Happened] = field(default_factory=list)
     clocks: list[SetClock] = field(default_factory=list)
+    grants: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def good(cls) -> Run:
@@ -103,9 +104,10 @@ class Run:
         for entry in self.entries:
             with (folder / f"{entry.group}-0.1.diary").open("a") as file:
                 place = f"{entry.place[0]}\t{entry.place[1]}"
-                line = (entry.at_s, entry.wall_ms, entry.group, entry.what, place, entry.failures, entry.value)
+                told = (entry.failures, entry.value, entry.lease)
+                line = (entry.at_s, entry.wall_ms, entry.group, entry.what, place, *told)
                 file.write("\t".join(map(str, line)) + "\n")
-        return judge(Evidence(folder, self.stored, self.faults, self.clocks), spark=True)
+        return judge(Evidence(folder, self.stored, self.faults, self.clocks, self.grants), spark=True)
 
 
 def lose_a_stored_message(run: Run) -> None:
@@ -287,25 +289,92 @@ def test_an_ack_that_was_not_on_disk_yet_may_be_forgotten_by_a_kill(tmp_path: Pa
     assert ("jobs: an ack that was not on disk yet", "kill broker") in verdict.explained
 
 
-def test_what_a_consumer_had_when_its_connection_was_cut_may_be_handed_out_late(tmp_path: Path) -> None:
-    """Found by seed 20261118: it was starved of processor time until others had come to an end with the message."""
+def hand_out_late(run: Run, granted_s: float, *, failures: int = 0) -> None:
+    """`keyed` has a message acked by one consumer, tried at 10.1 and confirmed at 10.2; then another one gets it."""
+    value = "jobs-0.1:0:ack:0"
+    run.grants["other"] = granted_s
+    run.faults.append(Happened("cut connections", "native", "", 9.9, 9.9))
+    run.entries.append(diary(10.3, "keyed", "got", 0, value, failures, "other"))
+
+
+def test_what_the_broker_granted_before_the_ack_may_be_handed_out_late(tmp_path: Path) -> None:
+    """Found by seed 860332: it lay with a consumer whose connection was cut, and which was short of processor time."""
+    run = Run.good()
+    hand_out_late(run, 9.8)
+    verdict = run.judge(tmp_path)
+    assert verdict.findings == []
+    assert verdict.explained == {("jobs: handed out late", "cut connections"): 1}
+
+
+@pytest.mark.parametrize("granted_s", [10.15, 10.25])
+def test_what_the_broker_granted_after_the_ack_was_sent_is_found_whatever_was_cut(
+    tmp_path: Path, granted_s: float
+) -> None:
+    run = Run.good()
+    hand_out_late(run, granted_s)
+    assert [finding.rule for finding in run.judge(tmp_path).findings] == ["again"]
+
+
+def test_what_the_broker_does_not_account_for_is_found(tmp_path: Path) -> None:
+    run = Run.good()
+    hand_out_late(run, 9.8)
+    run.grants.clear()
+    assert [finding.rule for finding in run.judge(tmp_path).findings] == ["again"]
+
+
+def test_two_consumers_with_one_message_are_found_if_nothing_was_cut(tmp_path: Path) -> None:
+    run = Run.good()
+    hand_out_late(run, 9.8)
+    run.faults.clear()
+    assert [finding.rule for finding in run.judge(tmp_path).findings] == ["again"]
+
+
+def test_one_that_is_handed_out_late_is_no_excuse_for_the_next(tmp_path: Path) -> None:
+    run = Run.good()
+    hand_out_late(run, 9.8)
+    run.grants["later"] = 10.35
+    run.entries.append(diary(10.4, "keyed", "got", 0, "jobs-0.1:0:ack:0", 0, "later"))
+    assert [finding.rule for finding in run.judge(tmp_path).findings] == ["again"]
+
+
+def test_to_ack_again_what_was_acked_does_not_move_its_end(tmp_path: Path) -> None:
+    """The broker had granted the last one after the first ack, and before the second, which was a success as well."""
+    run = Run.good()
+    hand_out_late(run, 9.8)
+    value = "jobs-0.1:0:ack:0"
+    run.entries += [
+        diary(10.4, "keyed", "try-ack", 0, value, 0, "other"),
+        diary(10.5, "keyed", "done-ack", 0, value, 0, "other"),
+    ]
+    run.grants["later"] = 10.35
+    run.entries.append(diary(10.6, "keyed", "got", 0, value, 0, "later"))
+    assert [finding.rule for finding in run.judge(tmp_path).findings] == ["again"]
+
+
+def test_what_is_handed_out_late_has_not_heard_of_failures_since(tmp_path: Path) -> None:
+    """Found by seed 20261118.  The broker remembers them: the next delivery has them."""
     run = Run.good()
     value = "jobs-0.1:0:ack:0"
     run.entries = [entry for entry in run.entries if (entry.group, entry.place) != ("keyed", (0, 0))]
-    told = [(what, failures) for failures in (0, 1) for what in ("got", "try-nack", "retried-nack")]
-    told += [("got", 2), ("try-ack", 2), ("done-ack", 2), ("got", 1)]
+    told = [("got", 0, "a"), ("try-nack", 0, "a"), ("retried-nack", 0, "a"), ("got", 0, "other")]
+    told += [("got", 1, "b"), ("try-ack", 1, "b"), ("done-ack", 1, "b")]
     run.entries += [
-        diary(10 + at / 10, "keyed", what, 0, value)._replace(failures=failures)
-        for at, (what, failures) in enumerate(told)
+        diary(10 + at / 10, "keyed", what, 0, value, failures, lease) for at, (what, failures, lease) in enumerate(told)
     ]
     run.entries.sort(key=lambda entry: entry.at_s)
-    assert "again" in {finding.rule for finding in run.judge(tmp_path).findings}
-    run.faults.append(Happened("cut connections", "native", "", 10.4, 10.4))
+    run.faults.append(Happened("cut connections", "native", "", 9.9, 9.9))
+    assert [finding.rule for finding in run.judge(tmp_path).findings] == ["again"]
+    run.grants["other"] = 9.8
     verdict = run.judge(tmp_path)
     assert verdict.findings == []
-    assert ("jobs: handed out late", "cut connections") in verdict.explained
-    run.faults.append(Happened("kill broker", "", "", 10.41, 10.42))
-    assert "again" in {finding.rule for finding in run.judge(tmp_path).findings}, "the acks of a broker that ended"
+    assert verdict.explained == {("jobs: handed out late", "cut connections"): 1}
+
+
+def test_grants_are_read_as_the_broker_wrote_them(tmp_path: Path) -> None:
+    path = tmp_path / "grants"
+    assert read_grants(path) == {}
+    path.write_text("1.5\taa\n2.5\tbb\n3.5\taa\n4.5\tb")  # killed in the middle of a line
+    assert read_grants(path) == {"aa": 3.5, "bb": 2.5}
 
 
 def test_the_next_of_a_key_may_come_when_the_one_before_it_died_in_silence(tmp_path: Path) -> None:

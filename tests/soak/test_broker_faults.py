@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.broker import Control, FaultyStorage, WrongClock
+from millstream.queues.records import Rules
+from tests.queue_log import FakeBatch, FakeLog
+from tests.soak.audit import read_grants
+from tests.soak.broker import Control, FaultyStorage, Grants, WrongClock, noted
 from tests.soak.proxy import Proxy
 
 
@@ -89,3 +92,17 @@ def _is_cut(client: socket.socket) -> bool:
         return client.recv(1) == b""
     except ConnectionError:
         return True
+
+
+def test_the_broker_writes_down_what_it_grants_before_anybody_hears_of_it(control: Path) -> None:
+    ledger = noted(Grants(control))(Rules(), draw=lambda: 0.0, draw_nonce=iter((0xAB, 0xCD)).__next__)
+    ledger.open()
+    ledger.start_at(0)
+    log = FakeLog()
+    log.add_batch(FakeBatch(range(2)))
+    before_s = time.monotonic()
+    ledger.lease(log, consumer="ann", want=1, now_us=1)
+    assert before_s <= read_grants(control / "grants")["00000000000000ab"] <= time.monotonic()
+    ledger.retake(log, [(1, 2)], consumer="bob", now_us=2)
+    ledger.lease(log, consumer="ann", want=1, now_us=3)  # there is nothing
+    assert list(read_grants(control / "grants")) == ["00000000000000ab", "00000000000000cd"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.queue_kills import Entry, read_diary
 from tests.soak.faults import Happened
 from tests.soak.ledger import Note, read_ledger, read_ledgers
 
-__all__ = ["Evidence", "SetClock", "Stored", "read_removals", "read_stored"]
+__all__ = ["Evidence", "SetClock", "Stored", "read_grants", "read_removals", "read_stored"]
 
 
 class Stored(NamedTuple):
@@ -50,6 +50,16 @@ def read_removals(log: Path) -> list[Happened]:
     return found
 
 
+def read_grants(path: Path) -> dict[str, float]:
+    """When each lease was granted (see tests/soak/broker.py); of two that chance gave one name, the later."""
+    found: dict[str, float] = {}
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):
+            at_s, lease = line.split()
+            found[lease] = max(float(at_s), found.get(lease, 0.0))
+    return found
+
+
 @dataclass
 class Evidence:
     """Everything there is about a run."""
@@ -59,6 +69,8 @@ class Evidence:
     stored: dict[str, list[Stored]]
     faults: Sequence[Happened] = field(default_factory=list)
     clocks: Sequence[SetClock] = field(default_factory=list)
+    #: When the broker granted which lease, by its own account.
+    grants: Mapping[str, float] = field(default_factory=dict)
 
     def notes(self, kind: str) -> list[Note]:
         return read_ledgers(self.ledgers, kind)

@@ -55,7 +55,7 @@ def _judge_queues(verdict: Verdict, evidence: Evidence) -> None:
     groups = queue_traffic.GROUPS
     queues.check_outcomes(verdict, groups, stored, evidence.stored[LETTERS], entries)
     durable = [group for group, policy in groups.items() if policy["ack_durability"] == "sync"]
-    queues.check_promises(verdict, durable, entries)
+    queues.check_promises(verdict, durable, entries, evidence.grants)
     keys = {(message.partition, message.offset): message.key for message in stored}
     for group, policy in groups.items():
         if policy.get("ordering") == "key":

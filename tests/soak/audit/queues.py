@@ -61,9 +61,14 @@ def _problems(message: Stored, letter: Stored, kind: str) -> Iterable[str]:
         yield f"{letter.headers['millstream-dead-failures']} failures"
 
 
-def check_promises(verdict: Verdict, durable: Iterable[str], entries: Iterable[Entry]) -> None:
-    """`entries` in the order of time.  Groups in `durable` answer when it is on disk: nothing excuses them."""
-    promises = _Promises(verdict, frozenset(durable))
+def check_promises(
+    verdict: Verdict, durable: Iterable[str], entries: Iterable[Entry], grants: Mapping[str, float]
+) -> None:
+    """`entries` in the order of time.  Groups in `durable` answer when it is on disk: nothing excuses them.
+
+    `grants` is when the broker granted which lease, by its own account.
+    """
+    promises = _Promises(verdict, frozenset(durable), grants)
     for entry in entries:
         promises.take(entry)
     verdict.find("again", "jobs: delivered again after its end was confirmed", promises.broken)
@@ -74,14 +79,15 @@ def check_promises(verdict: Verdict, durable: Iterable[str], entries: Iterable[E
 class _Promises:
     """What is known about each message, as the diaries go on."""
 
-    def __init__(self, verdict: Verdict, durable: frozenset[str]) -> None:
+    def __init__(self, verdict: Verdict, durable: frozenset[str], grants: Mapping[str, float]) -> None:
         self._verdict = verdict
         self._durable = durable
-        self._tried_s: dict[tuple[str, Place], float] = {}
+        self._grants = grants
+        #: When somebody began to say something about a message; by the lease that it came with.
+        self._tried_s: dict[tuple[str, Place, str], float] = {}
+        #: What was confirmed about it, and when that was tried.
         self._ends: dict[tuple[str, Place], tuple[Entry, float]] = {}
         self._failed: dict[tuple[str, Place], tuple[Entry, float]] = {}
-        #: When it was known that a message had failed so often.
-        self._failures_s: dict[tuple[str, Place, int], float] = {}
         #: Who got it and has not said a word yet that makes it come again.
         self._held: dict[tuple[str, Place], Entry] = {}
         self.broken: list[str] = []
@@ -90,23 +96,26 @@ class _Promises:
 
     def take(self, entry: Entry) -> None:
         message = entry.group, entry.place
+        tried_s = self._tried_s.get((*message, entry.lease), entry.at_s)
         if entry.what == "got":
             self._got(message, entry)
         elif entry.what.startswith("try-"):
-            self._tried_s[message] = entry.at_s
+            self._tried_s[*message, entry.lease] = entry.at_s
             if entry.what in ("try-nack", "try-release"):
                 self._held.pop(message, None)
         elif entry.what in ("done-ack", "dead-nack", "dead-reject"):
-            self._ends[message] = entry, self._tried_s.get(message, entry.at_s)
+            # To ack again what another one has acked is a success, too: the first of them was its end.
+            self._ends.setdefault(message, (entry, tried_s))
         elif entry.what == "retried-nack":
-            self._failed[message] = entry, self._tried_s.get(message, entry.at_s)
-            self._failures_s[*message, entry.failures + 1] = entry.at_s
+            self._failed[message] = entry, tried_s
 
     def _got(self, message: tuple[str, Place], entry: Entry) -> None:
+        if self._is_late(message, entry):
+            return
         before, self._held[message] = self._held.get(message), entry
         end, tried_s = self._ends.pop(message, (None, 0.0))
         if end is not None:
-            if not self._may_forget(end, tried_s, entry) and not self._is_late(end, entry):
+            if not self._may_forget(end, tried_s, entry):
                 self.broken.append(f"{entry.group} {entry.place} {entry.value}")
             return
         failed, tried_s = self._failed.get(message, (None, 0.0))
@@ -117,19 +126,17 @@ class _Promises:
         ):
             self.unexplained.append(f"{entry.group} {entry.place} {entry.value}")
 
-    def _is_late(self, end: Entry, again: Entry) -> bool:
-        """Whether this is a delivery from before the end: it lay with a consumer whose connection was lost meanwhile,
-        and which had not noticed yet.  Not if the broker ended, too: it might have forgotten that the message failed.
+    def _is_late(self, message: tuple[str, Place], again: Entry) -> bool:
+        """Whether the broker had granted this before anybody said what is confirmed of the message by now.
+
+        It lay with a consumer whose connection was lost meanwhile, and which had not noticed yet.  That says nothing
+        about the broker, and what was confirmed holds for whatever comes next.
         """
-        since_s = self._failures_s.get((again.group, again.place, again.failures))
-        if since_s is None or again.failures >= end.failures:
+        confirmed = self._ends.get(message) or self._failed.get(message)
+        granted_s = self._grants.get(again.lease)
+        if confirmed is None or granted_s is None or granted_s >= confirmed[1]:
             return False
-        if any(
-            fault.kind in FORGETS and since_s <= fault.end_s and fault.begin_s <= again.at_s
-            for fault in self._verdict.faults
-        ):
-            return False
-        return self._verdict.explain("jobs: handed out late", again.group, "native", since_s, again.at_s)
+        return self._verdict.explain("jobs: handed out late", again.group, "native", granted_s, again.at_s)
 
     def _may_forget(self, told: Entry, tried_s: float, again: Entry) -> bool:
         """Whether the broker ended so soon after its answer that this need not be on disk."""
