@@ -21,6 +21,7 @@ import typer.main
 from hypothesis import settings
 
 from millstream.testing.broker import BrokerForTests
+from tests.compiling import compile_share
 from tests.examples import FEW, MANY
 
 # The suite starts many processes.  Where bytecode is not kept, each of them compiles the whole broker before it begins.
@@ -61,13 +62,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | Non
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Thousands of tests are found in every worker and stay until its end: nobody need look for garbage in them.
 
     Neither meanwhile nor afterwards, where every full collection would go through all of them again.
     """
     gc.disable()
     try:
+        compile_share(session.config)
         return (yield)
     finally:
         gc.collect()

@@ -7,7 +7,7 @@ from typing import Any, Final
 import pytest
 from hypothesis import settings
 
-FEW: Final = 40
+FEW: Final = 25
 MANY: Final = 1_000
 
 

@@ -72,7 +72,7 @@ def held_contents(root: Path) -> dict[str, bytes]:
     return found
 
 
-@examples(30)
+@examples(19)
 @given(before=steps, during=steps, later=steps)
 def test_a_copy_shows_the_moment(before: list, during: list, later: list) -> None:
     # This is not about power cuts, and syncing would take most of the time.

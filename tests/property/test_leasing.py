@@ -169,7 +169,7 @@ steps = st.sampled_from(
     holes=st.lists(st.booleans(), min_size=6, max_size=6),
     leave=st.booleans(),
 )
-@examples(120)
+@examples(75)
 def test_the_broker_hears_exactly_what_the_user_said(
     prefetch: int, taken: int, plan: list[tuple[str, int]], holes: list[bool], leave: bool
 ) -> None:
@@ -287,7 +287,7 @@ def take(consumer: Consumer) -> QueueMessage | None:
         max_size=60,
     ),
 )
-@examples(120)
+@examples(75)
 def test_what_is_handed_out_is_ours_and_what_is_over_is_given_up(
     prefetch: int, auto_extend: bool, max_processing: str, late_ms: int, plan: list[tuple[str, int]]
 ) -> None:

@@ -171,4 +171,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogAgainstAList = LogMachine.TestCase
-TestLogAgainstAList.settings = examples(80, stateful_step_count=40)
+TestLogAgainstAList.settings = examples(50, stateful_step_count=40)

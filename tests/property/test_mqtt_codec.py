@@ -182,7 +182,7 @@ def read_in_pieces(reading: PacketReader, data: bytes, sizes: list[int]) -> list
 
 
 @given(st.data(), which, pieces)
-@examples(100)
+@examples(63)
 def test_what_is_written_is_read_in_any_pieces(data: st.DataObject, kind: tuple[int, Peer], sizes: list[int]) -> None:
     version, peer = kind
     said = data.draw(CONVERSATIONS[kind])
@@ -217,14 +217,14 @@ def check(data: bytes, version: int, peer: Peer, sizes: list[int]) -> tuple[list
 
 
 @given(st.binary(max_size=100), st.sampled_from([0, 4, 5]), st.sampled_from(PEERS), pieces)
-@examples(150)
+@examples(94)
 @example(b"\x10\xff\xff\xff\xff", 0, "client", [])
 def test_any_bytes_are_packets_or_a_violation(data: bytes, version: int, peer: Peer, sizes: list[int]) -> None:
     check(data, version, peer, sizes)
 
 
 @given(st.integers(0, 255), st.binary(max_size=60), st.sampled_from([4, 5]), st.sampled_from(PEERS))
-@examples(200)
+@examples(125)
 def test_any_body_is_a_packet_or_a_violation(first: int, body: bytes, version: int, peer: Peer) -> None:
     check(bytes((first, len(body))) + body, version, peer, [])
 
@@ -233,7 +233,7 @@ changes = st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255), st.int
 
 
 @given(st.data(), which, changes, pieces)
-@examples(80)
+@examples(50)
 def test_a_packet_with_wrong_bytes_is_a_packet_or_a_violation(
     data: st.DataObject, kind: tuple[int, Peer], changes: list[tuple[int, int, int]], sizes: list[int]
 ) -> None:

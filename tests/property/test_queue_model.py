@@ -91,7 +91,7 @@ class QueueMachine(RuleBasedStateMachine):
 
 
 TestQueueMachine = QueueMachine.TestCase
-TestQueueMachine.settings = examples(25, stateful_step_count=30)
+TestQueueMachine.settings = examples(16, stateful_step_count=30)
 
 
 def interfere(model: QueueModel, how: str, size: int) -> None:

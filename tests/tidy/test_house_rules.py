@@ -39,6 +39,15 @@ def test_no_module_is_named_after_nothing() -> None:
         assert path.stem not in vague, f"{path.relative_to(ROOT)}: what is its job?"
 
 
+def test_no_two_modules_of_tests_have_one_name() -> None:
+    """Outside of packages pytest takes them for the same one, and only when both are collected."""
+    seen: dict[str, Path] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        if not (path.parent / "__init__.py").exists():
+            twin = seen.setdefault(path.name, path)
+            assert twin is path, f"{path.relative_to(ROOT)} has the name of {twin.relative_to(ROOT)}"
+
+
 def test_no_entry_of_the_log_uses_a_name_that_the_log_overwrites() -> None:
     for path in (ROOT / "src").rglob("*.py"):
         if "_log." not in (source := path.read_text()):

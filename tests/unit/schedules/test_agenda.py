@@ -124,7 +124,7 @@ class AgendaMachine(RuleBasedStateMachine):
 
 
 TestAgenda = AgendaMachine.TestCase
-TestAgenda.settings = examples(40, stateful_step_count=40)
+TestAgenda.settings = examples(25, stateful_step_count=40)
 
 
 def test_a_message_that_is_being_cancelled_is_not_delivered_meanwhile() -> None:
