@@ -6,6 +6,7 @@ producer sees piles whose `left` is 0, so that the next message takes the slow p
 reports an error or a shutdown.  An idle producer therefore costs nothing, and the fast path needs no flags.
 
 `left` counts down bytes, with a surcharge per message so that it also reaches 0 before the pile has too many messages.
+It is never more than one message may have, so that whoever does not look closer lets none pass that is too large.
 """
 
 from __future__ import annotations
@@ -123,8 +124,7 @@ class Accumulator:
         self.message_bytes_max = message_bytes_max
         self._surcharge = -(-self.batch_bytes // self.batch_messages)
         self._codec = codec
-        # Without linger, or when a batch could hide a message that is too large, every message is looked at.
-        self._always_closed = not lingers or message_bytes_max < self.batch_bytes
+        self._always_closed = not lingers  # every message is looked at, and sent
         #: Set before the first entry that is not plain bytes; never taken back, one may still be on its way.
         self.special = False
         self._closed_pile = Pile(None)
@@ -145,8 +145,12 @@ class Accumulator:
 
     def _open_pile(self, number: int) -> Pile:
         pile = Pile(self._delivery.open_line(number, self._producer), self._surcharge)
-        pile.reset(self.batch_bytes)
+        pile.reset(self._grant(self.batch_bytes))
         return pile
+
+    def _grant(self, room: int) -> int:
+        """How much of the room in a pile is filled without a closer look."""
+        return min(room, self.message_bytes_max)
 
     # --- the gate ------------------------------------------------------------------------------------------------
 
@@ -194,10 +198,9 @@ class Accumulator:
 
     def add_quickly(self, value: bytes, ticket: Any) -> bool:
         """Put a plain value on its pile, if there is nothing to look at more closely: then `add` is for it."""
-        size = len(value)
         pile = self._open_piles[self._next]
-        left = pile.left - size - self._surcharge
-        if left <= 0 or size > self.message_bytes_max:
+        left = pile.left - len(value) - self._surcharge
+        if left <= 0:
             return False
         pile.left = left
         pile.entries.append(value)
@@ -224,7 +227,7 @@ class Accumulator:
         if room <= 0 or vacant <= 0:
             self._seal_full(pile, now_us, now_ms)
         else:
-            pile.grant(min(room, vacant * self._surcharge))
+            pile.grant(self._grant(min(room, vacant * self._surcharge)))
 
     def _seal_full(self, pile: Pile, now_us: int, now_ms: int) -> None:
         self.seal(pile, now_us=now_us, now_ms=now_ms)
@@ -257,7 +260,7 @@ class Accumulator:
         line = pile.line
         assert line is not None
         try:
-            pile.reset(self.batch_bytes)
+            pile.reset(self._grant(self.batch_bytes))
             for start, end in alone_runs(entries) if self.special else ((0, count),):
                 head, tail = encode_entries(
                     entries[start:end],

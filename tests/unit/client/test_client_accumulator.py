@@ -140,6 +140,19 @@ def test_delayed_messages_travel_apart_to_the_log_of_schedules() -> None:
             assert (due is not None and all(due)) == bool(line.partition & SCHEDULES)
 
 
+@pytest.mark.parametrize("key", [None, b"k"])
+def test_batches_larger_than_a_message_may_be_are_filled_quickly_and_hide_none_that_is_too_large(
+    key: bytes | None,
+) -> None:
+    accumulator, delivery = make(batch_bytes=40_000, batch_messages=4000, message_bytes_max=1000)
+    quick = 0
+    for _ in range(4000):
+        assert accumulator.piles[0].left <= 1000, "what exceeds it must be looked at"
+        quick += send(accumulator, bytes(30), key)
+    assert quick > 3800
+    assert min(sealed(delivery)) > 1200
+
+
 def test_sizes_count_key_and_headers() -> None:
     accumulator, _ = make(message_bytes_max=100)
     accumulator.check_size(bytes(100))
