@@ -98,8 +98,8 @@ def test_an_entry_of_the_audit_log_is_found_however_many_came_after_it(
 ) -> None:
     monkeypatch.setattr(audit, "_LOOKED_AT_MAX", 3)
     settings = Settings.model_validate({"access": {"audit": "on"}})
+    set_up_logs(LogSettings(), io.StringIO())  # the broker shares this process, and the output under test
     with BrokerForTests(settings=settings) as broker, broker.connect() as client:
-        set_up_logs(LogSettings(), io.StringIO())
         client.create_namespace("team-a")
         for number in range(8):
             client.create_topic(f"t{number}")
@@ -119,8 +119,8 @@ def test_the_audit_log_is_nobodys_to_write_and_no_key_is_asked_for(run: Run) -> 
 
 
 def test_a_benchmark_shows_the_key_that_it_was_given(run: Run) -> None:
+    set_up_logs(LogSettings(), io.StringIO())  # as above
     with guarded() as broker:
-        set_up_logs(LogSettings(), io.StringIO())  # the broker shares this process, and the output under test
         key = key_for(broker, "admin")
         at = ("--broker", broker.address)
         measured = json.loads(run("bench", "publish", "--messages", "20", "--json", *at, key=key))
