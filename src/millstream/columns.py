@@ -14,7 +14,16 @@ from typing import Final, TypeAlias
 
 from millstream.errors import BatchDamaged
 
-__all__ = ["Buffer", "check_ascending", "check_ends", "check_priorities", "check_steps", "cut_fixed"]
+__all__ = [
+    "Buffer",
+    "check_ascending",
+    "check_ends",
+    "check_priorities",
+    "check_steps",
+    "cut_fixed",
+    "read_validity",
+    "write_validity",
+]
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -27,6 +36,9 @@ _HIGHEST: Final = int.from_bytes(b"\0\0\0\x80" * _ENDS_AT_ONCE, "little")
 _FIXED_AT_A_TIME: Final = 64
 _NOT_FIXED: Final = "the batch says that its values have one size, and they do not"
 _U32: Final = Struct("<I")
+#: From a 0 or a 1 to its digit, and back.
+_DIGITS: Final = b"01" + bytes(254)
+_MARKS: Final = bytes(digit == ord("1") for digit in range(256))
 
 
 def check_ends(block: Buffer, at: int, count: int) -> None:
@@ -91,3 +103,16 @@ def cut_fixed(block: Buffer, at: int, value_bytes: int, count: int) -> list[byte
 @lru_cache(maxsize=256)
 def _many_of(size: int) -> Struct:
     return Struct(f"{size}s" * _FIXED_AT_A_TIME)
+
+
+def read_validity(block: Buffer, at: int, count: int, first: int = 0) -> bytes:
+    """For `count` messages from the one at place `first` on: a 1, or a 0 for each that has null there."""
+    piece = memoryview(block)[at + (first >> 3) : at + (first + count + 7 >> 3)]
+    bits = int.from_bytes(piece, "little") >> (first & 7) & (1 << count) - 1
+    # As digits all at once: to shift a large number for each message would take a step for every other one as well.
+    return f"{bits | 1 << count:b}"[:0:-1].encode().translate(_MARKS)
+
+
+def write_validity(marks: bytes) -> bytes:
+    """The bits of such marks, in whole words."""
+    return int(marks[::-1].translate(_DIGITS), 2).to_bytes(len(marks) + 63 >> 6 << 3, "little")

@@ -38,7 +38,15 @@ from typing import Final, Required, TypedDict, Unpack
 
 from crc32c import crc32c
 
-from millstream.columns import Buffer, check_ends, check_priorities, check_steps, cut_fixed
+from millstream.columns import (
+    Buffer,
+    check_ends,
+    check_priorities,
+    check_steps,
+    cut_fixed,
+    read_validity,
+    write_validity,
+)
 from millstream.compression import RAW_BLOCK_BYTES_MAX, Codec, compress, decompress, decompress_produced
 from millstream.errors import BatchDamaged, PayloadTooLarge
 from millstream.headers import decode_headers, encode_headers
@@ -456,8 +464,8 @@ class Batch:
         return list(map(heap.__getitem__, map(slice, ends, ends[1:])))
 
     def _with_nulls(self, values: list[bytes | None], validity_at: int) -> list[bytes | None]:
-        bits = int.from_bytes(memoryview(self.block)[validity_at : validity_at + (self.count + 7 >> 3)], "little")
-        return [value if bits >> i & 1 else None for i, value in enumerate(values)]
+        marks = read_validity(self.block, validity_at, self.count)
+        return [value if valid else None for value, valid in zip(values, marks, strict=True)]
 
     def _longs(self, at: int) -> list[int]:
         return array("q", bytes(memoryview(self.block)[at : at + 8 * self.count])).tolist()
@@ -581,8 +589,4 @@ def _without_nulls(items: Sequence[bytes | None]) -> Sequence[bytes]:
 
 
 def _validity(items: Sequence[bytes | None]) -> bytes:
-    bits = 0
-    for i, item in enumerate(items):
-        if item is not None:
-            bits |= 1 << i
-    return bits.to_bytes(((len(items) + 7 >> 3) + 7) & ~7, "little")
+    return write_validity(bytes([item is not None for item in items]))

@@ -10,11 +10,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 from struct import Struct
-from typing import Final, TypeVar
+from typing import Final
 
 from crc32c import crc32c
 
-from millstream.columns import check_ascending, check_priorities
+from millstream.columns import check_ascending, check_priorities, read_validity, write_validity
 from millstream.records import (
     CRC_FROM,
     HEADER_BYTES,
@@ -24,28 +24,27 @@ from millstream.records import (
     BatchHeader,
     Buffer,
     Columns,
-    encode_batch,
     stamp,
 )
 
 __all__ = ["batches_of", "select_messages", "slice_batch"]
 
-T = TypeVar("T")
-
 _FIXED: Final = int(Columns.FIXED_VALUES)
-_OPTIONS: Final = int(Columns.OPTIONS)
 _OFFSETS: Final = int(Columns.OFFSETS)
 _PRIORITY: Final = int(Columns.PRIORITY)
 _EXPIRY: Final = int(Columns.EXPIRY)
 _TIMESTAMPS: Final = int(Columns.TIMESTAMPS)
 _KEYS: Final = int(Columns.KEYS)
 _HEADERS: Final = int(Columns.HEADERS)
-_UNUSUAL: Final = int(Columns.DELIVER_AT | Columns.KEY_NULLS | Columns.VALUE_NULLS)
+_DELIVER_AT: Final = int(Columns.DELIVER_AT)
+_KEY_NULLS: Final = int(Columns.KEY_NULLS)
+_VALUE_NULLS: Final = int(Columns.VALUE_NULLS)
 _PADDING: Final = tuple(bytes(n) for n in range(8))
 #: A header in which everything is still to be filled in.
 _BLANK: Final = Struct("<HBB").pack(MAGIC, VERSION, 0) + bytes(HEADER_BYTES - 4)
 _TAIL: Final = Struct("<IQqIHBB")  # count, producer, base timestamp, first sequence, columns, priorities, zero
 _U32: Final = Struct("<I")
+_I64: Final = Struct("<q")
 _LENGTH_AND_CRC: Final = Struct("<II")
 #: Turns the digits of a binary number into what they say.
 _MARKS: Final = bytes(byte == ord("1") for byte in range(256))
@@ -105,11 +104,13 @@ def select_messages(batch: Buffer | Batch, bits: int) -> bytes:
         offsets = whole.offsets()[first : first + span]
         base = offsets[0]
         deltas = [offsets[place] - base for place in places]
-    if header.flags & _UNUSUAL:
-        return _finish(_encoded_anew(whole, [first + place for place in places], deltas), header, base)
     at, block = whole.sections, memoryview(whole.block)
-    flags, lanes = header.flags & ~_OFFSETS, header.priorities
+    flags, lanes = header.flags & ~(_OFFSETS | _KEY_NULLS | _VALUE_NULLS), header.priorities
     sections: list[Buffer] = [_BLANK]
+    due = b""
+    if flags & _DELIVER_AT:
+        due = _times(block, at.deliver_at + 8 * first, places)
+        sections.append(_I64.pack(min(filter(None, memoryview(due).cast("q")), default=0)))
     if deltas[-1] >= count:
         flags |= _OFFSETS
         sections += (array("I", deltas).tobytes(), _PADDING[4 * (count & 1)])
@@ -121,15 +122,20 @@ def select_messages(batch: Buffer | Batch, bits: int) -> bytes:
         if chosen.count(chosen[0]) != count:
             lanes = sum(1 << lane for lane in set(chosen))
         sections += (chosen, _PADDING[-count & 7])
+    sections.append(due)
     if flags & _EXPIRY:
         sections.append(_times(block, at.expiry + 8 * first, places))
     if flags & _TIMESTAMPS:
         sections.append(_times(block, at.timestamps + 8 * first, places))
     heaps: list[Buffer] = []
     if flags & _KEYS:
+        if header.flags & _KEY_NULLS and _cut_nulls(block, at.key_validity, first, places, sections):
+            flags |= _KEY_NULLS
         _cut(block, at.key_ends, at.keys, first, places, sections, heaps)
     if flags & _HEADERS:
         _cut(block, at.header_ends, at.headers, first, places, sections, heaps)
+    if header.flags & _VALUE_NULLS and _cut_nulls(block, at.value_validity, first, places, sections):
+        flags |= _VALUE_NULLS
     size = at.value_bytes // whole.count if flags & _FIXED else 0
     _cut(block, at.value_ends, at.values, first, places, sections, heaps, size)
     part = bytearray().join(sections + heaps)
@@ -157,6 +163,18 @@ def _places(bits: int) -> list[int]:
 def _times(block: memoryview, at: int, places: Sequence[int]) -> bytes:
     column = block[at : at + 8 * places[-1] + 8].cast("q")
     return array("q", [column[place] for place in places]).tobytes()
+
+
+def _cut_nulls(block: memoryview, validity_at: int, first: int, places: Sequence[int], sections: list[Buffer]) -> bool:
+    """Which of some items of a column are null; nothing is added if none is."""
+    span = places[-1] + 1
+    marks = read_validity(block, validity_at, span, first)
+    if len(places) < span:
+        marks = bytes([marks[place] for place in places])
+    if 0 not in marks:
+        return False
+    sections.append(write_validity(marks))
+    return True
 
 
 def _cut(
@@ -201,30 +219,6 @@ def _cut(
     if not chosen & 1:
         sections.append(_PADDING[4])
     heaps.append(_PADDING[start - stop & 7])
-
-
-def _encoded_anew(whole: Batch, places: Sequence[int], deltas: Sequence[int]) -> bytearray:
-    """What is rare, nulls and times of delivery, is taken apart and put together again."""
-    header = whole.header
-    values, raw_headers = whole.values(), _pick(whole.raw_headers(), places)
-    return encode_batch(
-        [values[place] for place in places],
-        keys=_pick(whole.keys(), places),
-        headers=None if raw_headers is None else [row or b"" for row in raw_headers],
-        priorities=_pick(whole.priorities(), places),
-        deliver_at_us=_pick(whole.deliver_at_us(), places),
-        expiry_us=_pick(whole.expiry_us(), places),
-        timestamps_us=_pick(whole.timestamps_us(), places),
-        offsets=deltas if deltas[-1] >= len(places) else None,
-        options=bool(header.flags & _OPTIONS),
-        base_timestamp_us=header.base_timestamp_us,
-        producer=header.producer,
-        first_sequence=header.first_sequence + places[0] & 0xFFFF_FFFF,
-    )
-
-
-def _pick(column: Sequence[T] | None, places: Sequence[int]) -> list[T] | None:
-    return None if column is None else [column[place] for place in places]
 
 
 def _finish(part: bytearray, header: BatchHeader, base_offset: int) -> bytes:

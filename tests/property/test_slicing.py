@@ -40,6 +40,8 @@ def stored(draw: st.DrawFn) -> bytes:
         made["values"] = [value or b"" for value in made["values"]]
         made["keys"] = made["keys"] and [key or b"" for key in made["keys"]]
         made["deliver_at_us"] = None
+    if draw(st.booleans()):
+        made["deliver_at_us"] = None
     count = len(made["values"])
     if draw(st.booleans()):
         gaps = draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
@@ -89,6 +91,20 @@ def test_a_selection_behind_empty_messages_is_of_the_same_messages(column: str, 
     whole = Batch.parse(bytes(data))
     part = Batch.parse(select_messages(bytes(data), pack(0, places)))
     assert rows(part, list(range(part.count))) == rows(whole, places)
+
+
+def test_a_part_of_a_batch_with_nulls_costs_no_look_at_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ten thousand messages a queue may hand out a few at a time."""
+    keys = [b"k" if place % 3 else None for place in range(10_000)]
+    values = [b"v" if place % 2 else None for place in range(10_000)]
+    data = encode_batch(values, keys=keys, base_timestamp_us=1)
+    stamp(memoryview(data), 0, base_offset=7, append_time_us=2, leader_epoch=3)
+    whole = Batch.parse(bytes(data))
+    with monkeypatch.context() as patch:
+        patch.setattr(Batch, "_cut", None)
+        parts = [select_messages(bytes(data), pack(0, places)) for places in ([4000, 4001], [4000, 4007])]
+    for part, places in zip(map(Batch.parse, parts), ([4000, 4001], [4000, 4007]), strict=True):
+        assert rows(part, [0, 1]) == rows(whole, places)
 
 
 def assert_same_origin(part: Batch, whole: Batch) -> None:
