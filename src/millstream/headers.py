@@ -22,7 +22,9 @@ def encode_headers(headers: Mapping[str, str | bytes] | Iterable[tuple[str, str 
     if not headers:
         return b""
     parts: list[bytes] = []
-    for name, value in headers.items() if isinstance(headers, Mapping) else headers:
+    # A dict is by far the most common, and known by a look.
+    named = headers.items() if type(headers) is dict or isinstance(headers, Mapping) else headers
+    for name, value in named:
         name_bytes = name.encode()
         value_bytes = value.encode() if isinstance(value, str) else value
         if len(name_bytes) > 0xFFFF:

@@ -133,7 +133,8 @@ def interrupted(outbox):
     return next_frame(outbox)
 
 def handle(*_):
-    for ask in (producer.flush, producer.close, client.close, lambda: producer.send(b"2", headers={"a": "b"})):
+    producer.send(b"2", headers={"a": "b"})  # whatever needs no closer look needs no waiting
+    for ask in (producer.flush, producer.close, client.close, lambda: producer.send(b"3", partition=9)):
         try:
             ask()
         except millstream.errors.InvalidArgument as refusal:
@@ -157,7 +158,7 @@ producer.close()
     )
     assert ended.stdout.split() == ["refused"] * 4
     with broker.connect().stream("t", timeout_s=0.5) as stream:
-        assert [message.value for message in stream] == [b"1"]
+        assert [message.value for message in stream] == [b"1", b"2"]
 
 
 def test_a_client_may_be_closed_by_a_signal_that_comes_while_it_notes_a_new_stream(broker: BrokerForTests) -> None:

@@ -207,6 +207,23 @@ class Accumulator:
         pile.tickets.append(ticket)
         return True
 
+    def take(self, entry: AnyEntry, partition: int | None) -> bool:
+        """Put any message on its pile, if there is nothing to look at more closely.  Takes no lock."""
+        if not self.gate_open or (partition is not None and partition >= len(self._open_piles)):
+            return False
+        number = self._choose(entry, partition)
+        pile = self._schedule_piles.get(number) if is_delayed(entry) else self._open_piles[number]
+        if pile is None:
+            return False
+        left = pile.left - entry_bytes(entry) - self._surcharge
+        if left <= 0:
+            return False
+        if type(entry) is not bytes:
+            self.special = True
+        pile.left = left
+        pile.entries.append(entry)
+        return True
+
     def add(
         self, entry: AnyEntry, partition: int | None = None, *, now_us: int, now_ms: int, ticket: Any = None
     ) -> None:

@@ -160,29 +160,37 @@ def make_entry(
         raise InvalidArgument("a message needs a value; only a deletion marker with a key may go without one")
     if delay is not None and deliver_at is not None:
         raise InvalidArgument("use delay= or deliver_at=, not both")
-    now_us = time.time_ns() // 1000
     due_us = 0
     if delay is not None:
         delay_ms = parse_ms(delay, "delay")
-        due_us = _in_range(now_us + delay_ms * 1000, delay) if delay_ms else 0
+        due_us = _from_now_us(delay_ms, delay) if delay_ms else 0
     elif deliver_at is not None:
         due_us = max(0, microseconds(deliver_at))  # what is past is delivered at once
-    marked = _encode(dedup_id, "a dedup id") if isinstance(dedup_id, str) else b""
-    options = broker_options(dedup_id, max_retries, None if lease is None else parse_ms(lease, "lease"))
+    options: dict[str, str] = {}
+    marked = b""
+    named = b"" if headers is None else _encode_headers(headers)
+    if dedup_id is not None or max_retries is not None or lease is not None:
+        marked = _encode(dedup_id, "a dedup id") if isinstance(dedup_id, str) else b""
+        options = broker_options(dedup_id, max_retries, None if lease is None else parse_ms(lease, "lease"))
+        named += encode_headers(options)
     return Entry(
         body,
         name,
-        _encode_headers(headers) + encode_headers(options),
+        named,
         PRIORITY_DEFAULT if priority is None else lane_of(priority),
         due_us,
-        0 if ttl is None else _in_range(now_us + parse_ms(ttl, "ttl") * 1000, ttl),
+        0 if ttl is None else _from_now_us(parse_ms(ttl, "ttl"), ttl),
         0 if timestamp is None else microseconds(timestamp),
         bool(options),
         marked,
     )
 
 
-def _encode_headers(headers: Headers | None) -> bytes:
+def _from_now_us(wait_ms: int, said: object) -> int:
+    return _in_range(time.time_ns() // 1000 + wait_ms * 1000, said)
+
+
+def _encode_headers(headers: Headers) -> bytes:
     try:
         return encode_headers(headers)
     except (AttributeError, TypeError, ValueError):

@@ -153,6 +153,48 @@ def test_batches_larger_than_a_message_may_be_are_filled_quickly_and_hide_none_t
     assert min(sealed(delivery)) > 1200
 
 
+#: One of every kind that a producer may be given.
+KINDS: dict[str, dict[str, object]] = {
+    "text": {"value": "text"},
+    "JSON": {"value": None, "json": {"a": 1}},
+    "a key": {"value": b"v", "key": "k"},
+    "a deletion marker": {"value": None, "key": b"k"},
+    "headers": {"value": b"v", "headers": {"a": "b"}},
+    "a priority": {"value": b"v", "priority": "high"},
+    "an end": {"value": b"v", "ttl": "1h"},
+    "a time": {"value": b"v", "timestamp": 5},
+    "a delay": {"value": b"v", "delay": 60},
+    "a dedup id": {"value": b"v", "dedup_id": "d"},
+    "a partition": {"value": b"v", "partition": 1},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_whatever_a_message_has_it_is_taken_quickly_and_once(kind: dict[str, object]) -> None:
+    accumulator, delivery = make(partitions=2, batch_messages=100)
+    entry, partition = make_entry(**kind), kind.get("partition")  # type: ignore[arg-type]
+    accumulator.add(entry, partition, now_us=1, now_ms=1)  # type: ignore[arg-type]  # a schedule's pile is made here
+    taken = 1
+    while accumulator.take(entry, partition):  # type: ignore[arg-type]
+        taken += 1
+    assert 80 <= taken <= 100
+    accumulator.seal_all(now_us=1, now_ms=1)
+    assert sum(sealed(delivery)) == taken
+    accumulator.close_gate()
+    assert not accumulator.take(entry, partition), "somebody wants to have a word with the producer"  # type: ignore[arg-type]
+
+
+def test_what_may_not_be_where_it_wants_to_is_looked_at_closely() -> None:
+    accumulator, _ = make(partitions=2, message_bytes_max=100)
+    assert not accumulator.take(b"x", 2), "there may be more partitions by now"
+    with pytest.raises(PartitionNotFound):
+        accumulator.take(b"x", -1)
+    for value in (bytes(101), (bytes(50), bytes(51)), make_entry(bytes(90), b"k", {"name": "value"})):
+        assert not accumulator.take(value, None)
+    assert not accumulator.take(make_entry(b"x", delay=60), None), "no pile for schedules is made without the lock"
+    assert accumulator.empty
+
+
 def test_sizes_count_key_and_headers() -> None:
     accumulator, _ = make(message_bytes_max=100)
     accumulator.check_size(bytes(100))

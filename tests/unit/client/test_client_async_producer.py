@@ -32,6 +32,19 @@ def test_a_producer_batches_and_keeps_order(fake: FakeBroker) -> None:
     assert len(fake.publishes) < 100
 
 
+def test_text_keys_headers_and_the_rest_need_no_closer_look(fake: FakeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(client: aio.Client) -> None:
+        async with client.producer("t", linger_ms=1000) as producer:
+            await producer.send(b"first")
+            with monkeypatch.context() as patch:
+                patch.setattr(producer, "add", None)
+                await producer.send("text")
+                await producer.send(json=[1], key="k", headers={"h": "v"}, priority="high", ttl=60)
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", b"text", b"[1]"]
+
+
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("at", [0, 5])
 def test_no_fault_loses_repeats_or_reorders(fake: FakeBroker, fault: Fault, at: int) -> None:

@@ -72,6 +72,18 @@ def test_without_linger_every_message_leaves_at_once(fake: FakeBroker, client: m
     assert fake.values("t") == numbered(5)
 
 
+def test_text_keys_headers_and_the_rest_need_no_closer_look(
+    fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with client.producer("t", linger_ms=1000) as producer:
+        producer.send(b"first")
+        with monkeypatch.context() as patch:
+            patch.setattr(producer, "_send_closely", None)
+            producer.send("text")
+            producer.send(json=[1], key="k", headers={"h": "v"}, priority="high", ttl=60)
+    assert fake.values("t") == [b"first", b"text", b"[1]"]
+
+
 def test_order_holds_when_kinds_of_messages_are_mixed(fake: FakeBroker, client: millstream.Client) -> None:
     with client.producer("t") as producer:
         for number in range(0, 400, 4):

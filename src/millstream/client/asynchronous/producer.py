@@ -122,7 +122,10 @@ class AsyncProducer:
                     pile.left = left
                     pile.entries.append((value, key))
                     return
-        await self.add(make_entry(value, key, headers, **options), options.get("partition"))
+        entry, partition = make_entry(value, key, headers, **options), options.get("partition")
+        if self._accumulator.take(entry, partition):
+            return
+        await self.add(entry, partition)
         # A loop of sends never gives way by itself; once per batch the answers get their turn.
         await asyncio.sleep(0)
 

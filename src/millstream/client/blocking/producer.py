@@ -133,7 +133,9 @@ class Producer:
                     pile.left = left
                     pile.entries.append((value, key))
                     return
-        self._send_closely(make_entry(value, key, headers, **options), options.get("partition"))
+        entry, partition = make_entry(value, key, headers, **options), options.get("partition")
+        if not self._accumulator.take(entry, partition):
+            self._send_closely(entry, partition)
 
     def _send_closely(self, entry: AnyEntry, partition: int | None) -> None:
         """The slow path: whatever may be in the way of a message is dealt with here."""
