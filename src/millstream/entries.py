@@ -146,11 +146,11 @@ def split_entries(entries: Sequence[AnyEntry], *, bytes_max: int, messages_max: 
     for first, last in alone_runs(entries):
         start, size = first, 0
         for at in range(first, last):
-            entry = entries[at]
-            if at > start and (size + entry_bytes(entry) > bytes_max or at - start >= messages_max):
+            more = entry_bytes(entries[at])
+            if at > start and (size + more > bytes_max or at - start >= messages_max):
                 yield start, at
                 start, size = at, 0
-            size += entry_bytes(entry)
+            size += more
         yield start, last
 
 

@@ -196,32 +196,33 @@ class Accumulator:
         if size > self.message_bytes_max:
             raise PayloadTooLarge(f"the message has {size} bytes, topic {self.topic!r} allows {self.message_bytes_max}")
 
-    def add_quickly(self, value: bytes, ticket: Any) -> bool:
-        """Put a plain value on its pile, if there is nothing to look at more closely: then `add` is for it."""
-        pile = self._open_piles[self._next]
-        left = pile.left - len(value) - self._surcharge
-        if left <= 0:
-            return False
-        pile.left = left
-        pile.entries.append(value)
-        pile.tickets.append(ticket)
-        return True
-
     def take(self, entry: AnyEntry, partition: int | None) -> bool:
-        """Put any message on its pile, if there is nothing to look at more closely.  Takes no lock."""
-        if not self.gate_open or (partition is not None and partition >= len(self._open_piles)):
+        """As `put`, for the fast path of a producer: not while the gate is closed."""
+        return self.gate_open and self.put(entry, partition)
+
+    def put(self, entry: AnyEntry, partition: int | None, ticket: Any = None) -> bool:
+        """Put a message on its pile, if there is nothing to look at more closely: then `add` is for it.
+
+        Takes no lock, so it makes nothing that is not there.
+        """
+        if partition is not None and partition >= len(self._open_piles):
             return False
         number = self._choose(entry, partition)
-        pile = self._schedule_piles.get(number) if is_delayed(entry) else self._open_piles[number]
-        if pile is None:
-            return False
-        left = pile.left - entry_bytes(entry) - self._surcharge
-        if left <= 0:
+        if type(entry) is bytes or not is_delayed(entry):
+            pile = self._open_piles[number]
+        elif number in self._schedule_piles:
+            pile = self._schedule_piles[number]
+        else:
             return False
         if type(entry) is not bytes:
             self.special = True
+        left = pile.left - entry_bytes(entry) - self._surcharge
+        if left <= 0:
+            return False
         pile.left = left
         pile.entries.append(entry)
+        if ticket is not None:
+            pile.tickets.append(ticket)
         return True
 
     def add(

@@ -314,8 +314,7 @@ def receipts(place: TopicPartition, uid: int, result: PublishResult, count: int)
     return map(Receipt, repeat(topic), repeat(partition), range(offset, offset + count), *map(repeat, rest))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
     """A message for `publish_many` that is more than a value; fields as the arguments of `publish`."""
 
     value: bytes | str | None = None

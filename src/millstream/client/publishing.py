@@ -8,6 +8,7 @@ same one back.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Final, cast
 
 from millstream.client.delivery import renumbered
@@ -89,10 +90,15 @@ def fsync_number(fsync: str | None) -> int:
     return FSYNC_POLICIES.index(fsync)
 
 
+#: Everything about a message but its value, key and headers.
+_OPTIONS: Final = tuple(name for name in Outgoing.__struct_fields__ if name not in ("value", "key", "headers"))
+_options_of: Final = attrgetter(*_OPTIONS)
+
+
 def as_entry(item: Value | Outgoing | Message) -> tuple[AnyEntry, int | None]:
     """What `publish_many` is given, and the partition it asks for."""
     if isinstance(item, Outgoing):
-        options = {name: getattr(item, name) for name in Outgoing.__slots__ if name not in ("value", "key", "headers")}
+        options = dict(zip(_OPTIONS, _options_of(item), strict=True))
         return make_entry(item.value, item.key, traced(item.headers), **options), item.partition
     if isinstance(item, Message):
         headers = traced(dict(item.header_items()) or None)
@@ -116,7 +122,10 @@ def plan_batches(
             if keyless is None:
                 keyless = topic.choose(b"", None)
             partition = keyless
-        indexes, pile = piles.setdefault(topic.choose(entry, partition), ([], []))
+        chosen = topic.choose(entry, partition)
+        if chosen not in piles:
+            piles[chosen] = [], []
+        indexes, pile = piles[chosen]
         indexes.append(index)
         pile.append(entry)
     for partition, (indexes, pile) in piles.items():

@@ -227,6 +227,37 @@ def test_publish_many_and_json(fake: FakeBroker) -> None:
     assert fake.values("t") == [b"a", b"b", b"[1]"]
 
 
+def test_many_of_all_kinds_are_published_in_their_order_without_a_task_or_a_callback_each(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"first")
+        monkeypatch.setattr(aio.Producer, "add", None)  # the way for what must be looked at
+        messages = [millstream.Outgoing(value=value, key="k", headers={"a": "b"}) for value in numbered(300)]
+        receipts = await client.publish_many("t", [item for value in messages for item in (value, "text", b"plain")])
+        assert [receipt.offset for receipt in receipts] == list(range(1, 901))
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", *(item for value in numbered(300) for item in (value, b"text", b"plain"))]
+
+
+def test_many_that_are_cancelled_harm_nobody(fake: FakeBroker, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"first")
+        fake.hold_answers.clear()
+        doomed = asyncio.create_task(client.publish_many("t", numbered(3)))
+        await asyncio.to_thread(fake.wait_for, lambda: len(fake.publishes) == 2)
+        doomed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        fake.hold_answers.set()
+        assert (await client.publish("t", b"last")).offset == 4
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"first", *numbered(3), b"last"]
+    assert not caplog.records
+
+
 def test_a_cancelled_publish_harms_nobody(fake: FakeBroker) -> None:
     async def scenario(client: aio.Client) -> None:
         await client.publish("t", b"a")

@@ -129,15 +129,15 @@ class AsyncProducer:
         # A loop of sends never gives way by itself; once per batch the answers get their turn.
         await asyncio.sleep(0)
 
-    def submit_plain(self, value: bytes, *, alone: bool) -> asyncio.Future[Receipt] | None:
-        """As `submit`, for a value and nothing else; None if something is in its way, which is for `submit` to see to.
+    def submit_quickly(self, entry: AnyEntry, partition: int | None, *, alone: bool) -> asyncio.Future[Receipt] | None:
+        """As `submit`; None if something is in the way, which is for `submit` to see to.
 
         Not a coroutine: to start and to end one costs more than all that is done here.
         """
         if self._closing or self._outbox.full:
             return None
         future: asyncio.Future[Receipt] = self._loop.create_future()
-        if not self._accumulator.add_quickly(value, (future, value if alone else None)):
+        if not self._accumulator.put(entry, partition, (future, entry if alone else None)):
             return None
         if self._soon is None:
             self._soon = self._loop.call_soon(self._seal_soon)
@@ -148,10 +148,10 @@ class AsyncProducer:
 
         `alone`: when the batch is refused this message is sent again by itself, as others may be the reason.
         """
-        if type(entry) is bytes and partition is None and (quick := self.submit_plain(entry, alone=alone)) is not None:
-            return quick
-        future: asyncio.Future[Receipt] = self._loop.create_future()
-        await self.add(entry, partition, (future, entry if alone else None))
+        future = self.submit_quickly(entry, partition, alone=alone)
+        if future is None:
+            future = self._loop.create_future()
+            await self.add(entry, partition, (future, entry if alone else None))
         return future
 
     async def add(self, entry: AnyEntry, partition: int | None, ticket: _Ticket | None = None) -> None:
