@@ -291,12 +291,8 @@ class DoorTarget(Target):
         if chance & 15:  # others do not wait to hear whether they are let in
             await asyncio.sleep(0.01)
         for piece in self.sent(data):
-            until_s = world.loop.time() + 600
-            while not wire.reads and not wire.lost:
-                wire.catch_up()
-                await asyncio.sleep(0.01)
-                if world.loop.time() > until_s:
-                    raise Harm("the client is not read from any more")
+            if not await self._read_from(wire, world):
+                break
             wire.receive(piece)
             await asyncio.sleep(0.01)
         wire.catch_up()
@@ -305,6 +301,18 @@ class DoorTarget(Target):
         await world.look_at_bystander()
         wire.close()
         await asyncio.sleep(0.01)
+
+    async def _read_from(self, wire: Wire, world: World) -> bool:
+        """Wait until more can be sent; False if what was asked for before is a stream, behind which the rest waits."""
+        until_s, written = world.loop.time() + 600, len(wire.written)
+        while not wire.reads and not wire.lost:
+            wire.catch_up()
+            await asyncio.sleep(0.01)
+            if world.loop.time() > until_s:
+                if len(wire.written) > written:
+                    return False
+                raise Harm("the client is not read from any more")
+        return True
 
     def begin(self, wire: Wire) -> None:
         """What the client says in any case."""
