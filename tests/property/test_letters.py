@@ -48,7 +48,7 @@ def test_a_message_comes_back_from_the_dead_as_it_was(
     )
     history = History(1, 1, 5, (Attempt("w", 5, 6, "nack", error),))
     made = dead_letter_batch(
-        [stamped(batch, 40)], Dead(40, chosen, "POISON", error, history, ()), ORDERS, group="g", now_ms=9
+        [stamped(batch, 40)], [Dead(40, chosen, "POISON", error, history, ())], ORDERS, group="g", now_ms=9
     )
     picked = [index for index in range(len(messages)) if chosen >> index & 1]
     if made is None:

@@ -19,6 +19,7 @@ from millstream.headers import encode_headers, readable_headers
 from millstream.ids import message_id
 from millstream.names import NAME_BYTES_MAX
 from millstream.options import BROKER_OPTIONS, DEDUP_ID
+from millstream.queues.ranges import offsets_of
 from millstream.queues.records import Dead
 from millstream.records import PRIORITY_DEFAULT, Batch, encode_batch
 
@@ -83,12 +84,28 @@ def dead_letter_topic(topic: str, configured: str = "") -> str:
 
 
 def dead_letter_batch(
-    batches: Iterable[Batch], dead: Dead, place: Place, *, group: str, now_ms: int
+    batches: Iterable[Batch], all_dead: Iterable[Dead], place: Place, *, group: str, now_ms: int
 ) -> bytearray | None:
-    """The dead letters of messages that died together, ready to be appended; `batches` are those that hold them.
+    """The dead letters of messages, ready to be appended; `batches` are those that hold them.
 
     None when the log has none of them any more.  Expiry is left out: a dead letter lives as long as its topic keeps it.
     """
+    shared: dict[int, bytes] = {}
+    for dead in all_dead:
+        shared |= dict.fromkeys(offsets_of(dead.base, dead.bits), _obituary(dead, place, group, now_ms))
+    messages = [message for batch in batches for message in stored_messages(batch) if message.offset in shared]
+    if not messages:
+        return None
+    headers = []
+    for message in messages:
+        own = [item for item in readable_headers(message.raw_headers) if not item[0].startswith(_PREFIX)]
+        named = [(_OFFSET, str(message.offset)), (_ID, message_id(message.append_us, place.uid, message.offset))]
+        headers.append(encode_headers(own) + shared[message.offset] + encode_headers(named))
+    return _encode(messages, headers)
+
+
+def _obituary(dead: Dead, place: Place, group: str, now_ms: int) -> bytes:
+    """What is said of all that died together, as headers."""
     history = dead.history
     attempts = [
         DeadAttempt(
@@ -100,30 +117,20 @@ def dead_letter_batch(
         )
         for attempt in history.attempts
     ]
-    shared: list[tuple[str, str | bytes]] = [
-        (_REASON, dead.reason),
-        (_ERROR, _cut(dead.error)),
-        (_GROUP, group),
-        (_TOPIC, place.topic),
-        (_PARTITION, str(place.partition)),
-        (_TIME_MS, str(now_ms)),
-        (_DELIVERIES, str(history.deliveries)),
-        (_FAILURES, str(history.failures)),
-        (_FIRST_MS, str(history.first_us // 1000)),
-        (_ATTEMPTS, msgspec.json.encode(attempts)),
-    ]
-    messages = [message for batch in batches for message in stored_messages(batch) if _is_among(dead, message.offset)]
-    if not messages:
-        return None
-    headers = []
-    for message in messages:
-        items: list[tuple[str, str | bytes]] = [
-            item for item in readable_headers(message.raw_headers) if not item[0].startswith(_PREFIX)
+    return encode_headers(
+        [
+            (_REASON, dead.reason),
+            (_ERROR, _cut(dead.error)),
+            (_GROUP, group),
+            (_TOPIC, place.topic),
+            (_PARTITION, str(place.partition)),
+            (_TIME_MS, str(now_ms)),
+            (_DELIVERIES, str(history.deliveries)),
+            (_FAILURES, str(history.failures)),
+            (_FIRST_MS, str(history.first_us // 1000)),
+            (_ATTEMPTS, msgspec.json.encode(attempts)),
         ]
-        items += shared
-        items += [(_OFFSET, str(message.offset)), (_ID, message_id(message.append_us, place.uid, message.offset))]
-        headers.append(encode_headers(items))
-    return _encode(messages, headers)
+    )
 
 
 class StoredMessage(NamedTuple):
@@ -165,10 +172,6 @@ def _encode(messages: Sequence[StoredMessage], headers: Sequence[bytes], *, opti
         base_timestamp_us=messages[0].timestamp_us,
         options=options,
     )
-
-
-def _is_among(dead: Dead, offset: int) -> bool:
-    return offset >= dead.base and bool(dead.bits >> offset - dead.base & 1)
 
 
 def _cut(error: str) -> str:

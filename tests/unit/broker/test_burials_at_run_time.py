@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
 
 from millstream.broker.queues import burials
+from millstream.broker.transfer import Target, Transfer
 from millstream.queues.letters import dead_letter_batch
 from millstream.queues.records import Dead
-from millstream.records import Batch
+from millstream.records import Batch, BatchHeader
 from millstream.wire import calls
 from millstream.wire.leases import Scope, Settle, SettleEntry
+from millstream.wire.letter_calls import ListLetters
 from tests.simulated_broker import Client
 from tests.unit.broker.test_queues_at_run_time import lives, publish
 
@@ -33,8 +35,8 @@ def test_letters_of_thousands_that_die_together_are_made_once_and_a_few_at_a_tim
 ) -> None:
     made: list[int] = []
 
-    def counted(batches: Iterable[Batch], dead: Dead, *details: Any, **more: Any) -> bytearray | None:
-        made.append(dead.bits.bit_count())
+    def counted(batches: Iterable[Batch], dead: Collection[Dead], *details: Any, **more: Any) -> bytearray | None:
+        made.append(sum(some.bits.bit_count() for some in dead))
         return dead_letter_batch(batches, dead, *details, **more)
 
     monkeypatch.setattr(burials, "dead_letter_batch", counted)
@@ -50,6 +52,38 @@ def test_letters_of_thousands_that_die_together_are_made_once_and_a_few_at_a_tim
         assert sum(made) < 10_000
 
     lives(work)
+
+
+def test_those_that_die_one_by_one_share_writes_and_each_keeps_its_own_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[int] = []
+    move = Transfer.move
+
+    async def counted(transfer: Transfer, target: Target, batch: bytearray, *facts: Any, **more: Any) -> int:
+        moves.append(BatchHeader(batch).count)
+        return await move(transfer, target, batch, *facts, **more)
+
+    monkeypatch.setattr(Transfer, "move", counted)
+
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        consumer = await client.open_queue()
+        await publish(client, [b"%d" % number for number in range(300)])
+        leased = [(await client.lease(consumer, 1))[0] for _ in range(300)]
+        settled = []
+        for message in leased:
+            settled.append(asyncio.get_running_loop().create_future())
+            entry = SettleEntry(Settle.REJECT, message.part.nonce, Scope.REST, reason=message.value.decode())
+            client.broker.settle(client.session, [entry], settled[-1].set_result)
+        assert [list(await one) for one in settled] == [[2]] * 300
+        assert sum(moves) == 300
+        assert len(moves) <= 5, "what dies while letters are written shares the next write"
+
+    async def look(client: Client) -> None:
+        assert await client.read_all("orders.dlq") == [b"%d" % number for number in range(300)]
+        found = (await client.call(ListLetters(limit=300))).letters
+        assert {letter.original_offset: letter.error for letter in found} == {at: str(at) for at in range(300)}
+
+    lives(work, look)
 
 
 def test_letters_of_scattered_messages_do_not_take_what_lies_between_them_into_memory(

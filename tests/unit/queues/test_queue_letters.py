@@ -46,7 +46,7 @@ def stored(values: list[bytes | None], base: int = 10, append_us: int = 5_000_00
 
 def died(batch: Batch, bits: int = 1, reason: str = "REJECTED", error: str = "db down", base: int = 10) -> Batch:
     dead = Dead(base, bits, reason, error, HISTORY, ())
-    made = dead_letter_batch([batch], dead, ORDERS, group="billing", now_ms=9_000)
+    made = dead_letter_batch([batch], [dead], ORDERS, group="billing", now_ms=9_000)
     assert made is not None
     stamp(memoryview(made), 0, base_offset=500, append_time_us=9_500_000, leader_epoch=0)
     return Batch.parse(bytes(made))
@@ -92,7 +92,7 @@ def test_a_letter_has_the_message_its_place_and_its_whole_history() -> None:
 
 def test_letters_of_one_death_are_gathered_from_all_their_batches() -> None:
     batches = [stored([b"a", b"b"]), stored([b"c"], base=12, append_us=6_000_000)]
-    made = dead_letter_batch(batches, Dead(11, 0b11, "POISON", "", HISTORY, ()), ORDERS, group="g", now_ms=1)
+    made = dead_letter_batch(batches, [Dead(11, 0b11, "POISON", "", HISTORY, ())], ORDERS, group="g", now_ms=1)
     assert made is not None
     stamp(memoryview(made), 0, base_offset=0, append_time_us=1, leader_epoch=0)
     letters = read_letters(Batch.parse(bytes(made)))
@@ -102,7 +102,8 @@ def test_letters_of_one_death_are_gathered_from_all_their_batches() -> None:
 
 def test_nothing_is_made_of_messages_that_compaction_took() -> None:
     assert (
-        dead_letter_batch([stored([b"a"])], Dead(99, 1, "POISON", "", HISTORY, ()), ORDERS, group="g", now_ms=1) is None
+        dead_letter_batch([stored([b"a"])], [Dead(99, 1, "POISON", "", HISTORY, ())], ORDERS, group="g", now_ms=1)
+        is None
     )
 
 

@@ -3,13 +3,17 @@
 The ledger has settled these messages already, but only in memory: that they are dead becomes durable in the same write
 as the intent to store their letters (see transfer.py), and until then a crash makes them ready again.  A snapshot of
 the journal that is taken meanwhile knows them as settled, so it also says that their letters are still owed.
+
+Whatever dies while letters are written shares the next write, as publishes share a sync: when everything fails, which
+is when letters are many, they cost the disk a write for hundreds and not for each.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import structlog
 
@@ -20,7 +24,7 @@ from millstream.queues.facts import CUT, settled_fact
 from millstream.queues.letters import Place, dead_letter_batch, dead_letter_topic
 from millstream.queues.ranges import lowest, normal
 from millstream.queues.records import Attempt, Dead, History
-from millstream.records import Batch
+from millstream.records import Batch, BatchHeader
 from millstream.slicing import batches_of
 from millstream.wire.calls import CreateTopic
 
@@ -37,8 +41,21 @@ _RETENTION_MS: Final = 14 * 24 * 3_600_000
 #: Letters that travel together: their batch must fit into a frame when it is read, and others wait while it is made.
 _LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024
 _LETTERS_MAX: Final = 500
+#: Those of messages that lie so near to each other in the log.
+_NEAR: Final = 65_536
 _RETRY_S_FIRST: Final = 0.1
 _RETRY_S_MAX: Final = 30.0
+
+
+class _Burial(NamedTuple):
+    """Some that died together, by their numbers; done when it is certain that all their letters will be stored."""
+
+    numbers: list[int]
+    certain: asyncio.Future[None]
+
+    def end(self) -> None:
+        if not self.certain.done():
+            self.certain.set_result(None)
 
 
 class Burials:
@@ -50,6 +67,8 @@ class Burials:
         self.entity = f"burials/{part.group.name}"
         self._owed: dict[int, Dead] = {}
         self._number = 0
+        self._waiting: deque[_Burial] = deque()
+        self._writing = False
         for fact in part.keeper.journal.claim(self.entity, self._snapshot):
             self._apply(fact)
 
@@ -77,7 +96,10 @@ class Burials:
         certain: asyncio.Future[None] = self._host.loop.create_future()
         # Not everybody waits for it, and asyncio complains about errors that nobody looked at.
         certain.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._host.own(self._write(numbers, certain))
+        self._waiting.append(_Burial(numbers, certain))
+        if not self._writing:
+            self._writing = True
+            self._host.own(self._write_waiting())
         return certain
 
     # --- remembering ---------------------------------------------------------------------------------------------
@@ -114,56 +136,82 @@ class Burials:
 
     # --- writing -------------------------------------------------------------------------------------------------
 
-    async def _write(self, numbers: list[int], certain: asyncio.Future[None]) -> None:
+    async def _write_waiting(self) -> None:
+        """Write what has come until now, then what came meanwhile.  What fails together is tried again apart."""
+        try:
+            while self._waiting:
+                together = [self._waiting.popleft() for _ in range(min(len(self._waiting), _LETTERS_MAX))]
+                try:
+                    await self._write_all([number for burial in together for number in burial.numbers])
+                except Exception as error:  # of one of them, perhaps, which has nothing to do with the others
+                    for burial in together:
+                        self._host.own(self._try_again(burial, error if len(together) == 1 else None))
+                else:
+                    for burial in together:
+                        burial.end()
+        finally:
+            self._writing = False
+
+    async def _try_again(self, burial: _Burial, error: Exception | None) -> None:
         """Keep at it until all are written: what is not can neither be forgotten nor be delivered again."""
         wait_s = _RETRY_S_FIRST
-        while not self._part.closed and (number := next((n for n in numbers if n in self._owed), None)) is not None:
-            try:
-                await self._write_some(number)
-                wait_s = _RETRY_S_FIRST
-            except Exception as error:  # also what nobody foresaw: a letter that is owed is never given up
-                group = self._part.group
-                foreseen = isinstance(error, MillstreamError)
-                _log.error(
-                    "dead letters wait",
-                    topic=group.topic.name,
-                    group=group.name,
-                    reason=str(error),
-                    exc_info=None if foreseen else error,
-                )
-                if not certain.done():
-                    certain.set_exception(error if foreseen else InternalError(f"a dead letter waits: {error!r}"))
+        while True:
+            if error is not None:
+                self._complain(burial, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(_RETRY_S_MAX, wait_s * 2)
-        if not certain.done():
-            certain.set_result(None)
+            try:
+                await self._write_all(burial.numbers)
+                break
+            except Exception as problem:  # also what nobody foresaw: a letter that is owed is never given up
+                error = problem
+        burial.end()
 
-    async def _write_some(self, number: int) -> None:
-        """Write as many letters as fit into one batch."""
+    def _complain(self, burial: _Burial, error: Exception) -> None:
+        group = self._part.group
+        foreseen = isinstance(error, MillstreamError)
+        _log.error(
+            "dead letters wait",
+            topic=group.topic.name,
+            group=group.name,
+            reason=str(error),
+            exc_info=None if foreseen else error,
+        )
+        if not burial.certain.done():
+            burial.certain.set_exception(error if foreseen else InternalError(f"a dead letter waits: {error!r}"))
+
+    async def _write_all(self, numbers: Sequence[int]) -> None:
+        while not self._part.closed and (owed := [number for number in numbers if number in self._owed]):
+            await self._write_some(owed)
+
+    async def _write_some(self, numbers: Sequence[int]) -> None:
+        """Write as many letters as fit into one batch, of the first in the log and those near to it."""
         host, part = self._host, self._part
         topic = part.group.topic
         target = await self._target()
-        dead, letters = await self._letters(self._owed[number])
-        written: Fact = ["written", number, dead.base, _to_bytes(dead.bits)]
+        buried, letters = await self._letters({number: self._owed[number] for number in numbers})
 
         def facts() -> Iterator[EntityFact]:
             # Asked for when they are written, which may take a while: a group that was deleted meanwhile has no facts,
             # and the next one of its name knows nothing of this.
             if not part.closed:
-                yield part.entity, dead.fact
-                yield self.entity, written
+                for number, dead in buried.items():
+                    yield part.entity, dead.fact
+                    yield self.entity, ["written", number, dead.base, _to_bytes(dead.bits)]
 
         def recorded() -> None:
-            self._written(number, dead.base, dead.bits)
-            host.metrics.messages_dead_lettered += dead.bits.bit_count()
+            for number, dead in buried.items():
+                self._written(number, dead.base, dead.bits)
+                host.metrics.messages_dead_lettered += dead.bits.bit_count()
 
         if letters is None:  # retention was faster: there is nothing left to keep
             await part.keeper.journal.ready()
             await part.keeper.journal.record_durably(*facts())
             recorded()
             return
+        count = BatchHeader(letters).count
         stored = await host.topics.transfer(topic, part.number).move(target, letters, facts(), on_recorded=recorded)
-        host.on_letters(target, stored, stored + dead.bits.bit_count())
+        host.on_letters(target, stored, stored + count)
 
     async def _target(self) -> Target:
         """The dead letter topic, made now if need be; letters keep the number of their partition."""
@@ -180,38 +228,48 @@ class Burials:
         number = self._part.number % len(topics.registry.get(topic.namespace, name).partitions)
         return Target(topic.namespace, name, number)
 
-    async def _letters(self, dead: Dead) -> tuple[Dead, bytearray | None]:
-        """Letters for the first of the dead, as many as travel together."""
+    async def _letters(self, owed: dict[int, Dead]) -> tuple[dict[int, Dead], bytearray | None]:
+        """Letters for the first of the dead, as many as travel together, and whose they are."""
         group, number = self._part.group, self._part.number
-        dead, batches = await self._read(dead)
+        base = min(dead.base for dead in owed.values())
+        near = {number: dead for number, dead in owed.items() if dead.base - base < _NEAR}
+        bits = 0
+        for dead in near.values():
+            bits |= dead.bits << dead.base - base
+        bits, batches = await self._read(base, bits)
         place = Place(group.topic.name, number, group.topic.partition_uids[number])
         now_ms = (self._host.now_us() - self._host.behind_us()) // 1000  # by the clock that stamps the letter, too
         while True:
-            letters = dead_letter_batch(batches, dead, place, group=group.name, now_ms=now_ms)
-            count = dead.bits.bit_count()
+            buried = {
+                number: _narrowed(dead, some)
+                for number, dead in near.items()
+                if (some := dead.bits & bits >> dead.base - base)
+            }
+            letters = dead_letter_batch(batches, buried.values(), place, group=group.name, now_ms=now_ms)
+            count = bits.bit_count()
             if letters is None or count == 1 or len(letters) <= _LETTERS_BYTES_MAX:
-                return dead, letters
-            dead = _narrowed(dead, lowest(dead.bits, count // 2))
+                return buried, letters
+            bits = lowest(bits, count // 2)
 
-    async def _read(self, dead: Dead) -> tuple[Dead, list[Batch]]:
+    async def _read(self, base: int, bits: int) -> tuple[int, list[Batch]]:
         """The first of the dead, and what the log still has of them; nothing is read of what lies between them."""
         keeper = self._part.keeper
         batches: list[Batch] = []
-        offset, bits = dead.base, dead.bits
+        offset = base
         chosen, count, size = 0, 0, 0
         while bits:
             offset, bits = normal(offset, bits)
             await keeper.partition.warm(offset)
             run = keeper.source.read_at(offset)
             if run is None:
-                chosen |= bits << offset - dead.base  # nothing follows, so all of them are gone
+                chosen |= bits << offset - base  # nothing follows, so all of them are gone
                 break
             gone = bits & (1 << max(run.base_offset - offset, 0)) - 1
             here = bits & (1 << run.next_offset - offset) - 1 ^ gone
             mean = max(run.length // run.count, 1)
             some = lowest(here, max(min(_LETTERS_MAX - count, (_LETTERS_BYTES_MAX - size) // mean), not batches))
             batches += batches_of(run.pieces(offset, some))
-            chosen |= (gone | some) << offset - dead.base
+            chosen |= (gone | some) << offset - base
             if some != here:
                 break
             count += some.bit_count()
@@ -219,7 +277,7 @@ class Burials:
             bits >>= run.next_offset - offset
             offset = run.next_offset
             await asyncio.sleep(0)  # they may be far apart, and each of them a read
-        return _narrowed(dead, chosen), batches
+        return chosen, batches
 
 
 def _narrowed(dead: Dead, bits: int) -> Dead:
