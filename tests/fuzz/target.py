@@ -198,5 +198,5 @@ def _hang_is_an_error() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-        if callable(before):  # pytest has one, too; that of libFuzzer is switched off
+        if callable(before):  # pytest has one, too
             signal.setitimer(signal.ITIMER_REAL, others_s)
