@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from millstream.broker.queues import burials
+from millstream.broker.queues.keeper import PartitionKeeper
+from millstream.broker.queues.source import StoredRun, _Window
 from millstream.broker.transfer import Target, Transfer
+from millstream.errors import StorageFailed
 from millstream.queues.letters import dead_letter_batch
 from millstream.queues.records import Dead
 from millstream.records import Batch, BatchHeader
@@ -133,3 +136,62 @@ def test_a_letter_is_written_although_the_segment_before_its_message_has_not_bee
         assert await client.read_all("orders.dlq") == [b"bad"]
 
     lives(fail, give_up)
+
+
+def test_a_message_that_cannot_be_read_keeps_no_other_that_died_with_it_from_its_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        consumer, queues = await client.open_queue(), client.broker.queues
+        for value in (b"good", b"bad", b"fine"):
+            await publish(client, [value])
+        leased = [(await client.lease(consumer, 1))[0] for _ in range(3)]
+        part = queues.routed(leased[0].part.nonce)
+        assert part is not None
+        run_at = PartitionKeeper.run_at
+
+        async def failing(keeper: PartitionKeeper, offset: int) -> StoredRun | None:
+            if offset == 1:
+                raise StorageFailed("the disk does not answer")
+            return await run_at(keeper, offset)
+
+        monkeypatch.setattr(PartitionKeeper, "run_at", failing)
+        dead: list[Dead] = []
+        for message in leased:
+            entry = SettleEntry(Settle.REJECT, message.part.nonce, Scope.REST)
+            dead += queues.settle_one(part, entry, client.session, queues.now_us()).dead
+        with pytest.raises(StorageFailed):
+            await part.burials.bury(dead)
+        assert await client.read_all("orders.dlq") == [b"good", b"fine"]
+        monkeypatch.undo()
+        await asyncio.sleep(1)
+        assert await client.read_all("orders.dlq") == [b"good", b"fine", b"bad"]
+
+    lives(work)
+
+
+def test_what_lies_behind_a_gap_is_found_although_its_segment_has_not_been_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it was taken for the end of the log, letters of messages that are there were thought to be gone."""
+
+    async def fill(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders"))
+        for _ in range(16):
+            await publish(client, [bytes(15_000)])
+
+    async def look(client: Client) -> None:
+        await client.open_queue()
+        partition = client.broker.topics.partition("default", "orders", 0)
+        keeper = client.broker.queues._keepers[partition.uid]
+        keeper.source.forget()
+        segment = partition.log.cold_segment(0)
+        assert segment is not None
+        find = _Window.find
+        monkeypatch.setattr(_Window, "find", lambda window, at: None if at == 0 else find(window, at))
+        run = await keeper.run_at(0)
+        assert run is not None
+        assert run.base_offset == segment.next_offset
+
+    lives(fill, look)

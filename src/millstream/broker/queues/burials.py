@@ -144,8 +144,9 @@ class Burials:
                 try:
                     await self._write_all([number for burial in together for number in burial.numbers])
                 except Exception as error:  # of one of them, perhaps, which has nothing to do with the others
+                    alone = len(together) == len(together[0].numbers) == 1
                     for burial in together:
-                        self._host.own(self._try_again(burial, error if len(together) == 1 else None))
+                        self._host.own(self._try_again(burial, error if alone else None))
                 else:
                     for burial in together:
                         burial.end()
@@ -153,18 +154,21 @@ class Burials:
             self._writing = False
 
     async def _try_again(self, burial: _Burial, error: Exception | None) -> None:
-        """Keep at it until all are written: what is not can neither be forgotten nor be delivered again."""
+        """Each by itself, until all are written: what is not can neither be forgotten nor be delivered again."""
         wait_s = _RETRY_S_FIRST
         while True:
             if error is not None:
                 self._complain(burial, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(_RETRY_S_MAX, wait_s * 2)
-            try:
-                await self._write_all(burial.numbers)
+            error = None
+            for number in burial.numbers:
+                try:
+                    await self._write_all([number])
+                except Exception as problem:  # also what nobody foresaw: a letter that is owed is never given up
+                    error = problem
+            if error is None:
                 break
-            except Exception as problem:  # also what nobody foresaw: a letter that is owed is never given up
-                error = problem
         burial.end()
 
     def _complain(self, burial: _Burial, error: Exception) -> None:
@@ -259,8 +263,7 @@ class Burials:
         chosen, count, size = 0, 0, 0
         while bits:
             offset, bits = normal(offset, bits)
-            await keeper.partition.warm(offset)
-            run = keeper.source.read_at(offset)
+            run = await keeper.run_at(offset)
             if run is None:
                 chosen |= bits << offset - base  # nothing follows, so all of them are gone
                 break

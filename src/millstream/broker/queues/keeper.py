@@ -14,7 +14,7 @@ import structlog
 
 from millstream.broker.journal import Fact, Journal
 from millstream.broker.partition import Partition
-from millstream.broker.queues.source import LogWindows, PartitionSource
+from millstream.broker.queues.source import LogWindows, PartitionSource, StoredRun, Unchecked
 from millstream.errors import MillstreamError
 from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader, Columns
 
@@ -100,6 +100,19 @@ class PartitionKeeper:
             except MillstreamError as error:
                 _log.warning("a queue cannot be read", directory=self.partition.log.directory, reason=str(error))
                 await asyncio.sleep(_RETRY_S)
+
+    async def run_at(self, offset: int) -> StoredRun | None:
+        """The run with an offset or, if there is none, the next one, checked first if need be; None at the log's end.
+
+        Raises StorageFailed when it cannot be read.
+        """
+        offset = max(offset, self.source.start)
+        await self.partition.warm(offset)
+        while True:
+            try:
+                return self.source.read_at(offset)
+            except Unchecked as unchecked:
+                await self.partition.warm(unchecked.offset)
 
     async def _warm(self) -> None:
         source = self.source

@@ -22,7 +22,7 @@ from millstream.queues.records import LaneMap
 from millstream.records import Batch, BatchHeader, Columns, batch_next_offset
 from millstream.slicing import select_messages, slice_batch
 
-__all__ = ["LogWindows", "PartitionSource", "StoredRun"]
+__all__ = ["LogWindows", "PartitionSource", "StoredRun", "Unchecked"]
 
 T = TypeVar("T")
 Piece = bytes | memoryview
@@ -264,6 +264,13 @@ class LogWindows:
         self._windows.move_to_end(window)
 
 
+class Unchecked(Exception):
+    """What was asked for, or lies behind it, is in a segment that must be checked first, away from the loop."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+
 class PartitionSource:
     """One partition's messages, for all of its queue groups."""
 
@@ -293,12 +300,14 @@ class PartitionSource:
         """
         try:
             return self.read_at(offset)
+        except Unchecked as unchecked:
+            self.cold = unchecked.offset
         except MillstreamError as error:
             self.trouble = error
-            return None
+        return None
 
     def read_at(self, offset: int) -> StoredRun | None:
-        """The same, but raises StorageFailed when the disk cannot be read."""
+        """The same, but None at the end of the log only; raises StorageFailed, or Unchecked, when it cannot be read."""
         end = self.partition.high_watermark
         while offset < end:
             window = self._window(offset)
@@ -331,8 +340,7 @@ class PartitionSource:
             if log.cold_segment(near) is None:  # whoever asks has seen to what it asked for, and to nothing else
                 offset = near
         if log.cold_segment(offset) is not None:
-            self.cold = offset
-            return None
+            raise Unchecked(offset)
         try:
             chunk = log.read(offset, _WINDOW_BYTES, before=self.end)
         except OffsetOutOfRange:

@@ -163,10 +163,9 @@ class Why:
 
     async def _oldest(self, part: QueuePart) -> tuple[int, int] | None:
         """When the first message that is not settled was stored, and its offset; compaction may have left gaps."""
-        offset, source, settled = part.ledger.committed, part.keeper.source, part.ledger.settled
+        offset, settled = part.ledger.committed, part.ledger.settled
         while True:
-            await part.keeper.partition.warm(max(offset, source.start))
-            run = source.read_at(offset)
+            run = await part.keeper.run_at(offset)
             if run is None:
                 return None
             for at in run.offsets():
