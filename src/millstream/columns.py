@@ -21,6 +21,7 @@ __all__ = [
     "check_priorities",
     "check_steps",
     "cut_fixed",
+    "marks_of",
     "read_validity",
     "write_validity",
 ]
@@ -105,12 +106,19 @@ def _many_of(size: int) -> Struct:
     return Struct(f"{size}s" * _FIXED_AT_A_TIME)
 
 
+def marks_of(bits: int) -> bytes:
+    """A 1 or a 0 for each bit, from the lowest to the highest that is set.
+
+    As digits, all at once: to shift a large number for each of them would take a step for every other one as well.
+    """
+    return f"{bits:b}"[::-1].encode().translate(_MARKS)
+
+
 def read_validity(block: Buffer, at: int, count: int, first: int = 0) -> bytes:
     """For `count` messages from the one at place `first` on: a 1, or a 0 for each that has null there."""
     piece = memoryview(block)[at + (first >> 3) : at + (first + count + 7 >> 3)]
     bits = int.from_bytes(piece, "little") >> (first & 7) & (1 << count) - 1
-    # As digits all at once: to shift a large number for each message would take a step for every other one as well.
-    return f"{bits | 1 << count:b}"[:0:-1].encode().translate(_MARKS)
+    return marks_of(bits | 1 << count)[:count]
 
 
 def write_validity(marks: bytes) -> bytes:

@@ -14,7 +14,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from millstream.columns import check_ascending, check_priorities, read_validity, write_validity
+from millstream.columns import check_ascending, check_priorities, marks_of, read_validity, write_validity
 from millstream.records import (
     CRC_FROM,
     HEADER_BYTES,
@@ -46,8 +46,6 @@ _TAIL: Final = Struct("<IQqIHBB")  # count, producer, base timestamp, first sequ
 _U32: Final = Struct("<I")
 _I64: Final = Struct("<q")
 _LENGTH_AND_CRC: Final = Struct("<II")
-#: Turns the digits of a binary number into what they say.
-_MARKS: Final = bytes(byte == ord("1") for byte in range(256))
 _NUMBERS: Final = tuple(range(4096))
 
 
@@ -155,7 +153,7 @@ def select_messages(batch: Buffer | Batch, bits: int) -> bytes:
 
 def _places(bits: int) -> list[int]:
     """The numbers of the set bits."""
-    marks = f"{bits:b}"[::-1].encode().translate(_MARKS)
+    marks = marks_of(bits)
     # Numbers that exist cost half of what a range makes of them.
     return list(compress(_NUMBERS if len(marks) <= len(_NUMBERS) else range(len(marks)), marks))
 

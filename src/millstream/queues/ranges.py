@@ -11,14 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 from typing import Final
 
+from millstream.columns import marks_of
+
 __all__ = ["RangeSet", "lowest", "normal", "offsets_of", "pack", "runs"]
 
 _SHIFT: Final = 12
 _CHUNK: Final = 1 << _SHIFT
 _INSIDE: Final = _CHUNK - 1
 _FULL: Final = (1 << _CHUNK) - 1
-#: Turns the digits of a binary number into what they say.
-_FLAGS: Final = bytes(byte == ord("1") for byte in range(256))
 
 
 class RangeSet:
@@ -213,7 +213,7 @@ def offsets_of(base: int, bits: int) -> Iterable[int]:
     if bits.bit_count() << 4 < size:
         return (offset for start, end in runs(bits) for offset in range(base + start, base + end))
     # Where they are dense, one step in C for each place costs less than one in Python for each run.
-    return compress(range(base, base + size), f"{bits:b}"[::-1].encode().translate(_FLAGS))
+    return compress(range(base, base + size), marks_of(bits))
 
 
 def pack(base: int, offsets: Sequence[int]) -> int:
