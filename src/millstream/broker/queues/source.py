@@ -307,7 +307,7 @@ class PartitionSource:
         return None
 
     def read_at(self, offset: int) -> StoredRun | None:
-        """The same, but None at the end of the log only; raises StorageFailed, or Unchecked, when it cannot be read."""
+        """The same, but raises StorageFailed, or Unchecked, when it cannot be read just now."""
         end = self.partition.high_watermark
         while offset < end:
             window = self._window(offset)
