@@ -42,6 +42,27 @@ def test_a_stream_reads_everything_in_order_and_waits_for_more(fake: FakeBroker)
     run(fake, scenario)
 
 
+def test_a_stream_that_is_iterated_without_being_opened_first_can_be_asked_for_more(fake: FakeBroker) -> None:
+    fill(fake)
+
+    async def scenario(client: aio.Client) -> None:
+        stream = client.stream("t", timeout_s=10)
+        with pytest.raises(AttributeError, match="'seek' is there when this is open: `async with` it, or `await` it"):
+            stream.seek  # type: ignore[attr-defined]  # noqa: B018
+        assert not hasattr(stream, "__len__")
+        seen = []
+        async for message in stream:
+            seen.append(message.offset)
+            if message.offset == 4:
+                await stream.seek("t", 0, 29)  # type: ignore[attr-defined]
+            if message.offset == 29:
+                break
+        assert seen == [*range(5), 29]
+        await stream.close()  # type: ignore[attr-defined]
+
+    run(fake, scenario)
+
+
 def test_seek_pause_and_resume(fake: FakeBroker) -> None:
     fill(fake)
 

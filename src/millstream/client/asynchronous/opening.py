@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.stream import AsyncStream
@@ -40,6 +40,16 @@ class Opening(Generic[T]):
     async def __aexit__(self, *details: Any) -> None:
         if self._opened is not None:
             await self._opened.__aexit__(*details)
+
+    if not TYPE_CHECKING:  # a type checker is to say where something is used before it is open
+
+        def __getattr__(self, name: str) -> Any:
+            """What was opened answers for itself, as in `async for message in stream: await stream.commit()`."""
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            if self._opened is None:
+                raise AttributeError(f"{name!r} is there when this is open: `async with` it, or `await` it, first")
+            return getattr(self._opened, name)
 
 
 class OpeningStream(Opening[AsyncStream]):
