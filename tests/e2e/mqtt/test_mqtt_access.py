@@ -152,6 +152,20 @@ def test_a_key_that_is_revoked_ends_its_connections(mqtt: Wires, server: Millstr
     assert answer.reason in (Reason.BAD_USER_NAME_OR_PASSWORD, Reason.NOT_AUTHORIZED)
 
 
+def test_letters_that_lie_with_those_of_other_topics_need_the_right_to_all_of_them(
+    mqtt: Wires, server: Millstream, topic: str
+) -> None:
+    name, shared = topic.replace("/", "."), unique("failed")
+    client = server.broker.connect(key=key_for(server.broker, "admin"))
+    client.create_topic(shared)
+    client.create_topic(name, config={"dead_letter_topic": shared})
+    own = log_in(mqtt, V5, key_for(server.broker, "consume", scopes=[name]))
+    assert own.subscribe(f"$queue/dlq/{topic}", qos=1) == (Reason.NOT_AUTHORIZED,)
+    assert own.publish(f"$queue/dlq/{topic}/$ack", b"any", 1) == Reason.NOT_AUTHORIZED
+    both = log_in(mqtt, V5, key_for(server.broker, "consume", scopes=[name, shared]))
+    assert both.subscribe(f"$queue/dlq/{topic}", qos=1) == (1,)
+
+
 def test_subscriptions_of_the_broker_itself_are_closed_to_strangers(mqtt: Wires, server: Millstream) -> None:
     wire = log_in(mqtt, V5, key_for(server.broker, "consume", scopes=["a.#"]))
     wire.send(Subscribe(1, (Filter("$admin/#", 0),)))

@@ -128,8 +128,8 @@ class QueueTopics:
         )
 
     def _settle(self, address: QueueAddress, packet: Publish, publishing: Publishing, owed: Owed) -> None:
-        topic = self._topic_of(address)
         self._who.access.require("consume", self._who.namespace, address.topic)
+        topic = self._topic_of(address)
         told = dict(reversed(packet.properties.user))
         kind = _KINDS[address.action]
         delay_ms = told.get(_RETRY_AFTER_MS)
@@ -345,11 +345,14 @@ class QueueTopics:
                 queues.remove_consumer(consumer)
 
     def _topic_of(self, address: QueueAddress) -> str:
-        """The topic that a queue address speaks of."""
+        """The topic that a queue address speaks of.  Raises Forbidden if its letters lie with those of other topics."""
         if not address.dead_letters:
             return address.topic
         topic = self._room.broker.topics.registry.find(self._world.namespace, address.topic)
-        return dead_letter_topic(address.topic, topic.config.dead_letter_topic if topic is not None else "")
+        letters = dead_letter_topic(address.topic, topic.config.dead_letter_topic if topic is not None else "")
+        if letters != dead_letter_topic(address.topic, ""):
+            self._who.access.require("consume", self._who.namespace, letters)
+        return letters
 
     # --- life ----------------------------------------------------------------------------------------------------
 
