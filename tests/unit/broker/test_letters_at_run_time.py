@@ -45,6 +45,24 @@ def test_a_topic_that_is_deleted_while_letters_are_looked_through_does_not_hide_
     lives(work)
 
 
+def test_a_letter_that_holds_up_others_and_is_purged_holds_them_up_no_longer() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await publish(client, [b"first", b"second"], topic="orders.dlq")
+        consumer = await client.open_queue("orders.dlq", group="dlq", policy={"ordering": "strict"})
+        assert [message.value for message in await client.lease(consumer, 1)] == [b"first"]
+        waiting = asyncio.ensure_future(client.lease(consumer, 1, wait_ms=20_000))
+        await asyncio.sleep(0)
+        page = await client.call(letter_calls.ListLetters())
+        assert isinstance(page, letter_calls.LetterPage)
+        (first,) = [letter.id for letter in page.letters if letter.value == b"first"]
+        await client.call(letter_calls.PurgeLetters(ids=[first]))
+        async with asyncio.timeout(5):  # its lease would last for 30 s
+            assert [message.value for message in await waiting] == [b"second"]
+
+    lives(work)
+
+
 def test_a_replay_takes_nothing_from_a_topic_that_was_made_again() -> None:
     async def work(client: Client) -> None:
         for name in ("orders", "orders.dlq"):

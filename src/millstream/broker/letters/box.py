@@ -137,7 +137,7 @@ class LetterBox:
         if offsets:
             fact = self._fact(offsets)
             await self._part.keeper.journal.record_durably((self._part.entity, fact))
-            self._part.ledger.apply(fact)
+            _settled(self._part, fact)
 
     async def move(self, offsets: Sequence[int], target: Target, batch: bytearray) -> int:
         """Append a batch to another partition and settle the letters it was made of, both or neither.
@@ -146,11 +146,16 @@ class LetterBox:
         """
         part, fact = self._part, self._fact(offsets)
         transfer = self._topics.transfer(self.topic, self.number)
-        return await transfer.move(target, batch, [(part.entity, fact)], on_recorded=lambda: part.ledger.apply(fact))
+        return await transfer.move(target, batch, [(part.entity, fact)], on_recorded=lambda: _settled(part, fact))
 
     def _fact(self, offsets: Sequence[int]) -> Fact:
         self._part.record()  # what was decided before stands in the journal before
         return settled_fact("acked", _spans(sorted(offsets)))
+
+
+def _settled(part: QueuePart, fact: Fact) -> None:
+    part.ledger.apply(fact)
+    part.wake()  # one of them may have held up its key, or all that came after it
 
 
 def _messages_of(buffers: Iterable[bytes]) -> Iterator[StoredMessage]:
