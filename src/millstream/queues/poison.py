@@ -43,13 +43,18 @@ def fails_too_often(failed: int, delivered: int) -> bool:
     return delivered >= _SAMPLE_MIN and 2 * failed > delivered
 
 
+def _who(attempt: Attempt) -> str:
+    """Without its number: who connects again, or asks over HTTP each time, is nobody else."""
+    return attempt.consumer.rpartition("#")[0] or attempt.consumer
+
+
 def _same_reason(failures: list[Attempt]) -> str | None:
     """One retry is enough if the next consumer finds the same fault."""
     last = failures[-1]
     if last.kind != "nack" or not last.reason:
         return None
     for attempt in failures[:-1]:
-        if attempt.kind == "nack" and attempt.reason == last.reason and attempt.consumer != last.consumer:
+        if attempt.kind == "nack" and attempt.reason == last.reason and _who(attempt) != _who(last):
             both = f"{in_a_sentence(attempt.consumer)} and {in_a_sentence(last.consumer)}"
             return f"consumers {both} failed for the same reason: {last.reason}"
     return None
@@ -57,7 +62,7 @@ def _same_reason(failures: list[Attempt]) -> str | None:
 
 def _timeouts_everywhere(failures: list[Attempt]) -> str | None:
     since_us = failures[-1].ended_us - _TIMEOUTS_WITHIN_US
-    late = {attempt.consumer for attempt in failures if attempt.kind == "timeout" and attempt.ended_us >= since_us}
+    late = {_who(attempt) for attempt in failures if attempt.kind == "timeout" and attempt.ended_us >= since_us}
     if failures[-1].kind == "timeout" and len(late) >= _TIMEOUT_CONSUMERS_MIN:
         return f"it timed out with {len(late)} different consumers within 5 minutes"
     return None

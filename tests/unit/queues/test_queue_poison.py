@@ -32,6 +32,8 @@ def test_poison_is_recognised(failures: list[tuple[str, int, str, str]], part: s
     [
         [],
         [("a", 0, "nack", "no such id"), ("a", 90, "nack", "no such id")],  # one consumer may be the culprit
+        [("http#1", 0, "nack", "db down"), ("http#2", 90, "nack", "db down")],  # the same one, which asked again
+        [("a#1", 0, "timeout", ""), ("a#2", 100, "timeout", ""), ("a#3", 299, "timeout", "")],
         [("a", 0, "nack", "no such id"), ("b", 90, "nack", "db down")],
         [("a", 0, "nack", ""), ("b", 90, "nack", "")],  # no reason is not the same reason
         [("a", 0, "timeout", ""), ("b", 100, "timeout", ""), ("b", 200, "timeout", "")],
