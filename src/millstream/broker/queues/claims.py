@@ -147,12 +147,11 @@ class Claims:
         """What is next in the queue, from all partitions about the same."""
         found: list[tuple[QueuePart, Lease]] = []
         pieces = 0
-        now_us = self._queues.now_us()
         parts = [part for part in group.parts() if part.depth()]
         for part in parts:  # what an earlier process wrote must be checked before it can be read
             await part.keeper.partition.warm(max(part.ledger.committed, part.keeper.source.start))
         while parts and want > 0 and pieces < _RANGES_MAX:
-            share = -(-want // len(parts))
+            share, now_us = -(-want // len(parts)), self._queues.now_us()
             for part in list(parts):
                 alone = len(group.consumers) <= 1
                 most = min(share, want, _RANGES_MAX - pieces)  # each message may be a piece
@@ -171,10 +170,12 @@ class Claims:
     ) -> list[tuple[QueuePart, Lease]]:
         """Just these messages; all that can be had, or nothing if one of the partitions cannot be read."""
         found: list[tuple[QueuePart, Lease]] = []
+        for number, ranges in wanted.items():  # all of them first: a lease runs from when it is granted
+            await group.part(number).warm(ranges)
         try:
             for number, ranges in wanted.items():
                 part = group.part(number)
-                found += [(part, lease) for lease in await part.retake(consumer, ranges, self._queues.now_us())]
+                found += [(part, lease) for lease in part.retake(consumer, ranges, self._queues.now_us())]
         except MillstreamError:
             for part, lease in found:
                 part.settle(SettleEntry(Settle.RELEASE, lease.nonce), self._queues.now_us())

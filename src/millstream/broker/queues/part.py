@@ -192,12 +192,15 @@ class QueuePart:
         self._count_claimed(leases)
         return leases
 
-    async def retake(self, consumer: Consumer, wanted: Sequence[tuple[int, int]], now_us: int) -> list[Lease]:
-        """Lease just these messages, except those that somebody else has."""
+    async def warm(self, wanted: Sequence[tuple[int, int]]) -> None:
+        """Have everything checked that an earlier process wrote of these messages.  Raises StorageFailed."""
         for start, end in wanted:
             for segment in list(self.keeper.partition.log.segments):
                 if segment.base_offset < end and segment.next_offset > start:
                     await self.keeper.partition.warm(max(segment.base_offset, start, self._source.start))
+
+    def retake(self, consumer: Consumer, wanted: Sequence[tuple[int, int]], now_us: int) -> list[Lease]:
+        """Lease just these messages, which are warm, except those that somebody else has."""
         self.follow_log()
         delivery = self.ledger.retake(
             self._source, wanted, consumer=consumer.key, now_us=now_us, lease_ms=consumer.lease_ms
