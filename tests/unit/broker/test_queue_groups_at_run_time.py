@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from millstream.broker.queues import queues as queues_module
+from millstream.broker.queues import registry as registry_module
+from millstream.broker.queues.group import QueueGroup
 from millstream.broker.queues.part import ROUTE_SHIFT, ROUTES_MAX
 from millstream.broker.state import StateLog
 from millstream.broker.transfer import Target
-from millstream.errors import GroupNotEmpty, GroupNotFound, StorageFailed, TopicNotFound
+from millstream.errors import GroupNotEmpty, GroupNotFound, QuotaExceeded, StorageFailed, TopicNotFound
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, letter_calls, queue_calls
 from millstream.wire.leases import Settle
@@ -36,6 +38,23 @@ def test_a_policy_of_a_pattern_that_could_not_be_recorded_does_not_hold(monkeypa
         info = await client.call(queue_calls.DescribeQueue(topic="orders.eu"))
         assert isinstance(info, queue_calls.QueueInfo)
         assert info.policy["max_deliveries"] == 5
+
+    run(scenario)
+
+
+def test_groups_on_patterns_are_bounded_in_a_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is there for good, and every topic that appears is compared with all of them."""
+    monkeypatch.setattr(registry_module, "_PATTERNS_MAX", 2)
+
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        await client.open_queue("orders.*", group="a")
+        await client.open_queue("orders.*", group="b")
+        with pytest.raises(QuotaExceeded, match="2 queue groups on patterns at most"):
+            await client.open_queue("orders.*", group="c")
+        await client.open_queue("orders.*", group="a")
+        await client.call(queue_calls.DeleteQueue(topic="orders.*", group="b", force=True))
+        await client.open_queue("orders.*", group="c")
 
     run(scenario)
 
@@ -269,6 +288,49 @@ def test_a_topic_that_is_deleted_while_a_pattern_is_opened_keeps_nobody_from_the
         consumer = await client.open_queue("orders.*")
         assert deleted
         assert [message.value for message in await client.lease(consumer)] == [b"orders.us"]
+
+    lives(work)
+
+
+def test_what_a_pattern_gave_up_on_does_not_come_back_to_it_from_wherever_letters_go() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.failed"))
+        await client.call(calls.CreateTopic(name="orders.eu", config={"dead_letter_topic": "orders.failed"}))
+        await publish(client, [b"bad"], topic="orders.eu")
+        consumer = await client.open_queue("orders.#")
+        (message,) = await client.lease(consumer)
+        await client.settle(Settle.REJECT, message)
+        assert await client.read_all("orders.failed") == [b"bad"]
+        assert await client.lease(consumer) == []
+        named = await client.open_queue("*.failed")
+        assert [message.value for message in await client.lease(named)] == [b"bad"]
+
+    lives(work)
+
+
+def test_a_pattern_is_opened_without_a_topic_that_cannot_be_and_nothing_is_left_when_all_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def work(client: Client) -> None:
+        for name in ("orders.eu", "orders.us"):
+            await client.call(calls.CreateTopic(name=name))
+            await publish(client, [name.encode()], topic=name)
+        open_group = QueueGroup.open
+
+        async def refuse(group: QueueGroup) -> None:
+            if group.topic.name == "orders.eu":
+                raise StorageFailed("its log is damaged")
+            await open_group(group)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(QueueGroup, "open", refuse)
+            consumer = await client.open_queue("orders.*")
+            assert [message.value for message in await client.lease(consumer)] == [b"orders.us"]
+            queues = client.broker.queues
+            before = len(queues._consumers)
+            with pytest.raises(StorageFailed):
+                await client.open_queue("orders.eu")
+            assert len(queues._consumers) == before
 
     lives(work)
 

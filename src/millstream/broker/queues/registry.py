@@ -20,7 +20,7 @@ from millstream.broker.queues.group import QueueGroup
 from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
 from millstream.clock import Clock
-from millstream.dead_letters import DEAD_LETTER_GROUP, DEAD_LETTER_SUFFIX
+from millstream.dead_letters import DEAD_LETTER_GROUP
 from millstream.errors import (
     ConfigInvalid,
     GroupNotEmpty,
@@ -28,6 +28,7 @@ from millstream.errors import (
     InvalidArgument,
     MillstreamError,
     QuotaExceeded,
+    StorageFailed,
     TopicNotFound,
 )
 from millstream.names import check_group, check_pattern, compile_pattern, is_pattern
@@ -43,6 +44,7 @@ __all__ = ["QueueRegistry"]
 _log = structlog.get_logger("millstream.queues")
 
 _GROUPS_MAX: Final = 1_000  # of a topic: each is woken by every message
+_PATTERNS_MAX: Final = 1_000  # of a namespace: every new topic is compared with each
 
 _TopicKey: TypeAlias = tuple[str, str]
 _GroupKey: TypeAlias = tuple[str, str, str]
@@ -62,14 +64,15 @@ class _Pattern:
     def key(self) -> str:
         return f"pattern/{self.namespace}/{self.pattern}/{self.group}"
 
-    def covers(self, topic: Topic) -> bool:
+    def covers(self, topic: Topic, *, holds_letters: bool) -> bool:
         if (
             topic.deleting
             or topic.namespace != self.namespace
             or not compile_pattern(self.pattern).fullmatch(topic.name)
         ):
             return False
-        return not topic.name.endswith(DEAD_LETTER_SUFFIX) or self.pattern.endswith(DEAD_LETTER_SUFFIX)
+        # What a group has given up on is not handed to it again: letters are for who asks for them by name.
+        return not holds_letters or self.pattern.rpartition(".")[2] == topic.name.rpartition(".")[2]
 
 
 class QueueRegistry:
@@ -166,7 +169,7 @@ class QueueRegistry:
             patterns = [
                 pattern
                 for pattern in self._patterns.values()
-                if pattern.group == group.name and pattern.covers(topic) and pattern.consumers
+                if pattern.group == group.name and self._covers(pattern, topic) and pattern.consumers
             ]
             if group.consumers or patterns:
                 with suppress(TopicNotFound, GroupNotFound):  # what goes away meanwhile needs nothing of this
@@ -180,7 +183,7 @@ class QueueRegistry:
     def _follow(self, topic: Topic) -> None:
         """Have the groups that patterns want on this topic."""
         for pattern in self._patterns.values():
-            if pattern.covers(topic) and not (group := self.implicit(topic, pattern.group)).opened:
+            if self._covers(pattern, topic) and not (group := self.implicit(topic, pattern.group)).opened:
                 group.opened, group.made_us = True, pattern.made_us
                 group.configure(pattern.policy)
 
@@ -234,27 +237,45 @@ class QueueRegistry:
         if pattern is not None:
             pattern.consumers.append(consumer)  # before anything is waited for: topics may come meanwhile
         topics: list[str] = []
-        for group in groups:
-            try:
-                await group.open()
-                self._host.join(consumer, group)
-            except TopicNotFound:  # one of many that a pattern covers was deleted meanwhile
-                if pattern is None:
-                    raise
-            else:
-                topics.append(group.topic.name)
+        try:
+            for group in groups:
+                try:
+                    await group.open()
+                    self._host.join(consumer, group)
+                except TopicNotFound:  # one of many that a pattern covers was deleted meanwhile
+                    if pattern is None:
+                        raise
+                except StorageFailed as error:  # that one can say so itself; the others are not to wait for it
+                    if pattern is None:
+                        raise
+                    _log.warning(
+                        "a topic cannot be opened", topic=group.topic.name, group=group.name, reason=str(error)
+                    )
+                else:
+                    topics.append(group.topic.name)
+        except BaseException:
+            self._host.remove_consumer(consumer)
+            raise
         return queue_calls.QueueOpened(consumer=consumer.number, topics=topics)
 
     async def ensure(self, namespace: str, topic_name: str, name: str, values: Mapping[str, Any]) -> QueueGroup:
         """The group with all its parts, made if need be; raises ConfigInvalid when it exists with other settings."""
-        async with self._changing:
-            topic = self._host.topics.registry.get(namespace, topic_name)
-            group = self._groups.get((namespace, topic_name), {}).get(check_group(name))
-            if group is not None and group.opened:
-                _check_same(group.policy, values, f"queue group {name!r} of topic {topic_name!r}")
-            else:
-                group = await self._create(topic, name, QueuePolicy.from_mapping(values))
+        group = self._existing(namespace, topic_name, name, values)
+        if group is None:
+            async with self._changing:  # which may take a while: what is there already does not wait for it
+                group = self._existing(namespace, topic_name, name, values)
+                if group is None:
+                    topic = self._host.topics.registry.get(namespace, topic_name)
+                    group = await self._create(topic, name, QueuePolicy.from_mapping(values))
         await group.open()
+        return group
+
+    def _existing(self, namespace: str, topic_name: str, name: str, values: Mapping[str, Any]) -> QueueGroup | None:
+        self._host.topics.registry.get(namespace, topic_name)
+        group = self._groups.get((namespace, topic_name), {}).get(check_group(name))
+        if group is None or not group.opened or group.gone is not None:
+            return None
+        _check_same(group.policy, values, f"queue group {name!r} of topic {topic_name!r}")
         return group
 
     async def _create(self, topic: Topic, name: str, policy: QueuePolicy) -> QueueGroup:
@@ -312,6 +333,8 @@ class QueueRegistry:
             if pattern is not None:
                 _check_same(pattern.policy, values, f"queue group {name!r} of pattern {text!r}")
                 return pattern
+            if sum(key[0] == namespace for key in self._patterns) >= _PATTERNS_MAX:
+                raise QuotaExceeded(f"a namespace has {_PATTERNS_MAX} queue groups on patterns at most; delete one")
             policy = QueuePolicy.from_mapping(values)
             pattern = _Pattern(namespace, text, name, policy, self._clock.now_us())
             for topic in self._covered(pattern):
@@ -327,7 +350,10 @@ class QueueRegistry:
 
     def _covered(self, pattern: _Pattern) -> list[Topic]:
         topics = self._host.topics.registry.topics(pattern.namespace)
-        return [topic for _, topic in sorted(topics.items()) if pattern.covers(topic)]
+        return [topic for _, topic in sorted(topics.items()) if self._covers(pattern, topic)]
+
+    def _covers(self, pattern: _Pattern, topic: Topic) -> bool:
+        return pattern.covers(topic, holds_letters=self._host.topics.registry.holds_letters(topic))
 
     # --- changing ------------------------------------------------------------------------------------------------
 
@@ -417,7 +443,7 @@ class QueueRegistry:
 
     def _pattern_of(self, group: QueueGroup) -> _Pattern | None:
         """A pattern that wants the group, if any does."""
-        wanted = (some for some in self._patterns.values() if some.group == group.name and some.covers(group.topic))
+        wanted = (it for it in self._patterns.values() if it.group == group.name and self._covers(it, group.topic))
         return next(wanted, None)
 
     def _pattern(self, namespace: str, text: str, name: str) -> _Pattern:
