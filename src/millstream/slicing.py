@@ -7,6 +7,7 @@ checks a part exactly as it checks a whole.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, compress
 from struct import Struct
@@ -27,7 +28,7 @@ from millstream.records import (
     stamp,
 )
 
-__all__ = ["batches_of", "select_messages", "slice_batch"]
+__all__ = ["batches_of", "parts_of", "select_messages", "slice_batch"]
 
 _FIXED: Final = int(Columns.FIXED_VALUES)
 _OFFSETS: Final = int(Columns.OFFSETS)
@@ -47,6 +48,9 @@ _U32: Final = Struct("<I")
 _I64: Final = Struct("<q")
 _LENGTH_AND_CRC: Final = Struct("<II")
 _NUMBERS: Final = tuple(range(4096))
+#: What a part of a batch has at most, unless a single message is larger.
+_PART_MESSAGES: Final = 2000
+_PART_BYTES: Final = 2 * 1024 * 1024
 
 
 def batches_of(buffers: Iterable[Buffer]) -> Iterator[Batch]:
@@ -57,6 +61,41 @@ def batches_of(buffers: Iterable[Buffer]) -> Iterator[Batch]:
             batch = Batch.parse(buffer, at, verify=False)
             at += batch.header.length
             yield batch
+
+
+def parts_of(buffers: Iterable[Buffer], first: int = 0) -> Iterator[Batch]:
+    """The batches of a read from the one with an offset on, large ones in parts: whoever pauses holds one of them.
+
+    A batch of 10 MiB may be 64 MiB when it is unpacked, and twice that when it is cut into messages.
+    """
+    for buffer in buffers:
+        view, at = memoryview(buffer), 0
+        while at < len(view):
+            header = BatchHeader(view, at)
+            yield from _parts(view[at : at + header.length], first)
+            at += header.length
+
+
+def _parts(batch: Buffer, first: int) -> Iterator[Batch]:
+    whole = Batch.parse(batch, verify=False)
+    count, place, is_large = whole.count, bisect_left(whole.offsets(), first), len(whole.block) > _PART_BYTES
+    if count <= _PART_MESSAGES and not is_large:
+        yield whole
+        return
+    if whole.header.codec and not is_large:
+        batch = select_messages(whole, (1 << count) - 1)
+    del whole
+    step = _PART_MESSAGES
+    while place < count:
+        # What is large and compressed is unpacked again for each part, which is what the memory costs.
+        part = slice_batch(batch, place, min(place + step, count))
+        if len(part) > _PART_BYTES and step > 1:
+            step //= 2
+            continue
+        yield Batch.parse(part, verify=False)
+        place += step
+        if len(part) < _PART_BYTES // 4:
+            step = min(step * 2, _PART_MESSAGES)
 
 
 def slice_batch(batch: Buffer, first: int, last: int) -> bytes:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream import slicing
 from millstream.headers import encode_headers
 from millstream.queues.ranges import pack
 from millstream.records import Batch, encode_batch, stamp
-from millstream.slicing import select_messages, slice_batch
+from millstream.slicing import parts_of, select_messages, slice_batch
 from tests.property.test_records import batches
 
 
@@ -68,6 +70,20 @@ def test_a_slice_is_a_batch_of_the_same_messages(data: bytes, draw: st.DataObjec
     assert_same_origin(part, whole)
     assert part.header.first_sequence == (whole.header.first_sequence + first) % 2**32
     assert slice_batch(memoryview(data), first, last) == slice_batch(data, first, last)
+
+
+@given(st.lists(stored(), min_size=1, max_size=3), st.data())
+def test_parts_are_small_and_together_have_every_message_once(stored_batches: list[bytes], draw: st.DataObject) -> None:
+    whole = [Batch.parse(data) for data in stored_batches]
+    first = draw.draw(st.sampled_from([0, whole[0].base_offset, whole[0].offsets()[-1]]))
+    messages_max, bytes_max = draw.draw(st.integers(1, 5)), draw.draw(st.integers(200, 2000))
+    with mock.patch.multiple(slicing, _PART_MESSAGES=messages_max, _PART_BYTES=bytes_max):
+        parts = list(parts_of([b"".join(stored_batches)], first))
+    wanted = [row for batch in whole for row in rows(batch, list(range(batch.count))) if row[0] >= first]
+    assert [row for part in parts for row in rows(part, list(range(part.count))) if row[0] >= first] == wanted
+    for part in parts:
+        assert part.count <= messages_max
+        assert part.count == 1 or len(part.block) <= bytes_max
 
 
 @given(stored(), st.data())

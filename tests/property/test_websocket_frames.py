@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from millstream.entries import encode_entries
 from millstream.errors import InvalidArgument
-from millstream.server.http.incoming import ShownMessage, shown_batch
+from millstream.server.http.incoming import ShownMessage, shown_messages
 from millstream.server.http.socket import frames
 from millstream.server.http.socket.mailbox import Mailbox
 from millstream.wire.deliveries import Delivery
@@ -103,6 +103,23 @@ def test_what_waits_for_a_slow_subscriber_is_bounded() -> None:
     assert (frame.missed, len(frame.messages)) == (17, 3)
 
 
+def test_large_deliveries_are_bounded_for_all_subscriptions_together() -> None:
+    mailbox = Mailbox(bytes_max=1_000_000)
+    for number in range(1, 33):
+        mailbox.open(number, 1, "auto")
+    head, tail = encode_entries([bytes(1000)] * 800, base_timestamp_us=1)
+    large = bytes(head) + bytes(tail)
+    taken = [number for number in range(1, 33) if mailbox.offer(Delivery(number, 0, "t", 0, 1, (large,)))]
+    assert taken == [1]
+    for _ in mailbox.frames():
+        pass
+    assert not mailbox.offer(Delivery(2, 0, "t", 0, 1, (large,))), "the first one is open, and not read to its end"
+    mailbox.give(1, 1_000)
+    for _ in mailbox.frames():
+        pass
+    assert mailbox.offer(Delivery(2, 0, "t", 0, 1, (large,)))
+
+
 def test_what_is_said_about_missed_messages_is_bounded_and_adds_up() -> None:
     mailbox = Mailbox(bytes_max=10_000)
     mailbox.open(1, 0, "auto")
@@ -119,11 +136,11 @@ def test_a_batch_is_opened_as_far_as_it_is_sent(monkeypatch: pytest.MonkeyPatch)
 
     def counted(*arguments: Any) -> Iterator[ShownMessage]:
         nonlocal shown
-        for message in shown_batch(*arguments):
+        for message in shown_messages(*arguments):
             shown += 1
             yield message
 
-    monkeypatch.setattr("millstream.server.http.socket.mailbox.shown_batch", counted)
+    monkeypatch.setattr("millstream.server.http.socket.mailbox.shown_messages", counted)
     mailbox = Mailbox(bytes_max=10_000_000)
     mailbox.open(1, 10, "auto")
     mailbox.offer(delivery(0, 5_000))

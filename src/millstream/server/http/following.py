@@ -16,9 +16,8 @@ import msgspec
 from millstream.broker.background import comes_within
 from millstream.broker.broker import Broker, FetchAnswer, FetchHandle, Session
 from millstream.errors import MillstreamError, OffsetOutOfRange, TopicNotFound
-from millstream.records import Batch
-from millstream.server.http.incoming import ShownMessage, shown_batch
-from millstream.slicing import batches_of
+from millstream.records import Buffer
+from millstream.server.http.incoming import ShownMessage, shown_messages
 from millstream.values import Encoding
 from millstream.wire.calls import ListOffsets
 from millstream.wire.message_calls import cursor_text
@@ -58,6 +57,12 @@ class Follower:
         self._ready = deque(self._positions)
         self._waiting: dict[int, FetchHandle] = {}
         self._news = asyncio.Event()
+        self._ended: MillstreamError | None = None
+
+    def end(self, why: MillstreamError) -> None:
+        """The client may not read on, also if nothing comes."""
+        self._ended = why
+        self._news.set()
 
     async def lines(self, *, limit: int, heartbeat_ms: int) -> AsyncGenerator[bytes, None]:
         """Pieces of whole lines; a heartbeat says where to go on, should the connection be lost."""
@@ -67,12 +72,16 @@ class Follower:
                 while self._ready:
                     number = self._ready.popleft()
                     async for messages in self._read(number):
+                        if self._ended is not None:
+                            raise self._ended
                         if limit:
                             messages = messages[:left]
                             left -= len(messages)
                         yield _encode.encode_lines(messages)
                         if limit and not left:
                             return
+                if self._ended is not None:
+                    raise self._ended
                 self._news.clear()
                 if self._ready:
                     continue
@@ -92,22 +101,20 @@ class Follower:
         except OffsetOutOfRange:
             # Retention was faster than this reader; what is left begins later.
             answer = await self._from_the_start(number)
-        for batch in batches_of(answer.buffers):
-            async for piece in self._pieces(number, batch):
-                self._positions[number] = piece[-1].offset + 1
-                yield piece
-            self._positions[number] = max(self._positions[number], batch.next_offset)
+        async for piece in self._pieces(number, answer.buffers):
+            self._positions[number] = piece[-1].offset + 1
+            yield piece
         self._positions[number] = max(self._positions[number], answer.next_offset)
         if self._positions[number] < answer.high_watermark:
             self._ready.append(number)
         else:
             self._wait(number)
 
-    async def _pieces(self, number: int, batch: Batch) -> AsyncGenerator[list[ShownMessage], None]:
+    async def _pieces(self, number: int, buffers: Sequence[Buffer]) -> AsyncGenerator[list[ShownMessage], None]:
         first, uid = self._positions[number], self._uids[number]
         piece: list[ShownMessage] = []
         size = 0
-        for message in shown_batch(batch, self._topic, number, uid, first, self._encoding):
+        for message in shown_messages(buffers, self._topic, number, uid, first, self._encoding):
             piece.append(message)
             size += message.size
             if len(piece) == _PIECE_MESSAGES or size >= _PIECE_BYTES:

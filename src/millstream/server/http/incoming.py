@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from millstream.headers import readable_headers
 from millstream.ids import message_id
-from millstream.records import PRIORITY_DEFAULT, Batch
+from millstream.records import PRIORITY_DEFAULT, Batch, Buffer
+from millstream.slicing import parts_of
 from millstream.values import Encoding, to_headers, to_json, to_json_start
 from millstream.wire.message_calls import MessageInfo
 
-__all__ = ["ShownMessage", "shown", "shown_batch"]
+__all__ = ["ShownMessage", "shown", "shown_messages"]
 
 
 class ShownMessage(msgspec.Struct, kw_only=True, gc=False):
@@ -68,10 +69,17 @@ def shown(message: MessageInfo, encoding: Encoding) -> ShownMessage:
     )
 
 
-def shown_batch(
+def shown_messages(
+    buffers: Iterable[Buffer], topic: str, partition: int, uid: int, first: int, encoding: Encoding
+) -> Iterator[ShownMessage]:
+    """The messages of stored batches, from an offset on; one at a time, because a batch may hold a million."""
+    for part in parts_of(buffers, first):
+        yield from _shown_part(part, topic, partition, uid, first, encoding)
+
+
+def _shown_part(
     batch: Batch, topic: str, partition: int, uid: int, first: int, encoding: Encoding
 ) -> Iterator[ShownMessage]:
-    """The messages of a stored batch, from an offset on; one at a time, because a batch may hold a million."""
     header, offsets = batch.header, batch.offsets()
     append_us = header.append_time_us
     values, keys, raw_headers = batch.values(), batch.keys(), batch.raw_headers()

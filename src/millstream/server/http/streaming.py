@@ -7,23 +7,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import Any, Final
 
 import msgspec
 import structlog
 from starlette.responses import Response
 
+from millstream.broker.broker import Session
 from millstream.errors import InternalError, MillstreamError
 from millstream.server.http.endpoints import Exchange, disconnected
 from millstream.server.http.problems import describe
 
-__all__ = ["LineStream"]
+__all__ = ["LineStream", "own_session"]
 
 _log = structlog.get_logger("millstream.http")
 
 #: For the end of an answer to reach a client that has stopped reading.
 _GOODBYE_S: Final = 1.0
+
+
+@contextlib.contextmanager
+def own_session(exchange: Exchange[Any, Any], end: Callable[[MillstreamError], None]) -> Iterator[Session]:
+    """A stream is a connection: in lists of them, in quotas, and ended as one."""
+    asking, broker = exchange.session, exchange.broker
+    session = broker.open_session(
+        namespace=asking.namespace,
+        client_id=asking.client_id,
+        address=asking.address,
+        push=asking.push,
+        door="http",
+        access=asking.access,
+        end=end,
+    )
+    try:
+        yield session
+    finally:
+        broker.session_closed(session)
 
 
 class LineStream(Response):

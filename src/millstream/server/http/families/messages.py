@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -25,7 +26,7 @@ from millstream.server.http.outgoing import (
     trace_headers,
 )
 from millstream.server.http.problems import Problem, describe
-from millstream.server.http.streaming import LineStream
+from millstream.server.http.streaming import LineStream, own_session
 from millstream.server.publishing import Receipt, publish
 from millstream.values import Encoding
 from millstream.wire import calls, message_calls
@@ -288,15 +289,21 @@ async def stream_messages(exchange: Exchange[StreamQuery, None]) -> LineStream:
     count = len(metadata.partition_uids)
     if query.partition is not None and not 0 <= query.partition < count:  # what is scheduled has numbers beyond it
         raise PartitionNotFound(f"topic {topic!r} has partitions 0 to {count - 1}, not {query.partition}")
-    follower = Follower(
-        exchange.broker,
-        exchange.session,
-        topic,
-        metadata.partition_uids,
-        await _start(exchange, topic),
-        encoding=query.encoding,
-    )
-    return LineStream(exchange, follower.lines(limit=query.limit, heartbeat_ms=query.heartbeat_ms))
+    lines = _followed(exchange, metadata.partition_uids, await _start(exchange, topic))
+    await anext(lines)  # who may have no connection more is told so before anything is sent
+    return LineStream(exchange, lines)
+
+
+async def _followed(
+    exchange: Exchange[StreamQuery, None], uids: Sequence[int], starts: Mapping[int, int]
+) -> AsyncGenerator[bytes, None]:
+    query, topic = exchange.query, exchange.path["topic"]
+    with own_session(exchange, lambda why: follower.end(why)) as session:
+        follower = Follower(exchange.broker, session, topic, uids, starts, encoding=query.encoding)
+        yield b""
+        async with aclosing(follower.lines(limit=query.limit, heartbeat_ms=query.heartbeat_ms)) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 async def _start(exchange: Exchange[StreamQuery, None], topic: str) -> dict[int, int]:

@@ -14,7 +14,7 @@ from millstream.policies import AckDurability, Ordering, Start
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
 from millstream.server.http.message_view import Content, content, view_of
 from millstream.server.http.parameters import Count, DurationMs, Limit, Page, WaitMs
-from millstream.server.http.streaming import LineStream
+from millstream.server.http.streaming import LineStream, own_session
 from millstream.values import Encoding
 from millstream.wire import queue_calls as calls
 
@@ -251,18 +251,8 @@ async def stream_messages(exchange: Exchange[LeaseStreamQuery, None]) -> LineStr
 
 async def _lines(exchange: Exchange[LeaseStreamQuery, None]) -> AsyncGenerator[bytes, None]:
     query, names, broker = exchange.query, _names(exchange), exchange.broker
-    asking = exchange.session
     ended: list[MillstreamError] = []
-    session = broker.open_session(
-        namespace=asking.namespace,
-        client_id=asking.client_id,
-        address=asking.address,
-        push=asking.push,
-        door="http",
-        access=asking.access,
-        end=ended.append,
-    )
-    try:
+    with own_session(exchange, ended.append) as session:
         opened: Any = await broker.call(
             session,
             calls.OpenQueue(
@@ -289,8 +279,6 @@ async def _lines(exchange: Exchange[LeaseStreamQuery, None]) -> AsyncGenerator[b
             yield b"".join(msgspec.json.encode(view) + b"\n" for view in views) or b'{"heartbeat_ms":%d}\n' % (
                 broker.now_us() // 1000
             )
-    finally:
-        broker.session_closed(session)
 
 
 def leased_view(message: calls.LeasedMessage, encoding: Encoding) -> LeasedView:

@@ -12,9 +12,8 @@ from typing import Final
 import structlog
 
 from millstream.errors import MillstreamError
-from millstream.server.http.incoming import ShownMessage, shown_batch
+from millstream.server.http.incoming import ShownMessage, shown_messages
 from millstream.server.http.socket.frames import DeliveredMessages
-from millstream.slicing import batches_of
 from millstream.values import Encoding
 from millstream.wire.deliveries import Delivery
 
@@ -27,6 +26,8 @@ FRAME_BYTES: Final = 256 * 1024
 FRAME_MESSAGES: Final = 500
 #: What a delivery takes besides its messages; one may have none, and only say how many were missed.
 _DELIVERY_BYTES: Final = 500
+#: A subscription that is not behind can have a delivery of this size, however much waits for the others.
+_ALWAYS_BYTES: Final = 256 * 1024
 
 
 class _Box:
@@ -39,6 +40,7 @@ class _Box:
         #: The delivery that was opened last: its next message, and those behind it.
         self.next: ShownMessage | None = None
         self.opened: Iterator[ShownMessage] = iter(())
+        self.opened_bytes = 0
 
     def has_something(self) -> bool:
         return (self.credit is None or self.credit > 0) and bool(self.waiting or self.next)
@@ -63,7 +65,7 @@ class Mailbox:
     def close(self, subscription: int) -> None:
         box = self._boxes.pop(subscription, None)
         if box is not None:
-            self._bytes -= sum(map(_size, box.waiting))
+            self._bytes -= sum(map(_size, box.waiting)) + box.opened_bytes
 
     def give(self, subscription: int, more: int) -> bool:
         """More credit; says whether there is such a subscription."""
@@ -73,12 +75,13 @@ class Mailbox:
         return box is not None
 
     def offer(self, delivery: Delivery) -> bool:
-        """Take a delivery, unless the client is behind.  An idle subscription can always have one."""
+        """Take a delivery, unless the client is behind.  An idle subscription can have one, unless that is large."""
         box = self._boxes.get(delivery.subscription)
         if box is None:
             return False
         size = _size(delivery)
-        if box.waiting and self._bytes + size > self._bytes_max:
+        is_due = not box.waiting and (size <= _ALWAYS_BYTES or not self._bytes)
+        if not is_due and self._bytes + size > self._bytes_max:
             self.refused = True
             return False
         self._bytes += size
@@ -103,7 +106,7 @@ class Mailbox:
         while box.next and len(messages) < room and (not messages or size + box.next.size <= FRAME_BYTES):
             size += box.next.size
             messages.append(box.next)
-            box.next = next(box.opened, None)
+            self._step(box)
         if box.credit is not None:
             box.credit -= len(messages)
         return DeliveredMessages(subscription=number, missed=missed, messages=messages)
@@ -111,18 +114,22 @@ class Mailbox:
     def _open_first(self, box: _Box) -> int:
         """Go on with the delivery that waits longest; returns how many messages were missed before it."""
         delivery = box.waiting.popleft()
-        self._bytes -= _size(delivery)
-        box.opened = _messages(delivery, box.encoding)
-        box.next = next(box.opened, None)
+        box.opened, box.opened_bytes = _messages(delivery, box.encoding), _size(delivery)
+        self._step(box)
         return delivery.missed
+
+    def _step(self, box: _Box) -> None:
+        box.next = next(box.opened, None)
+        if box.next is None:
+            self._bytes -= box.opened_bytes
+            box.opened_bytes = 0
 
 
 def _messages(delivery: Delivery, encoding: Encoding) -> Iterator[ShownMessage]:
     """Lazily: a batch may hold a million."""
     for buffer in delivery.buffers:
         try:
-            for batch in batches_of((buffer,)):
-                yield from shown_batch(batch, delivery.topic, delivery.partition, delivery.uid, 0, encoding)
+            yield from shown_messages((buffer,), delivery.topic, delivery.partition, delivery.uid, 0, encoding)
         except MillstreamError as error:
             _log.error("messages for a subscriber cannot be read", topic=delivery.topic, reason=str(error))
 
