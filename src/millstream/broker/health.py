@@ -10,6 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+import msgspec
+
+from millstream.access.rights import EVERY_NAMESPACE, EVERY_TOPIC
 from millstream.broker.answers import FetchAnswer
 from millstream.broker.groups import Groups
 from millstream.broker.journal import SEGMENT_BYTES, Journal
@@ -107,7 +110,7 @@ class Health:
     def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:
         return {CheckHealth: self._check}
 
-    async def _check(self, _: Session, call: CheckHealth) -> HealthReport:
+    async def _check(self, session: Session, call: CheckHealth) -> HealthReport:
         if not _TIMEOUT_MS_MIN <= call.timeout_ms <= _TIMEOUT_MS_MAX:
             limits = f"between {_TIMEOUT_MS_MIN} and {_TIMEOUT_MS_MAX}"
             raise InvalidArgument(f"timeout_ms must be {limits}, not {call.timeout_ms}")
@@ -118,6 +121,9 @@ class Health:
             components += await asyncio.shield(self._deep)
         refusal = self._host.modes.publish_refusal
         reason = self._state_failure() or (str(refusal) if refusal is not None else "")
+        if not session.access.may("read", EVERY_NAMESPACE, EVERY_TOPIC):
+            components = [msgspec.structs.replace(each, message="", recommendation="") for each in components]
+            reason = reason and "the broker takes no messages now; why is told to a key that may read everything"
         now_us = self._clock.now_us()
         worst = max(components, key=lambda component: _RANK[component.status]).status
         return HealthReport(

@@ -47,7 +47,7 @@ class CheckHealth(CallForm, tag="broker.health"):
 class ComponentHealth(AnswerForm):
     name: str
     status: HealthStatus
-    #: What was found, in one sentence.
+    #: What was found, in one sentence.  It may name topics: empty for a key that may not read everything.
     message: str
     #: What to do about it; empty when there is nothing to do.
     recommendation: str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
@@ -208,6 +209,53 @@ def test_pages_of_other_sites_may_not_use_a_broker_that_trusts_this_machine(trus
         assert httpx.get(url, headers=headers).status_code == 403
     port = trusting.url.rpartition(":")[2]
     assert httpx.get(url, headers={"host": f"localhost:{port}"}).status_code == 200
+
+
+def test_a_picture_in_a_page_of_another_site_cannot_lease(trusting: BrokerForTests) -> None:
+    """Browsers send no origin with it, but say where it comes from."""
+    with trusting.connect() as client:
+        client.publish("orders", b"x")
+    url = f"{trusting.url}{API}/queues/orders/billing/stream?auto_ack=true"
+    for site in ("cross-site", "same-site"):
+        answer = httpx.get(url, headers={"sec-fetch-site": site, "sec-fetch-mode": "no-cors"})
+        assert (answer.status_code, answer.json()["code"]) == (403, "FORBIDDEN")
+    for site in ("same-origin", "none"):
+        assert httpx.get(f"{trusting.url}{API}/queues", headers={"sec-fetch-site": site}).json() == []
+
+
+def test_a_stream_of_a_topic_is_a_connection_and_ends_with_its_key(broker: BrokerForTests, http: httpx.Client) -> None:
+    made = new_key(broker, "read")
+    with broker.connect(key=key_for(broker, "admin")) as admin:
+        admin.create_topic("followed")
+        headers = bearer(made.key) | {"x-client-id": "follower"}
+        with http.stream("GET", f"{API}/topics/followed/stream", headers=headers) as answer:
+            assert answer.status_code == 200
+            assert [it.door for it in admin.admin.connections() if it.client_id == "follower"] == ["http"]
+            admin.keys.revoke(made.info.id)
+            [last] = answer.iter_lines()  # although nothing comes, and no heartbeat is due
+        assert json.loads(last)["error"]["code"] == "UNAUTHORIZED"
+        assert not [it for it in admin.admin.connections() if it.client_id == "follower"]
+
+
+def test_health_says_what_is_wrong_to_who_may_read_everything(broker: BrokerForTests, http: httpx.Client) -> None:
+    """It may name topics of anybody."""
+    admin = key_for(broker, "admin")
+    scoped = key_for(broker, "read", scopes=["default:mine.#"])
+    with broker.connect(key=admin) as client:
+        client.set_mode("maintenance", reason="moving house")
+        try:
+            for path in (f"{API}/health", "/health/ready"):
+                shown = http.get(path, headers=bearer(admin))
+                assert "moving house" in shown.text
+                for headers in ({}, bearer(scoped)):
+                    told = http.get(path, headers=headers)
+                    assert told.status_code == shown.status_code
+                    assert "moving house" not in told.text
+            components = http.get(f"{API}/health").json()["components"]
+            assert {component["message"] for component in components} == {""}
+            assert "degraded" in {component["status"] for component in components}
+        finally:
+            client.set_mode("normal")
 
 
 def test_a_long_poll_ends_when_its_key_is_revoked(broker: BrokerForTests, http: httpx.Client) -> None:

@@ -14,6 +14,8 @@ __all__ = ["RequestHeaders", "check_origin", "key_in"]
 
 #: As long as the name of a host can be, and a port.
 _HOST_MAX: Final = 260
+#: What browsers say of a request that a page of the same origin makes, and of one that a person makes.
+_OWN_SITES: Final = frozenset((b"same-origin", b"none"))
 
 
 class RequestHeaders:
@@ -49,6 +51,11 @@ def check_origin(headers: RequestHeaders) -> None:
         origin = headers.get("origin")
         if _place_of(origin) != host:
             raise Forbidden(f"a page of {origin[:100]!r} may not use this broker")
+    # Images are fetched and links are followed without an origin, and there is a GET that leases and acks.
+    if headers.raw.get(b"sec-fetch-site", b"none") not in _OWN_SITES:
+        raise Forbidden(
+            "a page of another site may not use this broker; if you followed a link, enter its address yourself"
+        )
 
 
 def _place_of(origin: str) -> str | None:

@@ -87,7 +87,7 @@ async def set_log_level(exchange: Exchange[NoQuery, LevelBody]) -> Any:
     return await exchange.call(calls.SetLogLevel(level=exchange.body.level))
 
 
-@family.get("/admin/mode", answer=ModeInfo)
+@family.get("/admin/mode", permission="any", answer=ModeInfo)
 async def show_mode(exchange: Exchange[NoQuery, None]) -> ModeInfo:
     """What the broker lets itself be asked for, and why."""
     broker: dict[str, Any] = await exchange.call(DescribeBroker())

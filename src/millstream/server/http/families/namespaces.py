@@ -21,7 +21,7 @@ class Forced(msgspec.Struct, forbid_unknown_fields=True):
     force: bool = False
 
 
-@family.get("/namespaces", answer=list[str])
+@family.get("/namespaces", permission="any", answer=list[str])
 async def list_namespaces(exchange: Exchange[NoQuery, None]) -> list[str]:
     """The names of all namespaces."""
     names: list[str] = await exchange.call(calls.ListNamespaces())

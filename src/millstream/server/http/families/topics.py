@@ -127,7 +127,7 @@ async def list_offsets(exchange: Exchange[OffsetsQuery, None]) -> list[Partition
     return [PartitionOffset(entry.partition, entry.offset) for entry in entries]
 
 
-@family.get("/topics/{topic}/flow", answer=subscription_calls.FlowInfo)
+@family.get("/topics/{topic}/flow", permission="any", answer=subscription_calls.FlowInfo)
 async def show_flow(exchange: Exchange[NoQuery, None]) -> Any:
     """How far the consumers of a topic's queues are behind, and whether its publishers are slowed down."""
     return await exchange.call(subscription_calls.DescribeFlow(topic=exchange.path["topic"]))
