@@ -57,6 +57,11 @@ class PacketReader:
             self._data = data if type(data) is bytes else bytes(data)
         self._at = 0
 
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something that was not handed out when somebody stopped early."""
+        return self._at < len(self._data)
+
     def packets(self) -> Iterator[Packet]:
         """Every whole packet so far.  Who stops early gets the others from the next call; feed only between calls."""
         if self._violation is not None:

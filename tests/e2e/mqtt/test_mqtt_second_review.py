@@ -124,7 +124,7 @@ def test_who_subscribes_again_while_it_is_behind_gets_what_comes_next(mqtt: Wire
 def test_who_unsubscribes_while_its_topics_are_looked_through_is_not_deaf_to_them(
     mqtt: Wires, server: Millstream, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.broker.mqtt.reading._LOOKED_AT_A_TIME", 1)
+    monkeypatch.setattr("millstream.broker.mqtt.world._LOOKED_AT_A_TIME", 1)
     reader, first, names = far_behind(mqtt, topic)
     session = session_of(server, reader.client_id)
 
@@ -136,7 +136,7 @@ def test_who_unsubscribes_while_its_topics_are_looked_through_is_not_deaf_to_the
             await asyncio.sleep(0)
         assert not session.positions
         assert not session.behind
-        session.world.subscribe(session, [Subscription(f"{topic}/#", 1)])
+        list(session.world.subscribe(session, [Subscription(f"{topic}/#", 1)]))
 
     server.broker.run(change())
     reader.send(Puback(first.packet_id))

@@ -60,9 +60,11 @@ def test_who_stops_reading_early_gets_the_rest_later() -> None:
     reading.feed(encode(Puback(1), 5) + encode(Puback(2), 5) + PUBLISH[:4])
     reader_of_one = reading.packets()
     assert next(reader_of_one) == Puback(1)
+    assert reading.has_more
     reading.feed(PUBLISH[4:])
     del reader_of_one
     assert list(reading.packets()) == [Puback(2), Publish("a/b", b"hello", 1, packet_id=7)]
+    assert not reading.has_more
 
 
 def test_packets_before_a_violation_are_read_and_none_after_it() -> None:

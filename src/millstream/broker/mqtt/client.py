@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import structlog
@@ -51,7 +51,7 @@ _log = structlog.get_logger("millstream.mqtt")
 #: What an alias adds to a packet.
 _ALIAS_BYTES: Final = 3
 _PINGRESP: Final = encode(Pingresp(), V5)
-#: SUBSCRIBEs and UNSUBSCRIBEs that may wait for their turn before the client is not read from any more.
+#: SUBSCRIBEs and UNSUBSCRIBEs that may wait for their turn; what a client says behind them waits too.
 _TURNS_MAX: Final = 100
 
 
@@ -122,7 +122,10 @@ class Client:
     # --- what it says --------------------------------------------------------------------------------------------
 
     def handle(self, packets: Iterable[Packet]) -> None:
-        """What came with one read.  Whatever came before a mistake is carried out."""
+        """What came with one read, or as much of it as there is room for.
+
+        Whatever came before a mistake is carried out.
+        """
         count = 0
         try:
             for packet in packets:
@@ -131,6 +134,8 @@ class Client:
                     self._receiving.take(packet)
                 else:
                     self._handle(packet)
+                    if self._turns >= _TURNS_MAX:
+                        break  # the rest comes when there is room again
                 if self._gone:
                     break
         finally:
@@ -257,14 +262,39 @@ class Client:
         assert self.session is not None
         assert self.who is not None
         subscribing = Subscribing(self, self.session, self.who, packet)
-        if subscribing.begin():
-            subscribing.answer()
-        else:
+        if not self._is_begun(subscribing):
+            return
+        if subscribing.waits:
             self._in_turn(subscribing.finish())
+        else:
+            subscribing.answer()
+            self._turns += 1  # until others have had theirs
+            self._room.loop.call_soon(self._end_turn)
 
     def _unsubscribe(self, packet: Unsubscribe) -> None:
         assert self.session is not None
-        self._in_turn(Unsubscribing(self, self.session, packet).finish())
+        unsubscribing = Unsubscribing(self, self.session, packet)
+        if self._is_begun(unsubscribing):
+            self._in_turn(unsubscribing.finish())
+
+    def _is_begun(self, change: Subscribing | Unsubscribing) -> bool:
+        """False if that takes so long that it must pause; then it is seen to, and the client waits."""
+        steps = change.begin()
+        if next(steps, True):
+            return True
+        self._turns += _TURNS_MAX
+        self._in_turn(self._begin(change, steps))
+        return False
+
+    async def _begin(self, change: Subscribing | Unsubscribing, steps: Iterator[None]) -> None:
+        try:
+            while not self._gone and not next(steps, True):
+                await asyncio.sleep(0)
+        finally:
+            self._turns -= _TURNS_MAX
+        if not self._gone:
+            self.resume()
+            await change.finish()
 
     def queue_topics(self) -> QueueTopics:
         """Its queues, from the first time on that it has to do with any."""
@@ -464,6 +494,9 @@ class Client:
         if before is not None and not before.done():
             await asyncio.wait([before])
         await self.or_fail(work)
+        self._end_turn()
+
+    def _end_turn(self) -> None:
         self._turns -= 1
         if self._turns < _TURNS_MAX:
             self.resume()

@@ -32,8 +32,6 @@ __all__ = ["Place", "Position", "Reading", "messages_of"]
 _log = structlog.get_logger("millstream.mqtt")
 
 _CHUNK_BYTES: Final = 64 * 1024
-#: Topics that are looked at before others have their turn: about a millisecond.
-_LOOKED_AT_A_TIME: Final = 200
 
 
 class Place(NamedTuple):
@@ -143,15 +141,11 @@ class Reading:
         There is a None whenever it is time to let others have their turn: after a start, partitions are opened here.
         """
         self._tidy(session)
-        for count, topic in enumerate(self._world.topics_for(session), 1):
-            if count % _LOOKED_AT_A_TIME == 0:
+        for place in self._world.partitions_for(session):
+            if place is None:
                 yield None
-            for number in range(len(topic.partition_uids)):
-                if topic.partitions[number] is None:
-                    yield None
-                position = self._position_behind(session, topic, number)
-                if position is not None:
-                    yield position
+            elif (position := self._position_behind(session, *place)) is not None:
+                yield position
 
     def _position_behind(self, session: Session, topic: Topic, number: int) -> Position | None:
         topics = self._world.room.broker.topics

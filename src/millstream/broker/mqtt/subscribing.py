@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from millstream.broker.mqtt.queue_messages import is_reply_address
@@ -38,8 +39,11 @@ class Subscribing:
         self._retained: list[str] = []
         self._problem: MillstreamError | None = None
 
-    def begin(self) -> bool:
-        """Whatever is ordinary holds from now on; says whether that was all.  Raises MqttViolation."""
+    def begin(self) -> Iterator[None]:
+        """Whatever is ordinary holds when it is through; it pauses when others are to have their turn.
+
+        Raises MqttViolation, before the first pause.
+        """
         filters = self._packet.filters
         # As many as a session may have, of topics and of queues: a packet has room for a quarter of a million.
         at_most = 2 * self._session.world.room.settings.subscriptions_max
@@ -54,12 +58,16 @@ class Subscribing:
         if len(filters) > at_most:
             self._problem = QuotaExceeded(f"a SUBSCRIBE has {at_most} filters at most")
             self._reasons += [subscribe_reason(self._problem)] * (len(filters) - at_most)
-        begins = self._session.world.subscribe(self._session, list(self._taken.values()))
+        yield from self._session.world.subscribe(self._session, list(self._taken.values()))
         # They hold, so they are recorded: a message that comes now says how far the session is, behind these facts.
-        self._session.record(*(["sub", *subscription] for subscription in self._taken.values()), *begins)
+        self._session.record(*(["sub", *subscription] for subscription in self._taken.values()))
         # So is what they ask for: a client that is told of its subscriptions does not ask again after a crash.
         self._session.ask_for_retained(self._retained)
-        return None not in self._reasons and not (self._taken and self._session.lasts)
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is more to do before it is answered."""
+        return None in self._reasons or bool(self._taken and self._session.lasts)
 
     def _take(self, wanted: Filter) -> int | None:
         check_topic_filter(wanted.filter)
@@ -132,14 +140,23 @@ class Unsubscribing:
         self._session = session
         self._packet = packet
         self._reasons: list[int | None] = []
-        ordinary = [topic_filter for topic_filter in packet.filters if not client.has_queue(topic_filter)]
-        ended = dict.fromkeys(session.world.unsubscribe(session, ordinary))
-        session.record(*(["unsub", topic_filter] for topic_filter in ended))
-        for topic_filter in packet.filters:
+
+    def begin(self) -> Iterator[None]:
+        """Whatever is ordinary ends at once; it pauses when others are to have their turn."""
+        client, session, filters = self._client, self._session, self._packet.filters
+        ended = session.world.end(session, [wanted for wanted in filters if not client.has_queue(wanted)])
+        names = dict.fromkeys(subscription.filter for subscription in ended)
+        session.record(*(["unsub", name] for name in names))
+        for topic_filter in filters:
             if client.has_queue(topic_filter):
                 self._reasons.append(None)
             else:
-                self._reasons.append(Reason.SUCCESS if topic_filter in ended else Reason.NO_SUBSCRIPTION_EXISTED)
+                self._reasons.append(Reason.SUCCESS if topic_filter in names else Reason.NO_SUBSCRIPTION_EXISTED)
+        yield from session.world.forget_positions(session, ended)
+
+    @property
+    def waits(self) -> bool:
+        return True
 
     async def finish(self) -> None:
         for place, topic_filter in enumerate(self._packet.filters):

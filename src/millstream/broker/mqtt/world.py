@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import structlog
 
-from millstream.broker.journal import Fact
 from millstream.broker.mqtt import queue_defaults
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.mqtt.readers import Readers
@@ -41,6 +40,8 @@ _REMEMBERED_MAX: Final = 200_000
 _REMEMBERED_NAME_MAX: Final = 255
 #: Messages that are no topic's and wait for sessions; beyond it the oldest are gone.
 _CATCH_ALL_BYTES: Final = 1024 * 1024 * 1024
+#: Topics, partitions and positions that are looked at before others have their turn: about a millisecond.
+_LOOKED_AT_A_TIME: Final = 200
 
 
 class World:
@@ -66,15 +67,19 @@ class World:
 
     # --- who is subscribed ---------------------------------------------------------------------------------------
 
-    def subscribe(self, session: Session, subscriptions: Sequence[Subscription]) -> list[Fact]:
-        """Returns the facts of where the session begins to read."""
-        begins = self._begin(session, subscriptions) if session.lasts else []
+    def subscribe(self, session: Session, subscriptions: Sequence[Subscription]) -> Iterator[None]:
+        """They hold when it is through; it pauses whenever others are to have their turn."""
+        has_paused = False
+        for _ in self._begin(session, subscriptions) if session.lasts else ():
+            has_paused = True
+            yield
         for subscription in subscriptions:
             self.room.broker.metrics.mqtt_subscriptions += subscription.filter not in session.subscriptions
             session.subscriptions[subscription.filter] = subscription
             self.insert(session, subscription)
         session.subscriptions_changed()
-        return begins
+        if has_paused:
+            session.catch_up()  # messages have come behind the ends that were taken first
 
     def insert(self, session: Session, subscription: Subscription) -> None:
         share = parse_share(subscription.filter)
@@ -91,22 +96,34 @@ class World:
 
     def unsubscribe(self, session: Session, filters: Iterable[str]) -> list[str]:
         """Returns those of the filters to which there was a subscription."""
+        ended = self.end(session, filters)
+        for _ in self.forget_positions(session, ended):
+            pass
+        return [subscription.filter for subscription in ended]
+
+    def end(self, session: Session, filters: Iterable[str]) -> list[Subscription]:
+        """As `unsubscribe`, but for the positions."""
         ended = []
         for topic_filter in filters:
             subscription = session.subscriptions.pop(topic_filter, None)
             if subscription is not None:
                 self._remove(session, topic_filter)
                 ended.append(subscription)
-        if ended and session.lasts:
-            gone, left = self._readers(ended), self._readers(session.subscriptions.values())
-            for position in list(session.positions.values()):
-                if gone.read(position.topic) and not left.read(position.topic):
-                    del session.positions[position.uid]
-                    session.behind.pop(position.uid, None)
-                    session.record(["gone", position.uid])
-        names = [subscription.filter for subscription in ended]
-        session.subscriptions_changed(names)
-        return names
+        session.subscriptions_changed([subscription.filter for subscription in ended])
+        return ended
+
+    def forget_positions(self, session: Session, ended: Sequence[Subscription]) -> Iterator[None]:
+        """Those that only subscriptions had which have ended; pauses whenever others are to have their turn."""
+        if not ended or not session.lasts:
+            return
+        gone, left = self._readers(ended), self._readers(session.subscriptions.values())
+        for count, position in enumerate(list(session.positions.values()), 1):
+            if count % _LOOKED_AT_A_TIME == 0:
+                yield
+            if gone.read(position.topic) and not left.read(position.topic):
+                session.positions.pop(position.uid, None)
+                session.behind.pop(position.uid, None)
+                session.record(["gone", position.uid])
 
     def _remove(self, session: Session, topic_filter: str) -> None:
         share = parse_share(topic_filter)
@@ -145,39 +162,54 @@ class World:
         if found is not None:
             found.offer(parcel, place, but=but)
 
-    def _begin(self, session: Session, subscriptions: Sequence[Subscription]) -> list[Fact]:
-        """New subscriptions are for what comes from now on: the ends of everything that is there already."""
+    def _begin(self, session: Session, subscriptions: Sequence[Subscription]) -> Iterator[None]:
+        """New subscriptions are for what comes from now on: the ends of everything that is there already.
+
+        They are recorded here, before the subscriptions are: a position without one does no harm.
+        """
+        known = session.subscriptions
+        if all(one.filter in known and (known[one.filter].qos or not one.qos) for one in subscriptions):
+            return
         topics = self.room.broker.topics
-        facts: list[Fact] = []
-        held = self._readers(session.subscriptions.values())
-        new = self._readers(subscriptions)
-        for topic in self._topics_of(new):
+        held, new = self._readers(known.values()), self._readers(subscriptions)
+        for place in self._partitions_of(new):
+            if place is None:
+                yield
+                continue
+            topic, number = place
             reads = held.read(topic.name)
             # What is in no topic of its own has one place for all filters.
             later = new.filters - held.filters if topic.name == self.room.catch_all else set()
-            if reads and not later:
+            if (reads and not later) or self.topic(topic.name) is not topic or topics.is_untouched(topic, number):
                 continue
-            for number, uid in enumerate(topic.partition_uids):
-                if topics.is_untouched(topic, number):
-                    continue
-                end = topics.partition_of(topic, number).high_watermark
-                if not reads:
-                    position = session.positions[uid] = Position(topic.name, number, uid, end)
-                    session.behind.pop(uid, None)
-                    facts.append(position.fact())
-                    continue
-                position = session.position(Place(topic.name, number, uid, 0))
-                if position.next < end:
-                    facts += [position.begin(topic_filter, end) for topic_filter in sorted(later)]
-        return facts
+            uid, end = topic.partition_uids[number], topics.partition_of(topic, number).high_watermark
+            if not reads:
+                position = session.positions[uid] = Position(topic.name, number, uid, end)
+                session.behind.pop(uid, None)
+                session.record(position.fact())
+                continue
+            position = session.position(Place(topic.name, number, uid, 0))
+            if position.next < end:
+                session.record(*(position.begin(topic_filter, end) for topic_filter in sorted(later)))
 
     def _readers(self, subscriptions: Iterable[Subscription]) -> Readers:
         return Readers(subscriptions, catch_all=self.room.catch_all)
 
-    def _topics_of(self, readers: Readers) -> list[Topic]:
-        """Those that are read."""
+    def _partitions_of(self, readers: Readers) -> Iterator[tuple[Topic, int] | None]:
+        """Those that are read, and a None whenever others are to have their turn: who opens one takes its time."""
+        for count, topic in enumerate(self._topics_of(readers), 1):
+            if count % _LOOKED_AT_A_TIME == 0:
+                yield None
+            if readers.read(topic.name):
+                for number in range(len(topic.partition_uids)):
+                    if topic.partitions[number] is None or number % _LOOKED_AT_A_TIME == _LOOKED_AT_A_TIME - 1:
+                        yield None
+                    yield topic, number
+
+    def _topics_of(self, readers: Readers) -> Iterable[Topic]:
+        """Those that may be read."""
         if readers.wildcards:
-            return [topic for topic in self.stored_topics() if readers.read(topic.name)]
+            return self.stored_topics()
         names = {to_topic(topic_filter) for topic_filter in readers.filters}
         found = [self.topic(name) for name in names if name is not None and not is_system(name)]
         catch_all = self.topic(self.room.catch_all) if readers.filters else None
@@ -189,8 +221,9 @@ class World:
             if not topic.deleting and (not is_system(topic.name) or topic.name == self.room.catch_all):
                 yield topic
 
-    def topics_for(self, session: Session) -> list[Topic]:
-        return self._topics_of(self._readers(session.subscriptions.values()))
+    def partitions_for(self, session: Session) -> Iterator[tuple[Topic, int] | None]:
+        """See `_partitions_of`."""
+        return self._partitions_of(self._readers(session.subscriptions.values()))
 
     # --- who gets what -------------------------------------------------------------------------------------------
 

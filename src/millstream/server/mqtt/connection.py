@@ -46,6 +46,7 @@ class MqttConnection(asyncio.Protocol):
         "_client",
         "_closing",
         "_door",
+        "_goes_on",
         "_heard",
         "_outbox",
         "_outbox_bytes",
@@ -73,6 +74,8 @@ class MqttConnection(asyncio.Protocol):
         self._outbox_bytes = 0
         self._outbox_packets = 0
         self._reads = True
+        #: Whether it is about to take what was left of a read.
+        self._goes_on = False
         #: It does not read fast enough what it is sent.
         self.is_slow = False
         #: In ticks: when it was last heard of, and how long it may be silent; 0 before it was let in.
@@ -150,9 +153,14 @@ class MqttConnection(asyncio.Protocol):
             return
         self._heard = self._door.deadlines.now
         self._door.broker.metrics.mqtt_bytes_received += len(data)
+        self._reader.feed(data)
+        if self._reads:  # otherwise it comes behind what was left of an earlier read
+            self._take_packets()
+
+    def _take_packets(self) -> None:
+        """What has come, or as much of it as the broker takes now."""
         client = self._client
         try:
-            self._reader.feed(data)
             if client is not None:
                 client.handle(self._reader.packets())
             elif any(self._reader.packets()):
@@ -161,8 +169,10 @@ class MqttConnection(asyncio.Protocol):
         except Exception as problem:
             self._fail(problem)
             return
-        if not self._has_room():
+        if self._reader.has_more or not self._has_room():
             self._stop_reading()
+        if not self._reads:
+            self.resume()
 
     def _fail(self, problem: Exception) -> None:
         """Say what was wrong, if it can be said."""
@@ -256,9 +266,20 @@ class MqttConnection(asyncio.Protocol):
 
     def resume(self) -> None:
         """Called when the broker's side is not full any more."""
-        if not self._reads and not self._closing and not self._door.connections.draining and self._has_room():
+        if self._reads or self._closing or self._door.connections.draining or not self._has_room():
+            return
+        if not self._reader.has_more:
             self._reads = True
             self._transport.resume_reading()
+        elif not self._goes_on:
+            self._goes_on = True
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        """With what came together with something that left no room for it."""
+        self._goes_on = False
+        if not self._closing and self._has_room():
+            self._take_packets()
 
     # --- what the transport asks for -----------------------------------------------------------------------------
 
