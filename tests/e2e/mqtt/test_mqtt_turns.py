@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from millstream.broker.mqtt import reading
 from millstream.broker.mqtt.reading import Position
+from millstream.broker.mqtt.session import Session
 from millstream.broker.mqtt.subscribing import Subscribing
 from millstream.broker.mqtt.subscription import Subscription
 from millstream.broker.mqtt.world import World
 from millstream.mqtt.packets import V5, Filter, Pingreq, Pingresp, Puback, Publish, Suback, Subscribe, Unsubscribe
 from millstream.mqtt.writer import encode
+from millstream.records import Codec, encode_batch
 from tests.e2e.mqtt.support import REFERENCE, Millstream, Wires, session_of
 
 pytestmark = pytest.mark.skipif(bool(REFERENCE), reason=f"{REFERENCE} has turns of its own")
@@ -215,3 +218,49 @@ def test_who_unsubscribes_from_many_topics_lets_others_have_their_turn(
         Publish(f"{topic}/kept", b"x", 1, packet_id=3),
     )
     assert wire.message().payload == b"x"
+
+
+# --- large batches ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
+def test_who_catches_up_with_a_large_batch_has_it_read_and_unpacked_once(
+    mqtt: Wires, server: Millstream, topic: str, codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = mqtt.durable(receive_maximum=20)
+    reader.subscribe(topic, qos=1)
+    mqtt.connect().publish(topic, b"first", 1)
+    assert reader.message().payload == b"first"
+    reader.disconnect()
+    values = [b"%d" % number + bytes(100) for number in range(2_000)]
+    partition = server.broker.broker.topics.partition("default", topic.replace("/", "."), 0)
+    server.broker.run(partition.append_durably(encode_batch(values, base_timestamp_us=1, codec=codec)))
+    fetched, made = [], []
+    fetch, message_of = partition.fetch, reading.message_of
+    monkeypatch.setattr(partition, "fetch", lambda *how: (fetched.append(how[0]), fetch(*how))[1])
+    monkeypatch.setattr(reading, "message_of", lambda *what: (made.append(what[0]), message_of(*what))[1])
+    again = mqtt.durable(client_id=reader.client_id, receive_maximum=20)
+    assert again.payloads(2_000) == values
+    again.nothing()
+    assert len(fetched) < 10, "without a pause of a second, once"
+    assert len(made) < 2 * len(values)
+
+
+def test_messages_that_nobody_gets_are_stepped_over_in_turns(
+    mqtt: Wires, server: Millstream, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = mqtt.durable()
+    reader.subscribe(topic, qos=1)
+    mqtt.connect().publish(topic, b"first", 1)
+    assert reader.message().payload == b"first"
+    reader.disconnect()
+    values, last = [b"%d" % number for number in range(20_000)], encode_batch([b"last"], base_timestamp_us=1)
+    partition = server.broker.broker.topics.partition("default", topic.replace("/", "."), 0)
+    expired = encode_batch(values, base_timestamp_us=1, expiry_us=[1] * len(values))
+    server.broker.run(partition.append_durably(expired))
+    server.broker.run(partition.append_durably(last))
+    with Turns(server) as turns:
+        monkeypatch.setattr(Session, "passed", turns.note(Session.passed))
+        assert mqtt.durable(client_id=reader.client_id).message().payload == b"last"
+    assert len(turns.noted) >= len(values)
+    assert max(turns.noted.count(turn) for turn in set(turns.noted)) <= 1_001

@@ -11,6 +11,7 @@ import structlog
 from millstream.broker.journal import Journal
 from millstream.broker.mqtt.client import Client, Line
 from millstream.broker.mqtt.greeting import Greeting
+from millstream.broker.mqtt.halfway import Halfway
 from millstream.broker.mqtt.queue_topics import QueueTopics
 from millstream.broker.mqtt.retained import Kept, Retained
 from millstream.broker.mqtt.session import Session
@@ -75,6 +76,7 @@ class Mqtt:
         self.store = SessionStore(kept, moves)
         self.wills = Wills(self)
         self.system = SystemTopics(self)
+        self.halfway = Halfway()
         self.worlds: dict[str, World] = {}
         #: Sessions whose positions are to be written down.
         self.moved: dict[Session, None] = {}
@@ -149,7 +151,7 @@ class Mqtt:
             _log.error("MQTT work failed", exc_info=problem)
 
     async def sweep(self) -> None:
-        """About once a second: sessions whose time is over end, and positions are written down."""
+        """About once a second: sessions whose time is over end, positions are written down, memory is given back."""
         now_us = self.broker.patience.now_us()
         moved, self.moved = self.moved, {}
         for session in moved:
@@ -161,6 +163,7 @@ class Mqtt:
             if world.is_deserted:
                 del self.worlds[world.namespace]
         self.system.tick()
+        self.halfway.sweep()
         await self.retained.expire(now_us)
 
     # --- clients and sessions ------------------------------------------------------------------------------------

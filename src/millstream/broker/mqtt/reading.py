@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -13,6 +14,7 @@ from millstream.broker.journal import Fact
 from millstream.broker.lost_ends import recovered_end
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.partition import Partition
+from millstream.columns import write_validity
 from millstream.errors import MillstreamError, OffsetOutOfRange
 from millstream.headers import readable_headers
 from millstream.mqtt.messages import Message
@@ -20,18 +22,23 @@ from millstream.mqtt.reasons import MqttViolation
 from millstream.mqtt.stored import message_of
 from millstream.mqtt.topics import check_topic_name, from_topic
 from millstream.mqtt.window import PUBLISHED
-from millstream.slicing import batches_of
+from millstream.records import Batch
+from millstream.slicing import batches_of, select_messages
 
 if TYPE_CHECKING:
     from millstream.broker.mqtt.session import Session
     from millstream.broker.mqtt.world import World
     from millstream.broker.registry import Topic
 
-__all__ = ["Place", "Position", "Reading", "messages_of"]
+__all__ = ["Place", "Position", "Reading", "messages_from", "messages_of"]
 
 _log = structlog.get_logger("millstream.mqtt")
 
 _CHUNK_BYTES: Final = 64 * 1024
+#: Messages of a batch that are cut out together.
+_CUT_AT_A_TIME: Final = 100
+#: Messages that a session is given, or steps over, before others have their turn: some milliseconds.
+_HANDED_OUT_AT_A_TIME: Final = 1_000
 
 
 class Place(NamedTuple):
@@ -46,7 +53,7 @@ class Place(NamedTuple):
 class Position:
     """How far a session has read one partition."""
 
-    __slots__ = ("_since", "is_dirty", "next", "partition", "reads", "topic", "uid")
+    __slots__ = ("_since", "halfway", "is_dirty", "next", "partition", "reads", "topic", "uid")
 
     def __init__(self, topic: str, partition: int, uid: int, next_offset: int) -> None:
         self.topic = topic
@@ -58,6 +65,8 @@ class Position:
         self.is_dirty = False
         #: Whether somebody is reading on from here.
         self.reads = False
+        #: The first offset of a large batch that it is in the middle of; -1 if there is none.
+        self.halfway = -1
         #: Filters that came later than others of its session, and from where on they count.
         self._since: dict[str, int] | None = None
 
@@ -106,18 +115,40 @@ def messages_of(
     nobody's.
     """
     for batch in batches_of(buffers):
-        keys = batch.keys() if topic is None else None
-        headers, expiry = batch.raw_headers(), batch.expiry_us()
-        rows: Iterable[tuple[int, tuple[int, bytes | None]]]
-        rows = enumerate(zip(batch.offsets(), batch.values(), strict=True))
-        if wanted is not None:
-            rows = (row for row in rows if row[1][0] in wanted)
-        for place, (offset, value) in rows:
-            name = topic if topic is not None else _topic_name(keys[place] if keys else None)
-            if name is None:
-                continue
-            told = readable_headers(headers[place]) if headers else []
-            yield offset, message_of(name, value or b"", told, expiry[place] if expiry else 0)
+        if wanted is None:
+            yield from _messages_in(batch, topic)
+            continue
+        marks = write_validity(bytes([offset in wanted for offset in batch.offsets()]))
+        if bits := int.from_bytes(marks, "little"):
+            yield from _messages_in(_part_of(batch, bits), topic)
+
+
+def messages_from(batch: Batch, topic: str | None, first: int) -> Iterator[tuple[int, Message]]:
+    """Those of a batch from an offset on, cut out a few at a time: whoever asks may stop after any of them."""
+    at = bisect_left(batch.offsets(), first)
+    step = max(1, min(_CUT_AT_A_TIME, _CHUNK_BYTES * batch.count // len(batch.block)))
+    while at < batch.count:
+        end = min(at + step, batch.count)
+        yield from _messages_in(_part_of(batch, (1 << end) - (1 << at)), topic)
+        at = end
+
+
+def _part_of(batch: Batch, bits: int) -> Batch:
+    """The messages of a batch whose places are the set bits."""
+    if bits.bit_count() == batch.count:
+        return batch
+    return Batch.parse(select_messages(batch, bits), verify=False)
+
+
+def _messages_in(batch: Batch, topic: str | None) -> Iterator[tuple[int, Message]]:
+    keys = batch.keys() if topic is None else None
+    headers, expiry = batch.raw_headers(), batch.expiry_us()
+    for place, (offset, value) in enumerate(zip(batch.offsets(), batch.values(), strict=True)):
+        name = topic if topic is not None else _topic_name(keys[place] if keys else None)
+        if name is None:
+            continue
+        told = readable_headers(headers[place]) if headers else []
+        yield offset, message_of(name, value or b"", told, expiry[place] if expiry else 0)
 
 
 def _topic_name(key: bytes | None) -> str | None:
@@ -211,18 +242,22 @@ class Reading:
         if partition is None:
             self._forget(session, position)
             return
+        batch = self._world.room.halfway.find(position.uid, position.halfway) if position.halfway >= 0 else None
+        if batch is not None and batch.base_offset <= position.next < batch.next_offset:
+            self._hand_out(session, position, partition, (batch,), batch.next_offset)
+            return
         position.reads = True
 
         def answered(answer: FetchAnswer | MillstreamError) -> None:
             position.reads = False
-            self._hand_out(session, position, partition, answer)
+            self._answered(session, position, partition, answer)
 
         try:
             partition.fetch(position.next, _CHUNK_BYTES, 0, answered)
         except MillstreamError as error:
             answered(error)
 
-    def _hand_out(
+    def _answered(
         self, session: Session, position: Position, partition: Partition, answer: FetchAnswer | MillstreamError
     ) -> None:
         if session.client is None or session.positions.get(position.uid) is not position:
@@ -236,32 +271,49 @@ class Reading:
                 session.behind.pop(position.uid, None)
                 _log.error("messages for a session cannot be read", topic=position.topic, reason=str(answer))
             return
+        self._hand_out(session, position, partition, batches_of(answer.buffers), answer.next_offset)
+
+    def _hand_out(
+        self, session: Session, position: Position, partition: Partition, batches: Iterable[Batch], end: int
+    ) -> None:
         world = self._world
         now_us = world.room.clock.now_us()
         topic = None if position.topic == world.room.catch_all else from_topic(position.topic)
-        before = position.next
+        before, left = position.next, _HANDED_OUT_AT_A_TIME
+        position.halfway = -1
         grants: dict[str, Grant | None] = {}
-        for offset, message in messages_of(answer.buffers, topic):
-            if offset < position.next:
-                continue
-            if early := position.early(offset):
-                grant = world.grant_for(session, message.topic, early)
-            else:
-                if message.topic not in grants:
-                    grants[message.topic] = world.grant_for(session, message.topic)
-                grant = grants[message.topic]
-            if grant is None or not grant.qos:
-                session.passed(position, offset + 1)
-            elif not session.hand_out(
-                Parcel(message, now_us), grant, Place(position.topic, position.partition, position.uid, offset)
-            ):
-                return
-        if position.next < answer.next_offset:
-            session.passed(position, answer.next_offset)
+        for batch in batches:
+            for offset, message in messages_from(batch, topic, position.next):
+                if not left:
+                    self._stop_within(batch, position)
+                    self._again(session, position)
+                    return
+                left -= 1
+                if early := position.early(offset):
+                    grant = world.grant_for(session, message.topic, early)
+                else:
+                    if message.topic not in grants:
+                        grants[message.topic] = world.grant_for(session, message.topic)
+                    grant = grants[message.topic]
+                if grant is None or not grant.qos:
+                    session.passed(position, offset + 1)
+                elif not session.hand_out(
+                    Parcel(message, now_us), grant, Place(position.topic, position.partition, position.uid, offset)
+                ):
+                    self._stop_within(batch, position)
+                    return
+        if position.next < end:
+            session.passed(position, end)
         if position.next >= partition.high_watermark or position.next == before:
             session.behind.pop(position.uid, None)
         else:
             self._again(session, position)
+
+    def _stop_within(self, batch: Batch, position: Position) -> None:
+        """Who reads on from there finds a large batch as it is; others are read again."""
+        if len(batch.block) > _CHUNK_BYTES:
+            self._world.room.halfway.keep(position.uid, batch)
+            position.halfway = batch.base_offset
 
     def _again(self, session: Session, position: Position) -> None:
         """Others go first."""
