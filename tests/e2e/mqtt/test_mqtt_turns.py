@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from millstream.broker.mqtt.session import Session
 from millstream.broker.mqtt.subscribing import Subscribing
 from millstream.broker.mqtt.subscription import Subscription
 from millstream.broker.mqtt.world import World
-from millstream.mqtt.packets import V5, Filter, Pingreq, Pingresp, Puback, Publish, Suback, Subscribe, Unsubscribe
+from millstream.mqtt.packets import V4, V5, Filter, Pingreq, Pingresp, Puback, Publish, Suback, Subscribe, Unsubscribe
 from millstream.mqtt.writer import encode
 from millstream.records import Codec, encode_batch
 from tests.e2e.mqtt.support import REFERENCE, Millstream, Wires, session_of
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(bool(REFERENCE), reason=f"{REFERENCE} has turns of its own")
 
@@ -264,3 +266,41 @@ def test_messages_that_nobody_gets_are_stepped_over_in_turns(
         assert mqtt.durable(client_id=reader.client_id).message().payload == b"last"
     assert len(turns.noted) >= len(values)
     assert max(turns.noted.count(turn) for turn in set(turns.noted)) <= 1_001
+
+
+# --- much to store ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+def test_who_publishes_faster_than_it_can_be_stored_is_not_read_from(
+    mqtt: Wires, server: Millstream, topic: str, qos: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = server.broker.broker
+    writer, other = mqtt.connect(V4), mqtt.connect()
+    keeper = mqtt.durable()
+    keeper.subscribe(topic, qos=1)
+    writer.publish(topic, b"first", 1)
+    monkeypatch.setattr(broker.mqtt, "held_bytes_max", 200_000)
+    fast = mqtt.connect(V4)
+    waiting: list[tuple[Any, ...]] = []
+    publish = broker.publish
+    monkeypatch.setattr(broker, "publish", lambda *what: waiting.append(what))
+    count, size = 300, 10_000
+    packets = [Publish(topic, bytes(size), qos, packet_id=number * qos) for number in range(1, count + 1)]
+    sending = threading.Thread(target=fast.send, args=packets)
+    sending.start()
+    eventually(lambda: sum(len(request.batch) for _, request, _ in waiting) >= 200_000)
+    for _ in range(50):
+        other.ping()
+    assert sum(len(request.batch) for _, request, _ in waiting) < 200_000 + 256 * 1024 + 10 * size
+
+    async def store() -> None:
+        monkeypatch.setattr(broker, "publish", publish)
+        for what in waiting:
+            publish(*what)
+        broker.flush()
+
+    server.broker.run(store())
+    sending.join()
+    assert len(keeper.messages(count + 1)) == count + 1
+    fast.ping()

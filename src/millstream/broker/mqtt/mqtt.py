@@ -64,6 +64,8 @@ class Mqtt:
         self.clock = clock
         self.loop = loop
         self.catch_all = CATCH_ALL
+        #: What a client has published and is not stored yet; beyond it the client is not read from.
+        self.held_bytes_max = broker.settings.server.connection_memory_bytes // 4
         self.retained = Retained(retained, self.settings, clock=clock, metrics=broker.metrics)
         flush_s = broker.settings.storage.ack_flush_interval_ms / 1000
         kept = Journal(journal, clock=clock, loop=loop, flush_s=flush_s)

@@ -57,12 +57,14 @@ _BATCH_MESSAGES: Final = 10_000
 class Owed:
     """The answer to messages that were published one after the other; or nobody waits for it."""
 
-    __slots__ = ("error", "packet_ids", "qos", "reason", "retained", "waits_for")
+    __slots__ = ("error", "packet_ids", "qos", "reason", "retained", "size", "waits_for")
 
     def __init__(self, qos: int, packet_id: int) -> None:
         self.qos = qos
         #: One for each message.
         self.packet_ids = [packet_id]
+        #: Bytes that the messages hold until then.
+        self.size = 0
         #: Places where the messages must be stored before there is an answer.
         self.waits_for = 1
         self.reason = Reason.SUCCESS
@@ -169,7 +171,10 @@ class Publishing:
             return
         # Each for itself, or those beside it would be refused with what is too large.
         for one, value, packet_id in zip(alike(entry, values), values, owed.packet_ids, strict=True):
-            its = owed if len(values) == 1 else Owed(owed.qos, packet_id)
+            its = owed
+            if len(values) > 1:
+                its = Owed(owed.qos, packet_id)
+                its.size, owed.size = owed.size, 0  # the first counts for all
             if len(value) + others > limit:
                 size = len(value) + others
                 self.refuse(its, PayloadTooLarge(f"a message has {size} bytes, the topic allows {limit}"))
@@ -314,9 +319,10 @@ class Publishing:
                 self._publish(name, number, batch)
 
     def _publish(self, name: str, number: int, stretches: _Pile) -> None:
+        answers = [stretch.owed for stretch in stretches]  # not the messages, which the batch has as well
+
         def reply(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
-            for stretch in stretches:
-                owed = stretch.owed
+            for owed in answers:
                 owed.waits_for -= 1
                 if error is not None:
                     owed.error, owed.reason = error, publish_reason(error)
@@ -344,27 +350,29 @@ class Publishing:
         session, room = self._session, self._world.room
         assert session is not None
         is_recorded = False
+        answers = [stretch.owed for stretch in stretches]
 
         def received() -> Iterator[EntityFact]:
             """Asked for when they are written: by then the client may have begun another session."""
-            for stretch in stretches if session.lasts else ():
-                yield session.entity, session.received_fact(*stretch.owed.packet_ids)
+            for owed in answers if session.lasts else ():
+                yield session.entity, session.received_fact(*owed.packet_ids)
 
         def recorded() -> None:
             nonlocal is_recorded
             is_recorded = True
-            for stretch in stretches:
-                session.unrecorded.difference_update(stretch.owed.packet_ids)
-                self._one_less(stretch.owed)
+            for owed in answers:
+                session.unrecorded.difference_update(owed.packet_ids)
+                self._one_less(owed)
 
         try:
             batch = self._encode(stretches)
+            del stretches  # the batch has the messages as well
             self._check_move(target, batch)
             await room.store.transfer.move(target, batch, received(), on_recorded=recorded)
         except MillstreamError as error:
             if not is_recorded:  # otherwise the client was told, or waits for nothing but what is retained
-                for stretch in stretches:
-                    self._fail(stretch.owed, error)
+                for owed in answers:
+                    self._fail(owed, error)
 
     def _check_move(self, target: Target, batch: bytearray) -> None:
         """Whoever publishes is asked this by the broker; a move is not.  Raises MillstreamError."""

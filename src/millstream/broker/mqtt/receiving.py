@@ -12,7 +12,7 @@ from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.broker.mqtt.rights import require_topic
 from millstream.errors import MillstreamError, StorageFailed
 from millstream.mqtt.aliases import IncomingAliases
-from millstream.mqtt.messages import Message
+from millstream.mqtt.messages import Message, size_of
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Properties, Puback, Publish, Pubrec
 from millstream.mqtt.reasons import MqttViolation, Reason
 from millstream.mqtt.topics import check_topic_name, is_special, parse_queue
@@ -40,6 +40,8 @@ class Receiving:
         "_aliases",
         "_at_least_once",
         "_client",
+        "_held",
+        "_held_max",
         "_publishing",
         "_session",
         "_stretch",
@@ -63,11 +65,14 @@ class Receiving:
         #: Publishes of QoS 1 and 2 that are not answered, and those of QoS 1 among them.
         self._unanswered = 0
         self._at_least_once = 0
+        #: Bytes of what is not stored or passed on yet, of QoS 0 as well.
+        self._held = 0
+        self._held_max = session.world.room.held_bytes_max
         #: Since the end of the last read.
         self.received = 0
 
     def is_full(self) -> bool:
-        return self._unanswered >= _OWED_MAX
+        return self._unanswered >= _OWED_MAX or self._held >= self._held_max
 
     def flush(self) -> None:
         """Everything that came with one read was taken."""
@@ -100,6 +105,7 @@ class Receiving:
         try:
             check_topic_name(topic)
             if is_special(topic):
+                self._hold(owed, len(topic) + len(packet.payload))
                 self._take_special(packet, topic, owed)
                 return
             require_topic(self._who, "produce", topic)
@@ -121,10 +127,16 @@ class Receiving:
         """What comes now is different from what came before."""
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
+            message, payloads, owed = stretch
+            self._hold(owed, size_of(message) - len(message.payload) + sum(map(len, payloads)))
             try:
                 self._publishing.take(stretch, self._taken_us)
             except MillstreamError as error:
-                self._publishing.refuse(stretch.owed, error)
+                self._publishing.refuse(owed, error)
+
+    def _hold(self, owed: Owed, size: int) -> None:
+        owed.size = size
+        self._held += size
 
     def _admit(self, qos: int, packet_id: int) -> bool:
         """False for a message of QoS 2 that has been sent before."""
@@ -169,6 +181,7 @@ class Receiving:
                 self._received_twice(owed)
         for owed in run:
             qos, packet_ids = owed.qos, owed.packet_ids
+            self._held -= owed.size
             if not qos:
                 if owed.error is not None:
                     self._session.count_dropped(len(packet_ids))
@@ -189,8 +202,8 @@ class Receiving:
             answers += [client.encoded(kind(packet_id, owed.reason, why)) for packet_id in packet_ids]
         if answers:
             client.send_raw(answers)
-            if self._unanswered < _OWED_MAX:
-                client.resume()
+        if not self.is_full():
+            client.resume()
 
     def _received_twice(self, owed: Owed) -> None:
         """Whoever has sent the same message of QoS 2 again meanwhile hears the same."""
