@@ -120,6 +120,8 @@ _PROPERTIES: Final = {
 }
 #: May stand more than once.
 _REPEATED: Final = frozenset({"subscription_ids", "user"})
+#: Of each: there is room for two hundred thousand in a packet, and the first is read before anybody knows whose it is.
+REPEATED_MAX: Final = 1_000
 _NOT_ZERO: Final = frozenset({"subscription_ids", "receive_maximum", "maximum_packet_bytes", "topic_alias"})
 
 #: What one kind of packet may carry: name and reading by identifier.
@@ -195,7 +197,11 @@ def _decode(part: Fields, allowed: Allowed) -> Properties:
             reason = Reason.TOPIC_ALIAS_INVALID if name == "topic_alias" else Reason.PROTOCOL_ERROR
             raise MqttViolation(reason, f"{part.packet} has the property {name} with the value 0")
         if name in _REPEATED:
-            found.setdefault(name, []).append(value)
+            several = found.setdefault(name, [])
+            several.append(value)
+            if len(several) > REPEATED_MAX:
+                text = f"{part.packet} has more than {REPEATED_MAX} properties of one kind ({name}); send fewer"
+                raise MqttViolation(Reason.QUOTA_EXCEEDED, text)
         elif name in found:
             raise not_allowed(f"{part.packet} has the property {name} twice")
         else:

@@ -41,6 +41,18 @@ def test_a_connect_of_version_5_has_properties_and_so_has_its_will() -> None:
     assert read(encode(greeting, 5), 0) == greeting
 
 
+def test_properties_that_may_be_repeated_are_not_read_without_end() -> None:
+    pair = ("k", "v")
+    most, more = Properties(user=(pair,) * 1_000), Properties(user=(pair,) * 1_001)
+    for fine in (Connect(5, "c", properties=most), Connect(5, "c", will=Will("w", b"", properties=most))):
+        assert read(encode(fine, 5), 0) == fine
+    for wrong in (Connect(5, "c", properties=more), Connect(5, "c", will=Will("w", b"", properties=more))):
+        violation = refusal(encode(wrong, 5), 0)
+        assert violation.reason is Reason.QUOTA_EXCEEDED
+        assert "more than 1000" in violation.message
+    assert refusal(encode(Publish("a", b"", properties=more), 5)).reason is Reason.QUOTA_EXCEEDED
+
+
 def test_the_version_is_known_after_the_connect() -> None:
     for version in (4, 5):
         reading = reader(0)
