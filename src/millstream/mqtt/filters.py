@@ -7,20 +7,25 @@ The rules are those of `topics.filter_matches`; levels may be empty and may have
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sized
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-__all__ = ["FilterTrie"]
+__all__ = ["FilterTrie", "remembered_size"]
 
 T = TypeVar("T", bound=Hashable)
 
 #: A subscriber, and what it said with each of its filters that match.
 Found: TypeAlias = tuple[T, tuple[Any, ...]]
 
-#: How much is remembered of topics and their subscribers, one for each of both; beyond it they are looked up again.
+#: How much is remembered of topics and their subscribers; beyond it they are looked up again.
 _REMEMBERED_MAX: Final = 200_000
-#: Longer names are rare and would cost more to remember than to look up.
-_REMEMBERED_NAME_MAX: Final = 255
+#: Letters of a name that count as much as a subscriber: a pointer to one, and what it takes to find it.
+_LETTERS: Final = 64
+
+
+def remembered_size(topic: str, found: Sized) -> int:
+    """What it costs to remember who was found for a topic: one for it and for each of them, and more for a long name."""
+    return 1 + len(found) + len(topic) // _LETTERS
 
 
 class _Level(Generic[T]):
@@ -106,8 +111,7 @@ class FilterTrie(Generic[T]):
         found = self._remembered.get(topic)
         if found is None:
             found = self._match(topic)
-            if len(topic) <= _REMEMBERED_NAME_MAX:
-                self._remember(topic, found)
+            self._remember(topic, found)
         return found
 
     def _match(self, topic: str) -> tuple[Found[T], ...]:
@@ -134,10 +138,11 @@ class FilterTrie(Generic[T]):
         return tuple(merged.values())
 
     def _remember(self, topic: str, found: tuple[Found[T], ...]) -> None:
-        self._remembered_size += 1 + len(found)
+        size = remembered_size(topic, found)
+        self._remembered_size += size
         if self._remembered_size > _REMEMBERED_MAX:
             self._remembered = {}
-            self._remembered_size = 1 + len(found)
+            self._remembered_size = size
         self._remembered[topic] = found
 
     def _changed(self) -> None:

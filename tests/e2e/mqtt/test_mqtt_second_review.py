@@ -344,6 +344,15 @@ def test_filters_beyond_what_a_session_can_have_are_refused_without_being_looked
     assert reader.subscribe("0", "a", qos=0) == (0, Reason.QUOTA_EXCEEDED)
 
 
+def test_the_filters_of_a_session_have_so_many_levels_and_no_more(mqtt: Wires) -> None:
+    reader = mqtt.durable()
+    deep = [f"{number}" + "/+" * 199 for number in range(60)]
+    assert reader.subscribe(*deep, qos=1) == (1,) * 50 + (Reason.QUOTA_EXCEEDED,) * 10
+    assert reader.subscribe("a", deep[0], qos=1) == (Reason.QUOTA_EXCEEDED, 1), "those that it has do not count twice"
+    reader.unsubscribe(deep[1])
+    assert reader.subscribe(*(f"a/{number}" for number in range(101)), qos=0) == (0,) * 100 + (Reason.QUOTA_EXCEEDED,)
+
+
 def test_who_subscribes_faster_than_the_disk_is_not_read_from(
     mqtt: Wires, server: Millstream, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

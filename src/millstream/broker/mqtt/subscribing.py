@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from millstream.broker.mqtt.queue_messages import is_reply_address
 from millstream.broker.mqtt.refusals import subscribe_reason
@@ -12,7 +12,7 @@ from millstream.broker.mqtt.subscription import Subscription
 from millstream.errors import MillstreamError, QuotaExceeded
 from millstream.mqtt.packets import Filter, Suback, Subscribe, Unsuback, Unsubscribe
 from millstream.mqtt.reasons import MqttViolation, Reason
-from millstream.mqtt.topics import check_topic_filter, parse_queue, parse_share, to_pattern
+from millstream.mqtt.topics import LEVELS_MAX, check_topic_filter, parse_queue, parse_share, to_pattern
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session as BrokerSession
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from millstream.broker.mqtt.session import Session
 
 __all__ = ["Subscribing", "Unsubscribing"]
+
+#: Levels that the filters of a session may have on average: each is a step in memory, and perhaps for every message.
+_LEVELS_EACH: Final = 10
 
 
 class Subscribing:
@@ -35,6 +38,8 @@ class Subscribing:
         #: By filter, those that hold at once.
         self._taken: dict[str, Subscription] = {}
         self._new = 0
+        #: Of all its filters; counted when there is a new one.
+        self._levels: int | None = None
         #: Filters whose retained messages are asked for.
         self._retained: list[str] = []
         self._problem: MillstreamError | None = None
@@ -98,6 +103,12 @@ class Subscribing:
             return topic_filter not in held
         if len(held) + self._new >= at_most:
             raise QuotaExceeded(f"a session has {at_most} subscriptions at most")
+        if self._levels is None:
+            self._levels = sum(map(_levels_of, held))
+        levels, levels_max = self._levels + _levels_of(topic_filter), max(LEVELS_MAX, _LEVELS_EACH * at_most)
+        if levels > levels_max:
+            raise QuotaExceeded(f"the filters of a session have {levels_max} levels at most, all together")
+        self._levels = levels
         self._new += 1
         return True
 
@@ -166,3 +177,7 @@ class Unsubscribing:
         await self._session.recorded()
         reasons = tuple(reason for reason in self._reasons if reason is not None)
         self._client.write(Unsuback(self._packet.packet_id, reasons))
+
+
+def _levels_of(topic_filter: str) -> int:
+    return topic_filter.count("/") + 1

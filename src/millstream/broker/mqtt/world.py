@@ -17,7 +17,7 @@ from millstream.broker.mqtt.shares import Share
 from millstream.broker.mqtt.subscription import Subscription
 from millstream.broker.registry import Topic
 from millstream.broker.traffic.subscriptions import Subscription as Feed
-from millstream.mqtt.filters import FilterTrie
+from millstream.mqtt.filters import FilterTrie, remembered_size
 from millstream.mqtt.messages import Message, with_payload
 from millstream.mqtt.topics import filter_matches, from_topic, is_special, parse_share, to_topic
 from millstream.names import INBOX_PREFIX, is_system
@@ -34,10 +34,8 @@ _log = structlog.get_logger("millstream.mqtt")
 
 #: Everybody who gets messages of a topic: sessions with what they are granted, shares with nothing.
 _Receivers: TypeAlias = tuple[tuple[Session, Grant] | tuple[Share, None], ...]
-#: How much is remembered of topics and their receivers, one for each of both.
+#: How much is remembered of topics and their receivers: see `remembered_size`.
 _REMEMBERED_MAX: Final = 200_000
-#: Longer names are rare and would cost more to remember than to look up.
-_REMEMBERED_NAME_MAX: Final = 255
 #: Messages that are no topic's and wait for sessions; beyond it the oldest are gone.
 _CATCH_ALL_BYTES: Final = 1024 * 1024 * 1024
 #: Topics, partitions and positions that are looked at before others have their turn: about a millisecond.
@@ -237,12 +235,12 @@ class World:
                 (receiver, None) if isinstance(receiver, Share) else (receiver, _granted(values))
                 for receiver, values in self.trie.match(topic)
             )
-            if len(topic) <= _REMEMBERED_NAME_MAX:
-                self._remembered += 1 + len(found)
-                if self._remembered > _REMEMBERED_MAX:
-                    self._forget_receivers()
-                    self._remembered = 1 + len(found)
-                self._receivers[topic] = found
+            size = remembered_size(topic, found)
+            self._remembered += size
+            if self._remembered > _REMEMBERED_MAX:
+                self._forget_receivers()
+                self._remembered = size
+            self._receivers[topic] = found
         return found
 
     def _forget_receivers(self) -> None:
@@ -275,8 +273,7 @@ class World:
                 grant is not None and grant.qos and isinstance(receiver, Session) and receiver.lasts
                 for receiver, grant in receivers
             )
-            if topic in self._receivers:
-                self._durable[topic] = found
+            self._durable[topic] = found
         return found
 
     # --- where a publish goes ------------------------------------------------------------------------------------
