@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from millstream.mqtt.packets import V4, V5, Connack, Connect, Disconnect, Filter, Properties, Publish, Subscribe, Will
 from millstream.mqtt.reasons import Reason
-from tests.e2e.access_world import key_for
+from tests.e2e.access_world import key_for, new_key
 from tests.e2e.mqtt.support import REFERENCE, Millstream, Wire, Wires, both_versions, unique
 
 pytestmark = pytest.mark.skipif(bool(REFERENCE), reason=f"{REFERENCE} has no API keys")
@@ -200,3 +201,53 @@ def test_who_comes_back_takes_the_place_of_its_own_connection_in_a_quota(
     assert come("device-8")[1].reason != 0
     assert admin.quota(namespace).connections_used == 1
     admin.close()
+
+
+def leave_will(mqtt: Wires, key: str, will: Will) -> Wire:
+    wire, told = mqtt.open(V5), Properties(session_expiry_s=3600)
+    assert wire.connect(Connect(V5, unique("c"), True, 60, "device", key.encode(), will, told)).reason == 0
+    return wire
+
+
+def test_a_key_that_is_revoked_takes_the_wills_with_it_that_were_left_with_it(
+    mqtt: Wires, server: Millstream, topic: str
+) -> None:
+    """The broker publishes wills itself, and may do everything."""
+    admin = server.broker.connect(key=key_for(server.broker, "admin"))
+    watcher = log_in(mqtt, V5, key_for(server.broker, "consume"))
+    watcher.subscribe(topic, qos=1)
+    revoked, good = (admin.keys.create("produce", name="device") for _ in range(2))
+    later = Properties(will_delay_s=300)
+    connected = leave_will(mqtt, revoked.key, Will(topic, b"at once", 1))
+    for made in (revoked, good):
+        leave_will(mqtt, made.key, Will(topic, made.info.id.encode(), 1, properties=later)).drop()
+    admin.keys.revoke(revoked.info.id)
+    connected.end()
+    watcher.nothing()
+    mqtt.skip(301)
+    assert watcher.message().payload == good.info.id.encode()
+    watcher.nothing()
+    admin.close()
+
+
+def test_a_restart_knows_with_which_key_a_will_was_left(tmp_path: Path, topic: str) -> None:
+    server = Millstream(tmp_path, access={"mode": "keys"})
+    wires = Wires(server)
+    made = [new_key(server.broker, "produce") for _ in range(2)]
+    for one in made:
+        will = Will(topic, one.info.id.encode(), 1, properties=Properties(will_delay_s=300))
+        leave_will(wires, one.key, will).drop()
+    wires.close()
+    server.stop()
+    server = Millstream(tmp_path, access={"mode": "keys"})
+    wires = Wires(server)
+    try:
+        server.broker.run(server.broker.broker.access.revoke(made[0].info.id))
+        watcher = log_in(wires, V5, key_for(server.broker, "consume"))
+        watcher.subscribe(topic, qos=1)
+        wires.skip(301)
+        assert watcher.message().payload == made[1].info.id.encode()
+        watcher.nothing()
+    finally:
+        wires.close()
+        server.stop()

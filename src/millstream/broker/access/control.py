@@ -149,6 +149,13 @@ class AccessControl:
                 return access
         return None
 
+    def is_valid(self, key_id: str) -> bool:
+        """Whether somebody who came with a key, or with none, would be let in with it now."""
+        if not self.is_on:
+            return True
+        key = self._keys.get(key_id)
+        return key is not None and any(key.valid_secrets(self._now_ms()))
+
     # --- how often -----------------------------------------------------------------------------------------------
 
     def admit_request(self, address: str) -> None:

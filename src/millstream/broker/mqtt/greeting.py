@@ -27,6 +27,8 @@ class Greeting:
         settings = room.settings
         self.packet = packet
         self._room = room
+        #: With which it comes, once it is open.
+        self.key_id = ""
         asked = packet.properties
         if asked.authentication_method is not None:
             raise MqttViolation(Reason.BAD_AUTHENTICATION_METHOD, "a key is said as the password, in no other way")
@@ -67,6 +69,7 @@ class Greeting:
             password.decode("utf-8", "replace") if password is not None else None, address
         )
         broker.access.admit_key(access)
+        self.key_id = access.key_id
         namespace = check_namespace(namespace if colon else self._room.settings.namespace)
         who = broker.open_session(
             namespace=namespace,

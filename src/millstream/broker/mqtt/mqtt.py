@@ -18,7 +18,7 @@ from millstream.broker.mqtt.session import Session
 from millstream.broker.mqtt.shares import give_back
 from millstream.broker.mqtt.store import SessionStore
 from millstream.broker.mqtt.system_topics import SystemTopics
-from millstream.broker.mqtt.wills import Wills
+from millstream.broker.mqtt.wills import LeftWill, Wills
 from millstream.broker.mqtt.world import World
 from millstream.broker.partition import Partition
 from millstream.broker.state import StateLog
@@ -209,7 +209,7 @@ class Mqtt:
             self._sessions += 1
         self.wills.returned(session)
         session.attach(client, inflight_max=greeting.inflight_max, receive_maximum=greeting.receive_maximum)
-        session.will = packet.will
+        session.will = None if packet.will is None else LeftWill.of(packet.will, greeting.key_id)
         self.change_expiry(session, greeting.expiry_s)
         metrics = self.broker.metrics
         metrics.mqtt_connections += 1

@@ -24,9 +24,10 @@ from millstream.broker.mqtt.rereading import Rereading
 from millstream.broker.mqtt.rights import may_receive
 from millstream.broker.mqtt.store import entity_of
 from millstream.broker.mqtt.subscription import QueueSubscription, Subscription
+from millstream.broker.mqtt.wills import LeftWill
 from millstream.errors import MillstreamError
 from millstream.mqtt.messages import Message, size_of
-from millstream.mqtt.packets import Pubrel, Will
+from millstream.mqtt.packets import Pubrel
 from millstream.mqtt.reasons import Reason
 from millstream.mqtt.window import PUBLISHED, RELEASED, Incoming, InFlight, Outgoing
 
@@ -92,7 +93,7 @@ class Session:
         self.receiving: dict[int, list[Callable[[MillstreamError | None], None]]] = {}
         #: Those of them whose message is not there yet.
         self.unrecorded: set[int] = set()
-        self.will: Will | None = None
+        self.will: LeftWill | None = None
         #: By the uid of the partition.
         self.positions: dict[int, Position] = {}
         #: Positions that have not reached the end of their partition.
@@ -218,7 +219,7 @@ class Session:
             elif kind == "rel":
                 self.incoming.release(rest[0])
             elif kind == "will":
-                self.will = None if rest[0] is None else msgspec.msgpack.decode(rest[0], type=Will)
+                self.will = None if rest[0] is None else msgspec.msgpack.decode(rest[0], type=LeftWill)
             elif kind == "left":
                 (self.ends_us,) = rest
 

@@ -12,14 +12,25 @@ import structlog
 from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.errors import MillstreamError, QuotaExceeded
 from millstream.mqtt.messages import Message
+from millstream.mqtt.packets import Will
 
 if TYPE_CHECKING:
     from millstream.broker.mqtt.mqtt import Mqtt
     from millstream.broker.mqtt.session import Session
 
-__all__ = ["Wills"]
+__all__ = ["LeftWill", "Wills"]
 
 _log = structlog.get_logger("millstream.mqtt")
+
+
+class LeftWill(Will, frozen=True):
+    """A will, and the key with which it came; none where the broker asks for none."""
+
+    key_id: str = ""
+
+    @classmethod
+    def of(cls, will: Will, key_id: str) -> LeftWill:
+        return cls(will.topic, will.payload, will.qos, will.retain, will.properties, key_id)
 
 
 class Wills:
@@ -60,6 +71,10 @@ class Wills:
     def _message_of(self, session: Session) -> Message | None:
         will = session.will
         if will is None:
+            return None
+        # The broker publishes it, which may do everything.
+        if not self._room.broker.access.is_valid(will.key_id):
+            _log.warning("a will was not published", client=session.client_id, reason="its key is not valid any more")
             return None
         properties = will.properties
         expiry_s = properties.message_expiry_s
