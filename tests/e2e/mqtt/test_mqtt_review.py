@@ -291,6 +291,21 @@ def test_what_waits_for_a_member_of_a_share_that_leaves_goes_to_the_others(mqtt:
     assert sorted([*first, *other.payloads(5)]) == [b"%d" % number for number in range(10)]
 
 
+def test_a_member_of_a_share_that_was_away_gets_its_turn_again(mqtt: Wires, topic: str) -> None:
+    shared = f"$share/{unique('g')}/{topic}"
+    first, second, writer = mqtt.durable(), mqtt.durable(), mqtt.connect()
+    for wire in (first, second):
+        wire.subscribe(shared, qos=1)
+    first.disconnect()
+    for number in range(4):
+        writer.publish(topic, b"%d" % number, 1)
+    assert second.payloads(4) == [b"0", b"1", b"2", b"3"]
+    first = mqtt.durable(client_id=first.client_id)
+    for number in range(4):
+        writer.publish(topic, b"%d" % number, 1)
+    assert len(first.payloads(2)) == len(second.payloads(2)) == 2
+
+
 # --- retained messages -----------------------------------------------------------------------------------------------
 
 

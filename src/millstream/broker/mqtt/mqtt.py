@@ -209,6 +209,8 @@ class Mqtt:
             self._sessions += 1
         self.wills.returned(session)
         session.attach(client, inflight_max=greeting.inflight_max, receive_maximum=greeting.receive_maximum)
+        for share in world.shares_of(session):
+            share.returned(session)
         session.will = None if packet.will is None else LeftWill.of(packet.will, greeting.key_id)
         self.change_expiry(session, greeting.expiry_s)
         metrics = self.broker.metrics

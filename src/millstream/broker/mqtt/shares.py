@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -26,29 +27,41 @@ _log = structlog.get_logger("millstream.mqtt")
 class Share:
     """The members of one share; they take turns."""
 
-    __slots__ = ("filter", "group", "members")
+    __slots__ = ("_turns", "filter", "group", "members")
 
     def __init__(self, group: str, topic_filter: str) -> None:
         self.group = group
         self.filter = topic_filter
-        #: Whose turn it is comes first.
         self.members: dict[Session, Grant] = {}
+        #: Those that may be connected; whose turn it is comes first.
+        self._turns: OrderedDict[Session, None] = OrderedDict()
 
     def join(self, session: Session, subscription: Subscription) -> None:
         identifiers = (subscription.identifier,) if subscription.identifier else ()
         self.members[session] = Grant(subscription.qos, False, subscription.retain_as_published, identifiers)
+        self.returned(session)
+
+    def returned(self, session: Session) -> None:
+        """The client of a member is connected."""
+        self._turns.setdefault(session)
 
     def leave(self, session: Session) -> None:
         self.members.pop(session, None)
+        self._turns.pop(session, None)
 
     def offer(self, parcel: Parcel, place: Place | None, *, but: Session | None = None) -> bool:
         """Give a message to the next member that takes it."""
-        for session, grant in list(self.members.items()):
-            if session.client is not None and session is not but:
-                del self.members[session]
-                self.members[session] = grant
-                if session.offer(parcel, grant, place, self):
-                    return True
+        turns = self._turns
+        for _ in range(len(turns)):
+            session = next(iter(turns), None)
+            if session is None:
+                break
+            if session.client is None:
+                del turns[session]  # until it is back: a thousand who are away are not asked for every message
+                continue
+            turns.move_to_end(session)
+            if session is not but and session.offer(parcel, self.members[session], place, self):
+                return True
         return False
 
 
