@@ -25,6 +25,7 @@ __all__ = [
     "IN_UNSUBSCRIBE",
     "IN_WILL",
     "Allowed",
+    "add_topic_alias",
     "decode_properties",
     "decode_publish_properties",
     "encode_binary",
@@ -118,6 +119,7 @@ _PROPERTIES: Final = {
     "subscription_ids_available": (0x29, _FLAG),
     "shared_available": (0x2A, _FLAG),
 }
+_TOPIC_ALIAS: Final = bytes((_PROPERTIES["topic_alias"][0],))
 #: May stand more than once.
 _REPEATED: Final = frozenset({"subscription_ids", "user"})
 #: Of each: there is room for two hundred thousand in a packet, and the first is read before anybody knows whose it is.
@@ -247,3 +249,10 @@ def encode_properties(properties: Properties) -> bytes:
     data = b"".join(parts)
     # What is longer has no length; it makes a packet that cannot be sent anyway.
     return encode_number(min(len(data), NUMBER_MAX)) + data
+
+
+def add_topic_alias(encoded: bytes, alias: int) -> bytes:
+    """Properties that are encoded already, with an alias behind them: many get the same, each with its own number."""
+    at = next(at for at, byte in enumerate(encoded, 1) if byte < 0x80)  # behind their length
+    size = len(encoded) - at + len(_TOPIC_ALIAS) + _U16.size
+    return b"".join((encode_number(min(size, NUMBER_MAX)), encoded[at:], _TOPIC_ALIAS, _U16.pack(alias)))

@@ -245,6 +245,23 @@ def test_3_1_2_26_a_server_uses_aliases_within_the_clients_maximum(mqtt: Wires, 
     assert (found.topic, found.properties.topic_alias) in ((f"{topic}/b", None), (f"{topic}/b", 1))
 
 
+@not_in_reference("it uses no aliases")
+def test_3_1_2_24_with_an_alias_as_well_no_packet_is_larger_than_the_client_takes(mqtt: Wires, topic: str) -> None:
+    limit = 300
+    reader, writer = mqtt.connect(V5, topic_alias_maximum=10, maximum_packet_bytes=limit), mqtt.connect(V5)
+    reader.subscribe(f"{topic}/+", qos=1)
+    told = Properties(user=(("k", "v" * 120),))  # 126 bytes: with an alias the length of all of them has two bytes
+    spare = limit - len(encode(Publish(f"{topic}/0", b"", 1, packet_id=1, properties=told), V5))
+    for number in range(8):
+        writer.publish(f"{topic}/{number}", bytes(spare - number), 1, properties=told)
+    writer.publish(f"{topic}/8", b"last", 1)
+    found = []
+    while not found or found[-1].payload != b"last":
+        found.append(reader.message())
+    assert [len(message.payload) for message in found] == [spare - 4, spare - 5, spare - 6, spare - 7, 4]
+    assert max(len(encode(message, V5)) for message in found) == limit
+
+
 def test_3_1_2_27_a_client_that_allows_no_aliases_gets_none(mqtt: Wires, topic: str) -> None:
     for maximum in (None, 0):
         reader = mqtt.connect(V5, topic_alias_maximum=maximum)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from millstream.mqtt.aliases import IncomingAliases, OutgoingAliases
+from millstream.mqtt.packets import NO_PROPERTIES, Properties, Publish
+from millstream.mqtt.properties import add_topic_alias, encode_properties
 from millstream.mqtt.reasons import MqttViolation, Reason
+from millstream.mqtt.writer import encode_publish
+from tests.mqtt_bytes import read
 
 
 def test_mqtt_3_3_2_12_every_alias_up_to_our_maximum_is_taken() -> None:
@@ -57,3 +62,13 @@ def test_the_client_understands_what_we_send() -> None:
     ours, theirs = OutgoingAliases(3), IncomingAliases(3)
     for topic in "abcdabcdea":
         assert theirs.resolve(*ours.alias_for(topic)) == topic
+
+
+@pytest.mark.parametrize("length", [0, 1, 116, 117, 118, 119, 120, 121, 16_370, 16_374, 16_375, 16_376, 16_377, 40_000])
+def test_an_alias_behind_properties_that_are_encoded_is_one_of_them(length: int) -> None:
+    told = Properties(message_expiry_s=7, user=(("k", "v" * length),)) if length else NO_PROPERTIES
+    data = add_topic_alias(encode_properties(told), 513)
+    found = read(encode_publish(b"a", b"payload", version=5, properties=data))
+    assert isinstance(found, Publish)
+    assert found.properties == msgspec.structs.replace(told, topic_alias=513)
+    assert found.payload == b"payload"

@@ -48,8 +48,6 @@ __all__ = ["Client", "Line"]
 
 _log = structlog.get_logger("millstream.mqtt")
 
-#: What an alias adds to a packet.
-_ALIAS_BYTES: Final = 3
 _PINGRESP: Final = encode(Pingresp(), V5)
 #: SUBSCRIBEs and UNSUBSCRIBEs that may wait for their turn; what a client says behind them waits too.
 _TURNS_MAX: Final = 100
@@ -371,8 +369,9 @@ class Client:
         """Whether a message fits into the packets that the client takes; if not it is dropped, as it asked for."""
         if self._bytes_max is None:
             return True
-        size = len(parcel.packet(self.version, qos=1, retain=False, identifiers=grant.identifiers))
-        fits = size + _ALIAS_BYTES * (self._outgoing_aliases is not None) <= self._bytes_max
+        alias = None if self._outgoing_aliases is None else 1  # it is the longest with its name and a number for it
+        packet = parcel.packet(self.version, qos=1, retain=False, identifiers=grant.identifiers, alias=alias)
+        fits = len(packet) <= self._bytes_max
         if not fits:
             self._count_dropped()
         return fits

@@ -8,6 +8,7 @@ import msgspec
 
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Properties
+from millstream.mqtt.properties import add_topic_alias
 from millstream.mqtt.writer import encode_properties, encode_publish
 
 __all__ = ["Grant", "Parcel"]
@@ -47,14 +48,12 @@ class Parcel:
 
     def properties(self, identifiers: tuple[int, ...] = (), alias: int | None = None) -> bytes:
         """As version 5 sends them: what is left of the message's life, and the subscriptions it is for."""
-        if alias is not None:
-            return encode_properties(msgspec.structs.replace(self._told(identifiers), topic_alias=alias))
         encoded = self._properties.get(identifiers)
         if encoded is None:
             told = self._told(identifiers)
             encoded = _NO_PROPERTIES if told is NO_PROPERTIES else encode_properties(told)
             self._properties[identifiers] = encoded
-        return encoded
+        return encoded if alias is None else add_topic_alias(encoded, alias)
 
     def _told(self, identifiers: tuple[int, ...]) -> Properties:
         message = self.message
