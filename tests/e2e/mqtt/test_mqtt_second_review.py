@@ -19,6 +19,7 @@ from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import (
     V4,
     V5,
+    Connect,
     Filter,
     Properties,
     Puback,
@@ -281,6 +282,39 @@ def test_properties_and_topics_count_for_what_is_kept_in_memory() -> None:
         reader.nothing()
         writer.publish("live", b"next", 1, properties=large)
         assert reader.message().payload == b"next"
+    finally:
+        wires.close()
+        server.stop()
+
+
+def test_where_there_are_several_namespaces_none_takes_the_room_of_all() -> None:
+    server = Millstream(mqtt={"sessions_max": 10, "retained_max": 10, "retained_bytes_max": 10_000})
+    wires = Wires(server)
+
+    def come(username: str | None = None) -> tuple[Wire, int]:
+        wire = wires.open()
+        return wire, wire.connect(Connect(V5, unique("c"), True, 60, username)).reason
+
+    try:
+        alone = [come() for _ in range(10)]
+        assert [reason for _, reason in alone] == [0] * 10
+        assert come()[1] == Reason.QUOTA_EXCEEDED
+        for wire, _ in alone:
+            wire.disconnect()
+        eventually(lambda: server.broker.broker.mqtt.session_count == 0)
+        with server.broker.connect() as client:
+            client.create_namespace("other")
+        mine = [come() for _ in range(10)]
+        assert [reason for _, reason in mine] == [0] * 9 + [Reason.QUOTA_EXCEEDED]
+        theirs, reason = come("other:device")
+        assert reason == 0
+        first = mine[0][0]
+        kept = [first.publish(f"a/{number}", b"x", 1, retain=True) for number in range(10)]
+        assert kept[9] == Reason.QUOTA_EXCEEDED
+        assert max(kept[:9]) < 0x80
+        assert first.publish("a/0", b"newer", 1, retain=True) < 0x80
+        assert first.publish("a/0", bytes(9_000), 1, retain=True) == Reason.QUOTA_EXCEEDED
+        assert theirs.publish("a/0", b"x", 1, retain=True) < 0x80
     finally:
         wires.close()
         server.stop()

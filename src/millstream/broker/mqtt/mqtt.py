@@ -66,7 +66,7 @@ class Mqtt:
         self.catch_all = CATCH_ALL
         #: What a client has published and is not stored yet; beyond it the client is not read from.
         self.held_bytes_max = broker.settings.server.connection_memory_bytes // 4
-        self.retained = Retained(retained, self.settings, clock=clock, metrics=broker.metrics)
+        self.retained = Retained(retained, self.settings, clock=clock, metrics=broker.metrics, most_of=self._most_of)
         flush_s = broker.settings.storage.ack_flush_interval_ms / 1000
         kept = Journal(journal, clock=clock, loop=loop, flush_s=flush_s)
         moves = Transfer(
@@ -204,6 +204,8 @@ class Mqtt:
         if session is None:
             if self._sessions >= self.settings.sessions_max:
                 raise QuotaExceeded(f"the broker remembers {self.settings.sessions_max} sessions at most")
+            if len(world.sessions) >= (most := self._most_of(self.settings.sessions_max)):
+                raise QuotaExceeded(f"one namespace has {most} sessions at most, as there are others")
             session = Session(world, client_id, created_ms=self.clock.now_us() // 1000)
             world.sessions[client_id] = session
             self._sessions += 1
@@ -218,6 +220,10 @@ class Mqtt:
         metrics.mqtt_connected += 1
         metrics.mqtt_connected_max = max(metrics.mqtt_connected_max, metrics.mqtt_connected)
         return session, present
+
+    def _most_of(self, all_in_all: int) -> int:
+        """What one namespace may have of something: where there are others, a tenth is left for them."""
+        return all_in_all if len(self.broker.topics.registry.namespaces) == 1 else all_in_all - all_in_all // 10
 
     def change_expiry(self, session: Session, expiry_s: int) -> None:
         """How long it will go on without its client; who lasts once does so until it ends."""

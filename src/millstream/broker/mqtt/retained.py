@@ -5,7 +5,7 @@ They are a log of their own, compacted by key (`namespace`, a slash, the MQTT to
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from millstream.broker.metrics import Metrics
@@ -48,9 +48,19 @@ class _Line:
 class Retained:
     """All retained messages of a broker, by namespace."""
 
-    def __init__(self, log: StateLog, settings: MqttSettings, *, clock: Clock, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        log: StateLog,
+        settings: MqttSettings,
+        *,
+        clock: Clock,
+        metrics: Metrics,
+        most_of: Callable[[int], int] = lambda all_in_all: all_in_all,
+    ) -> None:
+        """`most_of` says what one namespace may have."""
         self.log = log
         self._settings = settings
+        self._most_of = most_of
         self._clock = clock
         self._metrics = metrics
         self._tries: dict[str, RetainedTrie[Kept]] = {}
@@ -143,6 +153,11 @@ class Retained:
         more = size_of(message) - (size_of(held.message) if held is not None else 0)
         if more > 0 and self.bytes + more > settings.retained_bytes_max:
             raise QuotaExceeded(f"retained messages may take {settings.retained_bytes_max} bytes in all")
+        kept, size = self.kept_in(namespace)
+        if held is None and kept >= (most := self._most_of(settings.retained_max)):
+            raise QuotaExceeded(f"one namespace has {most} retained messages at most, as there are others")
+        if more > 0 and size + more > (most := self._most_of(settings.retained_bytes_max)):
+            raise QuotaExceeded(f"the retained messages of one namespace may take {most} bytes, as there are others")
 
     async def clear(self, namespace: str, topics: Sequence[str]) -> None:
         """Keep nothing any more for these topics.  Raises StorageFailed."""
