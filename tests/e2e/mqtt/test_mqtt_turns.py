@@ -121,16 +121,28 @@ def test_what_a_client_says_behind_a_subscription_that_takes_its_time_comes_behi
 
 def test_who_is_gone_before_a_subscription_holds_has_none(restarted: Millstream) -> None:
     wires = Wires(restarted)
-    wire = wires.durable(client_id="new")
-    wire.send(Subscribe(2, (Filter("+/light", 1),)))
-    again = wires.durable(client_id="new")
+    wire, writer = wires.durable(client_id="new"), wires.connect()
     session = session_of(restarted, "new")
-    again.ping()
-    if not session.subscriptions:
-        wires.connect().publish(NAMES[0], b"nobody's", 1)
-        again.nothing()
+    client = session.client
+    assert client is not None
+    before = asyncio.Event()
+
+    async def take_a_turn() -> None:
+        client._in_turn(before.wait())  # type: ignore[arg-type]
+
+    async def end_it() -> None:
+        before.set()
+
+    restarted.broker.run(take_a_turn())
+    wire.send(Subscribe(2, (Filter("+/light", 1),)), Publish(NAMES[0], b"unheard", 1, packet_id=1))
+    eventually(client.is_full)
+    again = wires.durable(client_id="new")
+    restarted.broker.run(end_it())
+    writer.publish(NAMES[0], b"nobody's", 1)
+    again.nothing()
+    assert not session.subscriptions
     assert again.subscribe("+/light", qos=1) == (1,)
-    wires.connect().publish(NAMES[0], b"mine", 1)
+    writer.publish(NAMES[0], b"mine", 1)
     assert again.message().payload == b"mine"
     wires.close()
 
@@ -152,9 +164,10 @@ def test_what_is_published_while_somebody_subscribes_is_for_it_from_the_end_that
             if len(session.positions) >= positions:
                 break
 
-    server.broker.run(go_on(5))
+    server.broker.run(go_on(3))
+    assert not session.subscriptions
     writer.publish(names[0], b"meanwhile", 1)
-    server.broker.run(go_on(6))
+    server.broker.run(go_on(1_000))
     assert reader.message().payload == b"meanwhile", "although nothing came there since"
     reader.nothing()
 
