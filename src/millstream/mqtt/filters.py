@@ -24,7 +24,7 @@ _LETTERS: Final = 64
 
 
 def remembered_size(topic: str, found: Sized) -> int:
-    """What it costs to remember who was found for a topic: one for it and for each of them, and more for a long name."""
+    """What it costs to remember who was found for a topic: one for it and each of them, and more for a long name."""
     return 1 + len(found) + len(topic) // _LETTERS
 
 

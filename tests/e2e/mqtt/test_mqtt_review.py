@@ -424,7 +424,7 @@ def test_what_is_remembered_of_receivers_has_a_limit(server: Millstream, mqtt: W
     assert server.broker.run(look()) <= 200_000
 
 
-def test_long_names_under_which_somebody_publishes_are_remembered_within_the_limit(server: Millstream, mqtt: Wires) -> None:
+def test_long_names_under_which_somebody_publishes_count_for_more(server: Millstream, mqtt: Wires) -> None:
     long = unique("long") + "x" * 40_000
     reader, writer = mqtt.durable(), mqtt.connect()
     reader.subscribe(f"{long}/0", qos=1)
