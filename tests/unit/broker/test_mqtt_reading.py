@@ -20,7 +20,7 @@ def stored(count: int, *, base: int = 1_000, codec: int = 0, step: int = 1, keys
         base_timestamp_us=1,
         keys=[b"k/%d" % number if number % 5 else None for number in range(count)] if keys else None,
         headers=[HEADERS if number % 3 else b"" for number in range(count)],
-        expiry_us=[number for number in range(count)],
+        expiry_us=list(range(count)),
         offsets=range(0, step * count, step) if step > 1 else None,
         codec=codec,
     )

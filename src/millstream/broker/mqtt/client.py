@@ -286,7 +286,9 @@ class Client:
 
     async def _begin(self, change: Subscribing | Unsubscribing, steps: Iterator[None]) -> None:
         try:
-            while not self._gone and not next(steps, True):
+            while not self._gone:
+                if next(steps, True):
+                    break
                 await asyncio.sleep(0)
         finally:
             self._turns -= _TURNS_MAX
