@@ -217,14 +217,14 @@ def test_a_key_that_is_revoked_takes_the_wills_with_it_that_were_left_with_it(
     watcher = log_in(mqtt, V5, key_for(server.broker, "consume"))
     watcher.subscribe(topic, qos=1)
     revoked, good = (admin.keys.create("produce", name="device") for _ in range(2))
-    later = Properties(will_delay_s=300)
+    later = Properties(will_delay_s=30)
     connected = leave_will(mqtt, revoked.key, Will(topic, b"at once", 1))
     for made in (revoked, good):
         leave_will(mqtt, made.key, Will(topic, made.info.id.encode(), 1, properties=later)).drop()
     admin.keys.revoke(revoked.info.id)
     connected.end()
     watcher.nothing()
-    mqtt.skip(301)
+    mqtt.skip(31)
     assert watcher.message().payload == good.info.id.encode()
     watcher.nothing()
     admin.close()
@@ -235,7 +235,7 @@ def test_a_restart_knows_with_which_key_a_will_was_left(tmp_path: Path, topic: s
     wires = Wires(server)
     made = [new_key(server.broker, "produce") for _ in range(2)]
     for one in made:
-        will = Will(topic, one.info.id.encode(), 1, properties=Properties(will_delay_s=300))
+        will = Will(topic, one.info.id.encode(), 1, properties=Properties(will_delay_s=30))
         leave_will(wires, one.key, will).drop()
     wires.close()
     server.stop()
@@ -245,7 +245,7 @@ def test_a_restart_knows_with_which_key_a_will_was_left(tmp_path: Path, topic: s
         server.broker.run(server.broker.broker.access.revoke(made[0].info.id))
         watcher = log_in(wires, V5, key_for(server.broker, "consume"))
         watcher.subscribe(topic, qos=1)
-        wires.skip(301)
+        wires.skip(31)
         assert watcher.message().payload == made[1].info.id.encode()
         watcher.nothing()
     finally:
