@@ -104,7 +104,6 @@ def test_what_a_client_says_behind_a_subscription_that_takes_its_time_comes_behi
     wires = Wires(restarted)
     wire = wires.durable(client_id="new")
     wire.send(
-        Publish(NAMES[3], b"before", 1, packet_id=1),
         Subscribe(2, (Filter("+/light", 1),)),
         *(Publish(name, b"after", 1, packet_id=packet_id) for packet_id, name in enumerate(NAMES[:15], 3)),
         Subscribe(50, (Filter("+/light", 1), Filter("+/heat", 1))),
@@ -113,7 +112,7 @@ def test_what_a_client_says_behind_a_subscription_that_takes_its_time_comes_behi
     assert wire.receive(Suback).packet_id == 2
     assert wire.receive(Suback).packet_id == 50
     wire.receive(Pingresp)
-    assert [wire.receive(Puback).packet_id for _ in range(16)] == [1, *range(3, 18)]
+    assert [wire.receive(Puback).packet_id for _ in range(15)] == list(range(3, 18))
     assert wire.payloads(15) == [b"after"] * 15
     wire.nothing()
     wires.close()

@@ -60,9 +60,14 @@ def test_what_is_remembered_is_bounded_by_names_and_subscribers() -> None:
     for number in range(1000):
         assert len(trie.match(f"t/{number}")) == 1000
     assert sum(1 + len(found) for found in trie._remembered.values()) <= filters._REMEMBERED_MAX
+
+
+def test_long_names_are_remembered_as_well_and_count_for_what_they_take() -> None:
+    trie: FilterTrie[str] = FilterTrie()
+    trie.insert("#", "me", None)
     for number in range(500):
         long = f"{number}" + "x" * 60_000
-        assert trie.match(long) is trie.match(long), "also if its name is long"
+        assert trie.match(long) is trie.match(long)
     assert sum(map(len, trie._remembered)) <= 64 * filters._REMEMBERED_MAX
 
 
