@@ -21,6 +21,8 @@ __all__ = ["Timers"]
 
 _SECOND_MS: Final = 1000
 _OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
+#: More rows than this are not put into a sorted bucket one by one, which moves all that are behind each.
+_INSERTED_MAX: Final = 16
 
 
 class Timers:
@@ -46,6 +48,7 @@ class Timers:
     def add(self, rows: Iterable[int]) -> None:
         buckets = self._buckets
         count = 0
+        opened: list[int] = []  # of the open bucket
         for row in rows:
             count += 1
             second, millisecond = divmod(row >> OFFSET_BITS, _SECOND_MS)
@@ -53,13 +56,23 @@ class Timers:
                 if second < self._open_second:
                     heappush(self._late, row)
                 else:
-                    insort(self._open, row - (second * _SECOND_MS << OFFSET_BITS), self._cursor)
+                    opened.append(row - (second * _SECOND_MS << OFFSET_BITS))
                 continue
             bucket = buckets.get(second)
             if bucket is None:
                 bucket = self._bucket(second)
             bucket.append(millisecond << OFFSET_BITS | row & _OFFSET_MASK)
+        self._enter(opened)
         self._count += count
+
+    def _enter(self, rows: list[int]) -> None:
+        """Add rows to the bucket that is being worked off: few one by one, many by sorting it anew."""
+        if len(rows) < _INSERTED_MAX:
+            for row in rows:
+                insort(self._open, row, self._cursor)
+        else:
+            self._open = sorted(self._open[self._cursor :] + rows)
+            self._cursor = 0
 
     def add_sorted(self, rows: Sequence[int]) -> None:
         """As `add`, for many rows in ascending order: a bucket at a time instead of a row at a time."""

@@ -18,7 +18,7 @@ def row(due_ms: int, offset: int) -> int:
 #: Few seconds and few offsets, so that rows meet in one bucket and in one millisecond.
 ROWS = st.builds(row, st.integers(0, 5_000), st.integers(0, 50) | st.just((1 << OFFSET_BITS) - 1))
 STEPS = st.lists(
-    st.tuples(st.just("add"), st.lists(ROWS, max_size=20))
+    st.tuples(st.just("add"), st.lists(ROWS, max_size=40))
     | st.tuples(st.just("add_sorted"), st.lists(ROWS, max_size=20).map(sorted))
     | st.tuples(st.just("take"), st.integers(0, 6_000), st.integers(1, 10)),
     max_size=30,
@@ -56,3 +56,14 @@ def test_a_million_rows_take_ten_bytes_each() -> None:
     timers.add(row(offset % 600_000, offset) for offset in range(1_000_000))
     size = sum(bucket.itemsize * len(bucket) for bucket in timers._buckets.values())
     assert size == 8_000_000
+
+
+def test_many_rows_that_come_back_to_the_second_being_worked_off_are_in_order() -> None:
+    timers = Timers()
+    rows = [row(1_000 + offset // 100, offset) for offset in range(20_000)]
+    timers.add(reversed(rows))
+    taken = timers.take(1_199, 15_000)
+    assert taken == rows[:15_000]
+    timers.add(taken[1:])
+    assert len(timers) == 19_999
+    assert timers.take(1_199, 20_000) == rows[1:]
