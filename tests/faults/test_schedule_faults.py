@@ -7,11 +7,13 @@ import errno
 import re
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
 from millstream import aio
+from millstream.broker.schedules.log import ScheduleLog
+from millstream.broker.schedules.messages import Collected
 from millstream.client import Outgoing
 from millstream.config import Settings
 from millstream.errors import StorageFailed
@@ -184,6 +186,46 @@ def test_what_fires_is_there_once_wherever_the_power_goes() -> None:
 
         in_a_world(scenario, seed=cut_at)
     assert tried > 15, "the power went while messages fired"
+
+
+def test_what_fires_a_little_at_a_time_is_there_once_and_in_order_wherever_the_power_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Messages that are too large to be in memory together, due in another order than they were published."""
+    monkeypatch.setattr("millstream.broker.schedules.log._FIRE_BYTES", 2_500)
+    sizes: list[int] = []
+    read = ScheduleLog._collect
+
+    async def counted(log: ScheduleLog, *args: Any, **options: Any) -> Collected[Any]:
+        collected = await read(log, *args, **options)
+        sizes.append(collected.size_bytes)
+        return collected
+
+    monkeypatch.setattr(ScheduleLog, "_collect", counted)
+    count, tried = 12, 0
+    for cut_at in (None, *range(1, 60, 4)):
+
+        async def scenario(machine: Machine, cut_at: int | None = cut_at) -> None:
+            nonlocal tried
+            async with aio.connect(machine.address) as client:
+                now_s = machine.clock.now_us() / 1e6
+                for n in range(count):
+                    await client.publish("orders", f"{n:01000}", deliver_at=now_s + 1_000 - n * 0.01)
+            machine.clock.jump(1_000)  # all of them are due when the broker looks
+            if cut_at is not None:
+                machine.storage.inject(Fault.POWER_CUT, at=machine.storage.operations + cut_at)
+            await asyncio.sleep(25)
+            if not machine.is_running:
+                tried += 1
+                machine.storage.heal()
+                await machine.start()
+            machine.storage.heal()
+            await asyncio.sleep(20)
+            assert [int(value) for value in await values(machine)] == list(reversed(range(count))), cut_at
+
+        in_a_world(scenario, seed=cut_at or 0)
+    assert tried > 8, "the power went while messages fired"
+    assert max(sizes) <= 4_000, "two and a half of them at a time, and never less than what is in one batch"
 
 
 @pytest.mark.parametrize(("catch_up", "minutes"), [("none", [0, 4]), ("latest", [0, 3, 4]), ("all", [0, 1, 2, 3, 4])])

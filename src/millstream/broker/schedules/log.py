@@ -8,15 +8,15 @@ the alarm rings: before the time nothing happens, whatever set it off.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import dropwhile
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import structlog
 
 from millstream.broker.journal import Journal
 from millstream.broker.partition import Partition
-from millstream.broker.schedules.messages import Scheduled, collect, due_rows, make_batches, open_messages
+from millstream.broker.schedules.messages import Collected, Scheduled, collect, due_rows, make_batches, open_messages
 from millstream.broker.schedules.window import DueWindow
 from millstream.broker.transfer import Target, Transfer
 from millstream.clock import Clock
@@ -29,6 +29,8 @@ from millstream.slicing import batches_of
 
 __all__ = ["ScheduleLog"]
 
+T = TypeVar("T")
+
 _log = structlog.get_logger("millstream.schedules")
 
 _ENTITY: Final = "schedules"
@@ -36,6 +38,8 @@ _OFFSET_MASK: Final = (1 << OFFSET_BITS) - 1
 _READ_BYTES: Final = 1024 * 1024
 #: Taken from the timers at once: enough to open each batch once when many messages are due.
 _FIRE_ROWS: Final = 20_000
+#: Of these, so much is in memory at a time, about.
+_FIRE_BYTES: Final = 4 * 1024 * 1024
 _RETRY_S: Final = 1.0
 _CLOSE_S: Final = 5.0
 #: An alarm that is further away is set again on the way there.
@@ -271,26 +275,39 @@ class ScheduleLog:
             self.arm(pause_s)
 
     async def _deliver(self, rows: Sequence[int]) -> None:
+        # In the order of the rows: by due time, then as they were published.
         waiting = {row & _OFFSET_MASK: row for row in rows}
+        offsets = list(waiting)
+        at, count = 0, len(offsets)
         try:
-            found = await self._collect(sorted(waiting))
-            lost = [offset for offset in waiting if offset not in found]
-            if lost:
-                await self._settle("lost", lost)
-            # In the order of the rows: by due time, then as they were published.
-            messages = [found[offset] for offset in waiting if offset in found]
-            now_us = self._clock.now_us()
-            expired = {message.offset for message in messages if 0 < message.expiry_us <= now_us}
-            if expired:
-                await self._settle("expired", expired)
-                self.expired += len(expired)
-                messages = [message for message in messages if message.offset not in expired]
-            for sent, batch in make_batches(messages, self.partition.uid):
-                if self._closed:
-                    break
-                await self._move(sent, batch)
+            while at < len(offsets) and not self._closed:
+                some = offsets[at : at + count]
+                collected = await self._collect(sorted(some), _whole, bytes_max=_FIRE_BYTES)
+                if collected.looked_at < len(some):
+                    count = collected.looked_at  # they are too large for all to be in memory
+                    continue
+                await self._deliver_some(some, collected.found)
+                at += count
+                if 2 * collected.size_bytes <= _FIRE_BYTES:
+                    count *= 2
         finally:
             self.agenda.give_back([row for offset, row in waiting.items() if self.agenda.state(offset) == "firing"])
+
+    async def _deliver_some(self, offsets: Sequence[int], found: Mapping[int, Scheduled]) -> None:
+        lost = [offset for offset in offsets if offset not in found]
+        if lost:
+            await self._settle("lost", lost)
+        messages = [found[offset] for offset in offsets if offset in found]
+        now_us = self._clock.now_us()
+        expired = {message.offset for message in messages if 0 < message.expiry_us <= now_us}
+        if expired:
+            await self._settle("expired", expired)
+            self.expired += len(expired)
+            messages = [message for message in messages if message.offset not in expired]
+        for sent, batch in make_batches(messages, self.partition.uid):
+            if self._closed:
+                break
+            await self._move(sent, batch)
 
     async def _move(self, messages: list[Scheduled], batch: bytearray) -> None:
         fact = settled_fact("fired", [message.offset for message in messages])
@@ -306,10 +323,12 @@ class ScheduleLog:
         await self._journal.record_durably((_ENTITY, fact))
         self.agenda.apply(fact)
 
-    async def _collect(self, offsets: Sequence[int]) -> dict[int, Scheduled]:
+    async def _collect(
+        self, offsets: Sequence[int], keep: Callable[[Scheduled], T], *, bytes_max: int | None = None
+    ) -> Collected[T]:
         for offset in self._cold(offsets):
             await self.partition.warm(offset)
-        return collect(self.partition.log, offsets, self.partition.high_watermark)
+        return await collect(self.partition.log, offsets, self.partition.high_watermark, keep, bytes_max=bytes_max)
 
     def _cold(self, offsets: Sequence[int]) -> Iterator[int]:
         """One offset of each segment that has to be checked before it is read."""
@@ -328,12 +347,15 @@ class ScheduleLog:
         """The message at an offset, if it can be read."""
         if not self.partition.log.start_offset <= offset < self.partition.high_watermark:
             return None
-        return (await self._collect([offset])).get(offset)
+        return (await self._collect([offset], _whole)).found.get(offset)
 
     async def upcoming(
-        self, after_ms: int, before_ms: int, limit: int, *, behind: int = -1
-    ) -> list[tuple[int, Scheduled]]:
-        """What is pending between two times and behind a row, soonest first, with its due time."""
+        self, after_ms: int, before_ms: int, limit: int, keep: Callable[[int, Scheduled], T], *, behind: int = -1
+    ) -> list[T]:
+        """What is pending between two times and behind a row, soonest first.
+
+        `keep` gets the due time and the message of each, and says what is wanted of them.
+        """
         from_ms = max(after_ms, behind >> OFFSET_BITS)
 
         def first_of(rows: Iterator[int]) -> list[int]:
@@ -350,12 +372,13 @@ class ScheduleLog:
                 break
             except FileNotFoundError:
                 continue  # a run was removed meanwhile, because nothing in it is pending any more
-        messages = await self._collect(sorted(row & _OFFSET_MASK for row in rows))
-        return [(row >> OFFSET_BITS, messages[row & _OFFSET_MASK]) for row in rows if row & _OFFSET_MASK in messages]
+        due_ms = {row & _OFFSET_MASK: row >> OFFSET_BITS for row in rows}
+        found = (await self._collect(sorted(due_ms), lambda message: keep(due_ms[message.offset], message))).found
+        return [found[offset] for offset in due_ms if offset in found]
 
-    async def with_key(self, key: bytes) -> list[tuple[int, Scheduled]]:
-        """Everything that is pending with a key, soonest first.  Looks at every pending message."""
-        found: list[tuple[int, Scheduled]] = []
+    async def with_key(self, key: bytes, keep: Callable[[int, Scheduled], T]) -> list[T]:
+        """The same of everything that is pending with a key.  Looks at every pending message."""
+        found: list[tuple[int, int, T]] = []
         offset, agenda = self.agenda.start, self.agenda
         while offset < agenda.end and not self.ended:
             await self.partition.warm(offset)
@@ -364,14 +387,13 @@ class ScheduleLog:
                 break
             for batch in batches_of(chunk.buffers):
                 if key in (batch.keys() or ()):
-                    found += [
-                        (agenda.due_ms(message.offset, message.due_ms), message)
-                        for message in open_messages(batch)
-                        if message.key == key and agenda.state(message.offset) == "pending"
-                    ]
+                    for message in open_messages(batch):
+                        if message.key == key and agenda.state(message.offset) == "pending":
+                            due_ms = agenda.due_ms(message.offset, message.due_ms)
+                            found.append((due_ms, message.offset, keep(due_ms, message)))
             offset = chunk.next_offset
             await asyncio.sleep(0)
-        return sorted(found, key=lambda it: (it[0], it[1].offset))
+        return [kept for _, _, kept in sorted(found, key=lambda it: it[:2])]
 
     def check_pending(self, offset: int) -> None:
         """Raise unless a message can still be moved or cancelled."""
@@ -407,3 +429,7 @@ class ScheduleLog:
         finally:
             self.agenda.release(offsets)
             self.arm()
+
+
+def _whole(message: Scheduled) -> Scheduled:
+    return message

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
 from struct import Struct
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from millstream.errors import StorageFailed
 from millstream.ids import OFFSET_BITS, message_id
@@ -15,7 +16,9 @@ from millstream.options import SCHEDULED_ID
 from millstream.records import PRIORITY_DEFAULT, Batch, Columns, encode_batch
 from millstream.slicing import batches_of
 
-__all__ = ["Scheduled", "collect", "due_rows", "make_batches", "open_messages"]
+__all__ = ["Collected", "Scheduled", "collect", "due_rows", "make_batches", "open_messages"]
+
+T = TypeVar("T")
 
 #: Messages that fire together travel in batches of about this size.
 _BATCH_BYTES: Final = 1024 * 1024
@@ -25,6 +28,9 @@ _MESSAGE_OVERHEAD_BYTES: Final = 64
 #: Where messages lie close together many batches are read at once, where they do not, one by one.
 _READ_BYTES: Final = 256 * 1024
 _CLOSE: Final = 16
+#: So much is read before others have their turn, and each read counts for a little.
+_TURN_BYTES: Final = 1024 * 1024
+_TURN_READ_BYTES: Final = 16 * 1024
 _OPTIONS: Final = int(Columns.OPTIONS)
 _NAME: Final = SCHEDULED_ID.encode()
 _ID_BYTES: Final = 26
@@ -84,22 +90,48 @@ def open_messages(batch: Batch, wanted: Sequence[int] | None = None) -> list[Sch
         (None, bool(header.flags & _OPTIONS)),
     ]
     chosen: list[Iterable[Any]]
-    if wanted is None or len(wanted) == batch.count:
+    if wanted is None or (len(wanted) == batch.count and list(wanted) == list(offsets)):
         chosen = [repeat(default) if column is None else column for column, default in columns]
     else:
-        places = list(map(offsets.index, wanted))
+        places = list(_places(offsets, wanted))
         chosen = [repeat(default) if column is None else map(column.__getitem__, places) for column, default in columns]
     return list(map(Scheduled._make, zip(*chosen, strict=False)))
 
 
-def collect(log: PartitionLog, offsets: Sequence[int], before: int) -> dict[int, Scheduled]:
-    """The messages at these offsets, which are in ascending order; those that are damaged are left out.
+def _places(offsets: Sequence[int], wanted: Iterable[int]) -> Iterator[int]:
+    """Where some offsets stand among all of a batch, which ascend; those that are not there are left out."""
+    for offset in wanted:
+        place = bisect_left(offsets, offset)
+        if place < len(offsets) and offsets[place] == offset:
+            yield place
 
-    Each batch is read and opened once, however many of its messages are wanted.  Raises StorageFailed.
+
+class Collected(NamedTuple, Generic[T]):
+    """What was found at some offsets."""
+
+    found: dict[int, T]
+    #: How many of the offsets were looked at, and what the messages there take.
+    looked_at: int
+    size_bytes: int
+
+
+async def collect(
+    log: PartitionLog,
+    offsets: Sequence[int],
+    before: int,
+    keep: Callable[[Scheduled], T],
+    *,
+    bytes_max: int | None = None,
+) -> Collected[T]:
+    """What is to be kept of the messages at these offsets, which ascend; those that are damaged are left out.
+
+    Each batch is read and opened once, however many of its messages are wanted.  Others have their turn meanwhile.
+    Ends early, behind a whole batch, when the messages take more than `bytes_max`.  Raises StorageFailed.
     """
-    found: dict[int, Scheduled] = {}
-    at = 0
-    while at < len(offsets):
+    found: dict[int, T] = {}
+    at = size = 0
+    turn_bytes = _TURN_BYTES
+    while (at := bisect_left(offsets, log.start_offset, at)) < len(offsets):  # some may be removed meanwhile
         close = offsets[-1] - offsets[at] < _CLOSE * (len(offsets) - at)
         chunk = log.read(offsets[at], _READ_BYTES if close else 1, before=before)
         if chunk.next_offset <= offsets[at]:
@@ -107,10 +139,18 @@ def collect(log: PartitionLog, offsets: Sequence[int], before: int) -> dict[int,
         for batch in batches_of(chunk.buffers):
             first, at = at, bisect_left(offsets, batch.next_offset, at)
             if first < at:
+                turn_bytes -= len(batch.block) if batch.header.codec else batch.header.length
                 for message in open_messages(batch, offsets[first:at]):
-                    found[message.offset] = message
+                    found[message.offset] = keep(message)
+                    size += message.size_bytes
+                if bytes_max is not None and size > bytes_max:
+                    return Collected(found, at, size)
         at = bisect_left(offsets, chunk.next_offset, at)  # beyond what is damaged
-    return found
+        turn_bytes -= _TURN_READ_BYTES
+        if turn_bytes < 0:
+            turn_bytes = _TURN_BYTES
+            await asyncio.sleep(0)
+    return Collected(found, at, size)
 
 
 def make_batches(messages: Iterable[Scheduled], uid: int) -> Iterator[tuple[list[Scheduled], bytearray]]:

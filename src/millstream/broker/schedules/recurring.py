@@ -324,5 +324,5 @@ async def _holds(partition: Partition, offset: int, at_ms: int) -> bool:
     await partition.warm(offset)
     if offset < partition.log.start_offset:
         return False
-    message = collect(partition.log, [offset], partition.high_watermark).get(offset)
-    return message is not None and message.timestamp_us == at_ms * 1000
+    collected = await collect(partition.log, [offset], partition.high_watermark, lambda message: message.timestamp_us)
+    return collected.found.get(offset) == at_ms * 1000

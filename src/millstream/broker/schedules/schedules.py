@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from functools import partial
 from typing import Any, Final, Protocol
 
 import structlog
@@ -270,12 +271,13 @@ class Schedules:
         before_ms = call.before_ms or _FOREVER_MS
         found: list[calls.ScheduleSummary] = []
         for log in await self._of_topic(session.namespace, call.topic):
+            summary = partial(_summary, log)  # without the value: there may be ten thousand of them
             if call.key is None:
                 behind = _row_before(call.behind, log.target.partition)
-                messages = await log.upcoming(call.after_ms, before_ms, call.limit, behind=behind)
+                found += await log.upcoming(call.after_ms, before_ms, call.limit, summary, behind=behind)
             else:
-                messages = [it for it in await log.with_key(call.key) if call.after_ms <= it[0] < before_ms]
-            found += [_summary(log, due_ms, message) for due_ms, message in messages]
+                listed = await log.with_key(call.key, summary)
+                found += [it for it in listed if call.after_ms <= it.due_ms < before_ms]
         found = [summary for summary in found if call.behind is None or calls.place_of(summary) > call.behind]
         found.sort(key=calls.place_of)
         return found[: call.limit]
@@ -333,7 +335,7 @@ class Schedules:
     async def _cancel_key(self, namespace: str, topic: str, key: bytes) -> int:
         cancelled = 0
         for log in await self._of_topic(namespace, topic):
-            offsets = [message.offset for _, message in await log.with_key(key)]
+            offsets = await log.with_key(key, lambda _, message: message.offset)
             cancelled += await self._cancel_in(log, offsets)
         return cancelled
 
@@ -363,7 +365,7 @@ class Schedules:
         for name in names:
             logs = await self._of_topic(session.namespace, name)
             if logs or call.topic:
-                due = [due_ms for log in logs for due_ms, _ in await log.upcoming(0, _FOREVER_MS, 1)]
+                due = [it for log in logs for it in await log.upcoming(0, _FOREVER_MS, 1, lambda due_ms, _: due_ms)]
                 answer.append(
                     calls.TopicSchedules(
                         topic=name,
