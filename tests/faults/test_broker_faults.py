@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import struct
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,8 @@ from millstream.broker.webhooks import webhooks
 from millstream.config import Settings
 from millstream.errors import MillstreamError, ReadOnly, StorageFailed, TopicNotFound
 from millstream.log.compaction import Compaction
+from millstream.log.recovery import Recovered, recover
+from millstream.log.storage import Storage
 from millstream.records import encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
 from millstream.wire import calls
@@ -178,6 +182,37 @@ def test_a_log_that_cannot_be_repaired_for_want_of_room_keeps_no_other_from_bein
             await client.read_all()
         storage.heal()
         assert len(await client.read_all()) == 5
+
+    run(scenario)
+
+
+def test_a_log_that_nobody_understands_keeps_no_broker_from_starting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=3)
+        client = await started(storage, segment_bytes=1 << 24)
+        for topic in ("orders", "payments"):
+            await client.call(calls.CreateTopic(name=topic))
+        for _ in range(5):
+            await client.send([bytes(300_000)])
+        await client.send([b"x"], topic="payments")
+
+        def confused(storage: Storage, directory: str, **options: Any) -> Recovered:
+            if directory.startswith("topics/default/orders"):
+                raise struct.error("a number that nobody thought of")
+            return recover(storage, directory, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr("millstream.log.partition.recover", confused)
+            client = await after_kill(client, storage)
+            await client.send([b"y"], topic="payments")
+            assert await client.read_all("payments") == [b"x", b"y"]
+            with pytest.raises(StorageFailed, match="a number that nobody thought of"):
+                await client.send([b"z"])
+            info = await client.call(calls.DescribeTopic(name="orders"))
+            assert isinstance(info, calls.TopicInfo)
+            assert "a number that nobody thought of" in (info.partitions[0].failed or "")
+        assert len(await client.read_all()) == 5, "nothing of it is lost"
+        await client.broker.stop()
 
     run(scenario)
 

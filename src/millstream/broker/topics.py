@@ -40,7 +40,6 @@ __all__ = ["PartitionOpener", "Topics"]
 
 _log = structlog.get_logger("millstream.topics")
 
-
 _NOTES_BYTES_MIN: Final = 256 * 1024
 _SHORT_TAIL_BYTES: Final = 1024 * 1024
 #: How often the broker says how far it is, while clients wait.
@@ -84,7 +83,12 @@ class PartitionOpener:
         """A partition ready for traffic, repaired first if need be.  `counted`: its messages are users' messages."""
         # Paths repeat between storages, so files in memory have a cache of their own.
         files = FileCache(limit=16) if ephemeral is not None else self.files
-        log = self._open_log(ephemeral or self.storage, directory, segment_bytes, files, self.tail)
+        try:
+            log = self._open_log(ephemeral or self.storage, directory, segment_bytes, files, self.tail)
+        except StorageFailed:
+            raise
+        except Exception as error:  # whatever it is, it is the trouble of this log and of no other
+            raise StorageFailed(f"the log {directory} cannot be opened: {error!r}") from error
         return Partition(
             log,
             uid=uid,
@@ -101,8 +105,9 @@ class PartitionOpener:
         """Leave a partition's files in order.  Safe in a thread, before anybody has opened it."""
         try:
             self._open_log(self.storage, directory, segment_bytes, FileCache(limit=8), TailCache(bytes_max=0)).close()
-        except (OSError, StorageFailed) as error:  # tried again, and refused, when it is used; the others are well
-            _log.error("a partition could not be repaired", directory=directory, reason=str(error))
+        except Exception as error:  # tried again, and refused, when it is used; the others are well
+            unexpected = not isinstance(error, OSError | StorageFailed)
+            _log.error("a partition could not be repaired", directory=directory, reason=str(error), exc_info=unexpected)
 
     def _open_log(
         self, storage: Storage, directory: str, segment_bytes: int, files: FileCache, tail: TailCache
@@ -152,11 +157,11 @@ class Topics:
         self._log = log
         self._opener = opener
         self._draw_uid = draw_uid
-        #: Told of every partition that is opened.
         #: Asked before a topic is made; raises when the namespace may not have another one.
         self.admit: Admit = lambda *_, **__: None
         #: Told of topics that were made or changed.
         self.on_changed: Callable[[Topic], Awaitable[None]] = _told_nobody
+        #: Told of every partition that is opened.
         self.on_opened: Callable[[Topic, int, Partition], None] = lambda *_: None
         #: Called when the log of what is scheduled for a partition was opened.
         self.on_schedule_log: Callable[[Topic, int, Partition], None] = lambda *_: None
@@ -219,8 +224,7 @@ class Topics:
         if partition is None:
             uid = schedule_uid(topic.partition_uids[number])
             size = topic.config.segment_bytes
-            partition = self._open_beside(topic, name, uid, segment_bytes=size, schedules=True)
-            topic.beside[name] = partition
+            partition = topic.beside[name] = self._open_beside(topic, name, uid, segment_bytes=size, schedules=True)
             try:
                 self.on_schedule_log(topic, number, partition)
             except BaseException:

@@ -33,7 +33,7 @@ from hashlib import blake2b
 from typing import Final
 
 from millstream.errors import BatchDamaged
-from millstream.log.index import IndexFlags, LiveIndex
+from millstream.log.index import MESSAGES_MAX, IndexFlags, LiveIndex
 from millstream.log.merging import MERGED_US, Merger
 from millstream.log.partition import PartitionLog
 from millstream.log.retention import Retention
@@ -181,6 +181,7 @@ class Compaction:
                 self._is_damaged([segment])
                 or self._is_damaged(group)
                 or size > self._log.config.segment_bytes
+                or messages > MESSAGES_MAX
                 or self._retention.is_coarse(size, messages, segment.last_append_us - group[0].first_append_us)
             ):
                 yield group

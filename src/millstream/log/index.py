@@ -33,12 +33,24 @@ from crc32c import crc32c
 from millstream.log.cache import FileCache
 from millstream.log.storage import Storage
 
-__all__ = ["ENTRY_BYTES", "INDEX_HEADER_BYTES", "Entry", "IndexFlags", "IndexHeader", "LiveIndex", "StoredIndex"]
+__all__ = [
+    "ENTRY_BYTES",
+    "INDEX_HEADER_BYTES",
+    "MESSAGES_MAX",
+    "Entry",
+    "IndexFlags",
+    "IndexHeader",
+    "LiveIndex",
+    "StoredIndex",
+]
 
 INDEX_HEADER_BYTES: Final = 64
 ENTRY_BYTES: Final = 24
+#: Of one segment: half of what a header can say.  Packed batches of nothing would bring billions into a few megabytes.
+MESSAGES_MAX: Final = 2**31
 _MAGIC: Final = 0x494D
 _VERSION: Final = 1
+_U32_MAX: Final = 2**32 - 1
 _HEADER: Final = Struct("<HBBIQQQqqQI")
 _CRC: Final = Struct("<I")
 _ENTRY: Final = Struct("<QQq")
@@ -87,7 +99,7 @@ class IndexHeader:
             self.first_append_us,
             self.last_append_us,
             self.durable_bytes,
-            self.messages,
+            min(self.messages, _U32_MAX),
         )
         return fixed + _CRC.pack(crc32c(fixed))
 

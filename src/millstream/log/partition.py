@@ -25,7 +25,7 @@ from typing import Final, NoReturn
 
 from millstream.errors import OffsetOutOfRange, StorageFailed
 from millstream.log.cache import FileCache, TailCache
-from millstream.log.index import IndexFlags, LiveIndex
+from millstream.log.index import MESSAGES_MAX, IndexFlags, LiveIndex
 from millstream.log.reading import Chunk, StoredReader, read_tail
 from millstream.log.recovery import RecoveryReport, recover
 from millstream.log.retention import Retention
@@ -167,7 +167,8 @@ class PartitionLog:
         active = self._active
         single = len(batches) == 1
         size = len(batches[0]) if single else sum(map(len, batches))
-        if active.size + size > self._segment_bytes and active.size:
+        end = active.next_offset + (counts[0] if single else sum(counts))
+        if (active.size + size > self._segment_bytes or end > active.base_offset + MESSAGES_MAX) and active.size:
             self.roll()
             active = self._active
         time_us = self.last_append_us

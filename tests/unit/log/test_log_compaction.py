@@ -524,3 +524,10 @@ def test_a_log_whose_swap_failed_is_read_as_its_files_are(sync: int) -> None:
     storage.power_cut()
     again = contents(open_log(storage, tail_bytes=0))
     assert again.keys() - {0} == expected.keys()
+
+
+def test_segments_with_very_many_messages_are_not_made_into_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream.log.compaction.MESSAGES_MAX", 5)
+    log = sealed_log(MemoryStorage(), *([plain(b"x", b"y")] for _ in range(5)))
+    assert compact(log)
+    assert [segment.messages for segment in log.segments] == [4, 4, 2, 0]

@@ -102,6 +102,19 @@ def test_segments_roll_before_they_would_exceed_their_size(storage: MemoryStorag
     assert log.segments[-2].messages == 1, "a batch larger than a segment has one for itself"
 
 
+def test_segments_roll_before_they_have_more_messages_than_their_index_can_say(storage: MemoryStorage) -> None:
+    """Batches of nothing are packed so well that billions of messages take a few megabytes."""
+    log = open_log(storage)
+    for n in range(6):
+        log.append([plain(b"")], [2**30], n)
+    assert [segment.messages for segment in log.segments] == [2**31] * 3
+    log.append([plain(b""), plain(b"")], [2**30, 1], 6)
+    log.append([plain(b"")], [2**30], 7)
+    assert [segment.messages for segment in log.segments[3:]] == [2**30 + 1, 2**30]
+    log.close()
+    assert open_log(storage).next_offset == log.next_offset
+
+
 def test_rolling_an_empty_segment_does_nothing(storage: MemoryStorage) -> None:
     log = open_log(storage)
     log.roll()

@@ -6,6 +6,7 @@ import errno
 from typing import NoReturn
 
 import pytest
+from crc32c import crc32c
 
 from millstream.errors import StorageFailed
 from millstream.log.cache import FileCache
@@ -15,6 +16,7 @@ from millstream.log.partition import PartitionLog
 from millstream.log.storage import File, Storage
 from millstream.log.swap import read_index_header
 from millstream.log.verify import verify
+from millstream.records import encode_batch, stamp
 from millstream.testing.storage import Fault, SimulatedFile, SimulatedStorage
 from tests.log_workload import DIRECTORY, FIRST_INDEX, FIRST_LOG, Message, append, open_log, plain, read_back
 
@@ -354,3 +356,25 @@ def test_what_was_moved_aside_before_stays_when_the_same_place_is_torn_again() -
     for path, value in zip(asides, (b"first", b"second", b"third"), strict=True):
         assert value in storage.read_all(path)
     assert len(set(asides)) == 3
+
+
+def test_a_segment_with_more_messages_than_its_index_can_say_is_opened_all_the_same() -> None:
+    """As an earlier version could write it: the count is a figure, and not what anything depends on."""
+    storage = SimulatedStorage()
+    storage.make_directory(DIRECTORY)
+    most, data = 2**32 - 1, b""
+    for number in range(2):
+        batch = bytearray(encode_batch([b""], base_timestamp_us=1))
+        batch[36:40] = most.to_bytes(4, "little")
+        batch[8:12] = crc32c(batch[36:]).to_bytes(4, "little")
+        stamp(memoryview(batch), 0, base_offset=number * most, append_time_us=1, leader_epoch=0)
+        data += batch
+    storage.open(FIRST_LOG, create=True).write(data, 0)
+    log = open_log(storage)
+    assert (log.next_offset, log.messages) == (2 * most, 2 * most)
+    log.append([plain(b"x")], [1], 2)
+    log.sync()
+    assert [segment.base_offset for segment in log.segments] == [0, 2 * most], "nothing more is added to it"
+    log.close()
+    log = open_log(storage)
+    assert (log.next_offset, log.segments[0].messages) == (2 * most + 1, most)
