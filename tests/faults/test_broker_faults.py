@@ -81,6 +81,33 @@ def test_what_waits_for_the_interval_is_on_disk_when_it_is_over_and_only_that_is
     run(scenario)
 
 
+def test_too_many_open_files_delay_confirmations_and_end_no_log() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage, fsync_interval_ms=100)
+        await client.call(calls.CreateTopic(name="orders"))
+        names = "topics/default/orders"
+        storage.inject(Fault.NO_FILES, times=3, when=lambda it: it.kind == "sync_directory" and names in it.path)
+        stored = client.send([b"waits"])
+        await client.broker._life.committer.drain()
+        assert not stored.done(), "its file might not be there after a power cut"
+        assert await client.read_all() == []
+        await stored
+        assert await client.read_all() == [b"waits"]
+        state = client.broker._life.state_logs[0].partition
+        storage.inject(Fault.NO_FILES, times=2, when=lambda it: (it.kind, it.path) == ("sync_directory", "state/topics"))
+        state.log.roll()
+        await client.call(calls.CreateTopic(name="payments"))
+        assert state.failed is None
+        await client.send([b"x"], topic="payments")
+        client = await after_power_cut(client, storage, lose_everything=True)
+        assert await client.read_all() == [b"waits"]
+        assert await client.read_all("payments") == [b"x"]
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_rot_in_a_log_that_was_written_a_moment_ago_costs_one_message_and_is_reported() -> None:
     async def scenario() -> None:
         storage = SimulatedStorage(seed=1)

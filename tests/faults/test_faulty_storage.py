@@ -5,6 +5,7 @@ Confirmed means: `sync` returned.  What was appended but not confirmed may survi
 
 from __future__ import annotations
 
+import copy
 import functools
 from contextlib import suppress
 from random import Random
@@ -14,6 +15,7 @@ import pytest
 from millstream.errors import BatchDamaged, StorageFailed
 from millstream.log.partition import PartitionLog
 from millstream.log.retention import Retention
+from millstream.log.storage import NotOpened
 from millstream.records import BatchHeader
 from millstream.testing.storage import Fault, Operation, PowerCut, SimulatedStorage
 from tests.examples import seeds
@@ -326,6 +328,87 @@ def test_a_disk_without_room_for_the_notes_of_full_segments_stops_nothing(kind: 
     assert not log.recovery.rebuilt_indexes
     assert log.producers.check(BatchHeader(batches[-1])) is not None
     assert append(log, plain(b"on"))[0].offset == 4
+
+
+@pytest.mark.parametrize(("kind", "name"), [("create", ".tmp"), ("sync_directory", "")])
+@pytest.mark.parametrize("then", ["files", "cut", "kill", "close"])
+def test_too_many_open_files_put_off_the_notes_of_full_segments(kind: str, name: str, then: str) -> None:
+    storage = SimulatedStorage(4)
+    log = open_log(storage)
+    log.sync()
+    messages: list[Message] = []
+    batches = [plain(b"%d" % n, producer=7 << 16, sequence=n) for n in range(4)]
+    for number, batch in enumerate(batches):
+        messages += append(log, batch)
+        log.producers.record(BatchHeader(batch), messages[-1].offset, log.last_append_us)
+        log.roll()
+        if number in (1, 2):
+            storage.inject(Fault.NO_FILES, when=lambda it: it.kind == kind and it.path.endswith(name))
+            log.sync()
+            assert log.seals_pending
+            assert not any(segment.stored for segment in log.segments), "a seal vouches for everything before it"
+    log.sync()
+    assert [segment.stored for segment in log.segments] == [True] * 4 + [False]
+    if then == "cut":
+        storage.power_cut(lose_everything=True)
+    elif then == "kill":
+        storage.kill()
+    elif then == "close":
+        log.close()
+    if then != "files":
+        log = open_log(storage)
+    assert read_back(log) == (messages, [])
+    assert log.recovery.damaged == []
+    assert not log.recovery.rebuilt_indexes
+    assert log.producers.check(BatchHeader(batches[-1])) is not None
+
+
+@pytest.mark.parametrize("refused", range(1, 6))
+@pytest.mark.parametrize("in_a_thread", [False, True])
+def test_names_that_could_not_be_synced_are_synced_before_anything_is_confirmed(
+    refused: int, in_a_thread: bool
+) -> None:
+    """No more files can be opened for a while: nobody knows of anything that is wrong, and nothing is on disk yet."""
+    storage = SimulatedStorage(4)
+    log = open_log(storage)
+    messages: list[Message] = []
+    confirmed = 0
+    storage.inject(Fault.NO_FILES, times=refused, when=lambda it: it.kind == "sync_directory")
+    for number in range(12):
+        messages += append(log, plain(b"%d" % number))
+        if number % 3 == 1:
+            log.roll()
+        if in_a_thread:
+            problems = synced_in_any_order(log)
+            log.put_off() if problems else log.mark_durable(log.next_offset)
+        else:
+            problems = []
+            try:
+                log.sync()
+            except StorageFailed as error:
+                assert "Too many open files" in str(error)
+                problems = [error]
+        assert log.failure is None
+        if not problems:
+            confirmed = len(messages)
+            trial = copy.deepcopy(storage)
+            trial.heal()
+            trial.power_cut(lose_everything=True)
+            assert read_back(open_log(trial)) == (messages, [])
+    assert confirmed == 12
+    assert not log.seals_pending
+    assert [segment.stored for segment in log.segments] == [True] * 4 + [False]
+
+
+def synced_in_any_order(log: PartitionLog) -> list[Exception]:
+    """What a round does: all of it is tried, whatever becomes of the rest."""
+    problems: list[Exception] = []
+    for file in reversed(log.dirty_files()):
+        try:
+            file.sync()
+        except NotOpened as problem:
+            problems.append(problem)
+    return problems
 
 
 @pytest.mark.parametrize("clean", [False, True])

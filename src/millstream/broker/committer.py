@@ -17,6 +17,7 @@ import structlog
 
 from millstream.broker.logs import details
 from millstream.log.sealing import Seals
+from millstream.log.storage import NotOpened
 
 __all__ = ["Commit", "Committable", "Committer", "Rounds", "Syncable"]
 
@@ -71,8 +72,10 @@ class Commit:
         place, file = item
         try:
             file.sync()
+        except NotOpened as error:
+            self.errors.setdefault(place, error)  # which can be tried again, and must hide nothing that cannot
         except Exception as error:  # whatever went wrong, this partition must not be confirmed
-            self.errors.setdefault(place, error)
+            self.errors[place] = error
 
 
 class Rounds(Protocol):

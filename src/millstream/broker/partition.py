@@ -25,7 +25,8 @@ from millstream.broker.traffic.duplicates import Duplicates, mark_of
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, OffsetOutOfRange, OutOfSequence, StorageFailed
 from millstream.log.partition import Chunk, PartitionLog
-from millstream.log.producers import follows
+from millstream.log.producers import Duplicate, follows
+from millstream.log.storage import NotOpened
 from millstream.records import PRIORITY_DEFAULT, BatchHeader, Columns
 
 __all__ = ["LABEL_DISK", "LABEL_MEMORY", "LABEL_OS", "Partition", "PublishReply"]
@@ -346,6 +347,11 @@ class Partition:
         # A full segment is sealed under every policy: it bounds what recovery must scan and what stays in memory.
         return sync_asked or log.seals_pending
 
+    def _sync_later(self) -> None:
+        if self._committer is not None and not self._awaits_interval:
+            self._awaits_interval = True
+            self._committer.request_later(self)
+
     def _refuse(self, pending: Sequence[_Pending], error: MillstreamError) -> None:
         """Nothing was stored; say so."""
         self._metrics.publish_failures += len(pending)
@@ -405,6 +411,11 @@ class Partition:
     def end_commit(self, durable_to: int, error: Exception | None) -> int:
         self._committing = False
         self._commit_ended.set()
+        if isinstance(error, NotOpened) and self.log.failure is None:
+            # Too many open files, mostly.  Everybody waits until the interval is over, and it is tried again.
+            self.log.put_off()
+            self._sync_later()
+            return 0
         if error is not None:
             problem = getattr(error, "strerror", None) or repr(error)
             self.fail(f"the disk failed to sync ({problem}); what was not confirmed is in doubt")
@@ -470,19 +481,12 @@ class Partition:
             return
         if self.is_synced and not self.log.seals_pending:
             return
-        done: asyncio.Future[MillstreamError | None] = self._loop.create_future()
-
-        def answer(error: MillstreamError | None, _label: int, _base: int, _time: int, _again: bool) -> None:
-            if not done.done():
-                done.set_result(error)
-
+        done: asyncio.Future[int] = self._loop.create_future()
         # In line with the publishes that wait for the disk, as one without messages.
         end = self.log.next_offset
-        self._parked.append((end, end, self.log.last_append_us, answer, False))
+        self._parked.append((end, end, self.log.last_append_us, partial(confirm, done), False))
         self._committer.request(self)
-        error = await done
-        if error is not None:
-            raise error
+        await done
 
     def fail(self, reason: str) -> None:
         """Stop confirming.  Repeating a failed sync proves nothing; only recovery can tell what is on the disk."""

@@ -82,7 +82,7 @@ class ThreadRounds:
             self._sync(commit)
         except Exception as error:  # nobody knows what is on disk, so nothing of it may be confirmed; and all are told
             for place in range(len(commit.parts)):
-                commit.errors.setdefault(place, error)
+                commit.errors[place] = error
         commit.seconds = time.perf_counter() - started
         try:
             self._loop.call_soon_threadsafe(done, commit)

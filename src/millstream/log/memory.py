@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.log.storage import File, parent_of
+from millstream.log.storage import Directory, File, parent_of
 from millstream.records import Buffer
 
 __all__ = ["MemoryStorage"]
@@ -43,6 +43,16 @@ class MemoryFile:
 
     def close(self) -> None:
         """Nothing to do: the contents stay with their name."""
+
+
+class MemoryDirectory:
+    """A handle on names that live as long as the process."""
+
+    def sync(self) -> None:
+        """Nothing to do: memory is all there is."""
+
+    def close(self) -> None:
+        """Nothing to do: nothing is open."""
 
 
 class MemoryStorage:
@@ -97,6 +107,10 @@ class MemoryStorage:
     def sync_directory(self, directory: str) -> None:
         if directory not in self._directories:
             raise FileNotFoundError(directory)
+
+    def open_directory(self, directory: str) -> Directory:
+        self.sync_directory(directory)
+        return MemoryDirectory()
 
     def replace(self, path: str, data: bytes) -> None:
         self._put(path, bytearray(data))

@@ -31,7 +31,7 @@ from millstream.log.recovery import RecoveryReport, recover
 from millstream.log.retention import Retention
 from millstream.log.sealing import DirectorySync, Seal, Seals, SyncRound, remove_snapshots_before, store_index
 from millstream.log.segment import Segment, Verified, segment_name
-from millstream.log.storage import File, Storage, Syncable, parent_of
+from millstream.log.storage import File, NotOpened, Storage, Syncable, parent_of
 from millstream.log.swap import put_in_place, remove_segment, remove_superseded
 from millstream.records import stamp
 
@@ -276,7 +276,7 @@ class PartitionLog:
         """What must be synced, in any order, for everything appended so far to be on disk.
 
         They count as taken: the next call returns only what came since.  Sync all of them, then call `mark_durable`
-        with the `next_offset` of now, or `fail`.
+        with the `next_offset` of now, or `fail`; or `put_off`, if all that went wrong is that one raised NotOpened.
         """
         if self._failure is not None:
             return []
@@ -304,14 +304,28 @@ class PartitionLog:
         while rounds and rounds[0].next_offset <= next_offset:
             self._finish(rounds.popleft())
 
-    def _finish(self, done: SyncRound) -> None:
-        for seal in done.seals:
+    def put_off(self) -> None:
+        """Take back what was handed out last: the names of new files could not be synced yet, everything else was.
+
+        Nothing of it is durable before a later round has gone well.
+        """
+        self._put_off(self._rounds.popleft())
+
+    def _put_off(self, tried: SyncRound) -> None:
+        self._end_seals(tried.seals)
+        self._directory_dirty = self._is_new = True  # if only one of them is, the other costs nearly nothing
+
+    def _end_seals(self, seals: Sequence[Seal]) -> None:
+        for seal in seals:
             if seal.stored:
                 seal.segment.stored = True
                 seal.segment.use_stored_index()
                 self._files.unpin(self._storage, seal.segment.path)
         # There was no room for the rest: the next sync tries again.
-        self._seals[:0] = [seal for seal in done.seals if not seal.stored]
+        self._seals[:0] = [seal for seal in seals if not seal.stored]
+
+    def _finish(self, done: SyncRound) -> None:
+        self._end_seals(done.seals)
         self._durable = done.active, done.active_bytes, done.next_offset
         if done.active is self._active and done.active_bytes - self._durable_noted_bytes >= _DURABLE_STEP_BYTES:
             self.note_durable()
@@ -341,14 +355,21 @@ class PartitionLog:
         self._durable_noted_bytes = durable_bytes
 
     def sync(self) -> None:
-        """Make everything appended so far durable, here and now.  Raises StorageFailed, and then the log has failed."""
+        """Make everything appended so far durable, here and now.
+
+        Raises StorageFailed, and then the log has failed, unless all that is missing is that a directory can be opened.
+        """
         work = self.dirty_files()
         try:
             for file in work:
                 file.sync()
         except OSError as problem:
-            self.fail(f"cannot sync the log {self.directory}: {problem.strerror or problem}")
-            raise StorageFailed(self._failure) from problem
+            text = f"cannot sync the log {self.directory}: {problem.strerror or problem}"
+            if isinstance(problem, NotOpened):  # directories come last
+                self._put_off(self._rounds.pop())
+            else:
+                self.fail(text)
+            raise StorageFailed(text) from problem
         if work:
             # Only our own round: an earlier one may still be under way in a thread.
             self._finish(self._rounds.pop())
@@ -481,22 +502,29 @@ class PartitionLog:
     def swap(self, inputs: Sequence[Segment], output: Segment) -> bool:
         """Put a compacted segment, whose `.new` files are complete and synced, in the place of its inputs.
 
-        Returns False, and changes nothing, when the inputs are not there any more as they were.
+        Returns False, and changes nothing, when the inputs are not there any more as they were, or the directory cannot
+        be opened now.
         """
         first = bisect_left(self._bases, inputs[0].base_offset)
         if self._failure is not None or list(inputs) != self._segments[first : first + len(inputs)]:
+            return False
+        try:
+            names = self._storage.open_directory(self.directory)
+        except OSError:
             return False
         for segment in inputs:
             self._forget_files(segment)
         self._reader.forget()
         try:
-            put_in_place(self._storage, self.directory, output.base_offset)
+            put_in_place(self._storage, self.directory, names, output.base_offset)
             # From here on its file is the one that readers find, whatever becomes of the rest.
             self._replace(first, inputs, output)
-            remove_superseded(self._storage, self.directory, [segment.base_offset for segment in inputs[1:]])
+            remove_superseded(self._storage, self.directory, names, [segment.base_offset for segment in inputs[1:]])
         except OSError as problem:
             self.fail(f"cannot put a compacted segment in place in {self.directory}: {problem.strerror or problem}")
             raise StorageFailed(self._failure) from problem
+        finally:
+            names.close()
         return True
 
     def _replace(self, first: int, inputs: Sequence[Segment], output: Segment) -> None:

@@ -1,30 +1,26 @@
 """What has to reach the disk before appended messages may be confirmed, as objects whose `sync` can run in a thread.
 
 Mostly that is the active segment's file itself.  Around a roll it is more: the name of the new file, and the seal of
-the segment that is complete.  Sealing means: cut off
-unused room, sync the log file, then store a snapshot of the producer table as of its
-end, then put its index in place.  In that order, because a sealed index is recovery's licence not to look at the log
-file.
+the segment that is complete.  Sealing means: cut off unused room, sync the log file, then store a snapshot of the
+producer table as of its end, then put its index in place.  In that order, because a sealed index is recovery's licence
+not to look at the log file.
 
-Snapshot and index are notes that spare recovery a scan.  Where the disk has no room for them they are put off: the
-messages are on disk, and nobody has to do without them.
+Snapshot and index are notes that spare recovery a scan.  Where the disk has no room for them, or no more files can be
+opened, they are put off: the messages are on disk, and nobody has to do without them.  A directory that cannot be
+opened for its sync puts off the confirmation itself: `sync` raises NotOpened, and the next round tries again.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 from millstream.log.index import IndexFlags, LiveIndex
 from millstream.log.segment import Segment, segment_name
-from millstream.log.storage import File, Storage
+from millstream.log.storage import NO_FILES, NO_ROOM, File, NotOpened, Storage
 
 __all__ = ["DirectorySync", "Seal", "Seals", "SyncRound", "remove_snapshots_before", "store_index"]
-
-_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +54,22 @@ class Seal:
             self.synced = True
 
     def store(self) -> None:
-        """Leave the notes; `stored` says whether there was room for them."""
+        """Leave the notes; `stored` says whether that was possible now."""
         next_offset = self.segment.next_offset
         self.segment.no_producers = self.snapshot is None
         notes = {self.segment.index_path: _sealed_index(self.segment)}
         if self.snapshot is not None:
             notes = {segment_name(self.directory, next_offset, "producers"): self.snapshot, **notes}
         if all(_write_aside(self.storage, path, data) for path, data in notes.items()):
-            for path in notes:
-                self.storage.rename(f"{path}.tmp", path)
-                self.storage.sync_directory(self.directory)
-            remove_snapshots_before(self.storage, self.directory, next_offset)
+            try:
+                for path in notes:
+                    self.storage.rename(f"{path}.tmp", path)
+                    self.storage.sync_directory(self.directory)
+            except NotOpened:
+                return  # what is in place already is true, and is put there once more
             self.stored = True
+            with suppress(OSError):  # nobody looks at them any more
+                remove_snapshots_before(self.storage, self.directory, next_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,30 +104,27 @@ class SyncRound:
 def _write_aside(storage: Storage, path: str, data: bytes) -> bool:
     """Have the next contents of a file on disk under another name; False when there is no room for them.
 
-    Whatever else fails, a sync above all, is no matter of room.
+    Or when no file can be opened now.  Whatever else fails, a sync above all, is another matter.
     """
     try:
         file = storage.open(f"{path}.tmp", create=True)
     except OSError as problem:
-        _raise_unless_full(problem)
-        return False
+        if problem.errno in (*NO_ROOM, *NO_FILES):
+            return False
+        raise
     try:
         # A leftover of an earlier try may be longer than what we write now.
         file.truncate(0)
         try:
             file.write(data, 0)
         except OSError as problem:
-            _raise_unless_full(problem)
-            return False
+            if problem.errno in NO_ROOM:
+                return False
+            raise
         file.sync()
     finally:
         file.close()
     return True
-
-
-def _raise_unless_full(problem: OSError) -> None:
-    if problem.errno not in _NO_ROOM:
-        raise problem
 
 
 def _sealed_index(segment: Segment) -> bytes:

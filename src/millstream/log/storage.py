@@ -19,12 +19,35 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from millstream.log.holding import Holding
 from millstream.records import Buffer
 
-__all__ = ["DiskStorage", "File", "Storage", "Syncable", "make_data_directory", "parent_of", "write_fully"]
+__all__ = [
+    "NO_FILES",
+    "NO_ROOM",
+    "Directory",
+    "DiskStorage",
+    "File",
+    "NotOpened",
+    "Storage",
+    "Syncable",
+    "make_data_directory",
+    "parent_of",
+    "write_fully",
+]
+
+#: What is said where a disk has no more room, and where a process or its machine can have no more files open.
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+NO_FILES: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class NotOpened(OSError):
+    """A directory cannot be opened now, so that its names were not synced.
+
+    Nothing was tried, so nothing is in doubt: unlike a sync that failed it can be tried again.
+    """
 
 
 class Syncable(Protocol):
@@ -48,6 +71,12 @@ class File(Syncable, Protocol):
     def truncate(self, size: int) -> None: ...
 
     def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Directory(Syncable, Protocol):
+    """An open directory, for several syncs of its names, none of which can fail because it cannot be opened."""
 
     def close(self) -> None: ...
 
@@ -86,7 +115,10 @@ class Storage(Protocol):
         Of a link only the link itself, whatever is behind it.
         """
 
-    def sync_directory(self, directory: str) -> None: ...
+    def sync_directory(self, directory: str) -> None:
+        """Raises NotOpened when it cannot even begin."""
+
+    def open_directory(self, directory: str) -> Directory: ...
 
     def replace(self, path: str, data: bytes) -> None:
         """Give a file new contents, durably and in one step: a crash leaves the old contents or the new."""
@@ -161,6 +193,26 @@ class DiskFile:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+class DiskDirectory:
+    """The descriptor of a directory."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, path: str) -> None:
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as problem:
+            if problem.errno in NO_FILES:
+                raise NotOpened(problem.errno, problem.strerror, path) from problem
+            raise
+
+    def sync(self) -> None:
+        os.fsync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
 class DiskStorage:
@@ -251,6 +303,9 @@ class DiskStorage:
     def sync_directory(self, directory: str) -> None:
         _sync_directory(self._at(directory))
 
+    def open_directory(self, directory: str) -> Directory:
+        return DiskDirectory(self._at(directory))
+
     def replace(self, path: str, data: bytes) -> None:
         temporary = f"{path}.tmp"
         file = self.open(temporary, create=True)
@@ -288,8 +343,8 @@ def make_data_directory(path: Path) -> None:
 
 
 def _sync_directory(path: str) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    directory = DiskDirectory(path)
     try:
-        os.fsync(fd)
+        directory.sync()
     finally:
-        os.close(fd)
+        directory.close()

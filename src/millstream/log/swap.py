@@ -19,25 +19,28 @@ from collections.abc import Sequence
 
 from millstream.log.index import INDEX_HEADER_BYTES, IndexFlags, IndexHeader
 from millstream.log.segment import segment_name
-from millstream.log.storage import Storage
+from millstream.log.storage import Storage, Syncable
 
 __all__ = ["finish_swaps", "put_in_place", "read_index_header", "remove_segment", "remove_superseded"]
 
 
-def put_in_place(storage: Storage, directory: str, base_offset: int) -> None:
-    """Do the swap up to where the new segment is the one that is read; its files are complete and synced."""
+def put_in_place(storage: Storage, directory: str, names: Syncable, base_offset: int) -> None:
+    """Do the swap up to where the new segment is the one that is read; its files are complete and synced.
+
+    `names` is the directory, open: once this has begun it has to go on.
+    """
     index, log = segment_name(directory, base_offset, "index"), segment_name(directory, base_offset, "log")
     storage.rename(f"{index}.new", index)
-    storage.sync_directory(directory)
+    names.sync()
     storage.rename(f"{log}.new", log)
 
 
-def remove_superseded(storage: Storage, directory: str, superseded: Sequence[int]) -> None:
+def remove_superseded(storage: Storage, directory: str, names: Syncable, superseded: Sequence[int]) -> None:
     """Do the rest; `superseded` are base offsets of inputs but the first."""
-    storage.sync_directory(directory)
+    names.sync()
     for base in superseded:
         remove_segment(storage, directory, base)
-    storage.sync_directory(directory)
+    names.sync()
 
 
 def finish_swaps(storage: Storage, directory: str) -> None:

@@ -18,6 +18,8 @@ power goes.
 *Failed writes.*  ENOSPC and EIO come after any part of the data has been written.  A short write writes a part, says
 so, and the caller has to go on.
 
+*No more files.*  A new file, or a directory whose names are to be synced, cannot be opened; nothing else happens.
+
 *Kill.*  A killed process loses its handles and nothing else.
 
 *Rot.*  Bits change only where a test changes them, with `flip`.
@@ -34,7 +36,7 @@ from enum import Enum, auto
 from random import Random
 from typing import Final
 
-from millstream.log.storage import File, parent_of, write_fully
+from millstream.log.storage import Directory, File, NotOpened, parent_of, write_fully
 from millstream.records import Buffer
 
 __all__ = ["Fault", "Operation", "PowerCut", "SimulatedStorage"]
@@ -53,6 +55,7 @@ class Fault(Enum):
     NO_SPACE = auto()
     WRITE_ERROR = auto()
     SYNC_ERROR = auto()
+    NO_FILES = auto()
     POWER_CUT = auto()
 
     def hits(self, operation: Operation) -> bool:
@@ -64,6 +67,8 @@ class Fault(Enum):
                 return operation.kind in ("sync", "sync_directory")
             case Fault.NO_SPACE:
                 return operation.kind in ("write", "create")
+            case Fault.NO_FILES:
+                return operation.kind in ("create", "open_directory", "sync_directory")
             case _:
                 return operation.kind == "write"
 
@@ -73,7 +78,7 @@ class Operation:
     """One change that the storage was asked for; numbered from 1."""
 
     number: int
-    kind: str  # write, truncate, sync, create, rename, remove, sync_directory
+    kind: str  # write, truncate, sync, create, rename, remove, open_directory, sync_directory
     path: str
 
 
@@ -179,6 +184,20 @@ class SimulatedFile:
     def _change(self, position: int, data: bytes | None) -> None:
         _apply(self._inode.cached, position, data)
         self._inode.pending.append((position, data))
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedDirectory:
+    """A handle on the names in a directory."""
+
+    storage: SimulatedStorage
+    directory: str
+
+    def sync(self) -> None:
+        self.storage.sync_names(self.directory, is_open=True)
+
+    def close(self) -> None:
+        """Nothing to do: a handle costs nothing."""
 
 
 class SimulatedStorage:
@@ -315,6 +334,8 @@ class SimulatedStorage:
                     raise self.go_down()
                 case Fault.NO_SPACE:
                     raise OSError(errno.ENOSPC, "No space left on device", path)
+                case Fault.NO_FILES:
+                    raise OSError(errno.EMFILE, "Too many open files", path)
             inode = _Inode()
             self._change_name(None, path, inode)
         return SimulatedFile(self, inode, path)
@@ -363,6 +384,9 @@ class SimulatedStorage:
         self._directories = {path for path in self._directories if path != directory and not path.startswith(prefix)}
 
     def sync_directory(self, directory: str) -> None:
+        self.sync_names(directory, is_open=False)
+
+    def sync_names(self, directory: str, *, is_open: bool) -> None:
         self.check_up()
         if directory not in self._directories:
             raise FileNotFoundError(errno.ENOENT, "No such file or directory", directory)
@@ -371,7 +395,17 @@ class SimulatedStorage:
                 raise self.go_down()
             case Fault.SYNC_ERROR:
                 raise OSError(errno.EIO, "Input/output error", directory)
+            case Fault.NO_FILES if not is_open:
+                raise NotOpened(errno.EMFILE, "Too many open files", directory)
         self._commit_names(directory, len(self._changes.get(directory, ())))
+
+    def open_directory(self, directory: str) -> Directory:
+        match self.begin("open_directory", directory):
+            case Fault.POWER_CUT:
+                raise self.go_down()
+            case Fault.NO_FILES:
+                raise NotOpened(errno.EMFILE, "Too many open files", directory)
+        return SimulatedDirectory(self, directory)
 
     def replace(self, path: str, data: bytes) -> None:
         temporary = f"{path}.tmp"

@@ -16,7 +16,7 @@ import pytest
 from millstream.broker.committer import Commit, Rounds
 from millstream.broker.rounds import CompiledRounds, ThreadRounds
 from millstream.log.holding import Holding
-from millstream.log.storage import DiskFile, DiskStorage
+from millstream.log.storage import DiskFile, DiskStorage, NotOpened
 
 
 def _thread(loop: asyncio.AbstractEventLoop) -> Rounds:
@@ -185,3 +185,15 @@ def test_one_round_at_a_time(files: Callable[[], DiskFile]) -> None:
     select.select([syncer], [], [], 10)
     assert syncer.take()[1] == [0]
     syncer.close()
+
+
+@pytest.mark.parametrize("place", [_thread, _compiled])
+@pytest.mark.parametrize("others", [0, 5])
+def test_what_can_be_tried_again_hides_nothing_that_cannot(place: Place, others: int) -> None:
+    put_off, final = NotOpened(errno.EMFILE, "Too many open files"), OSError(errno.EIO, "Input/output error")
+    for problems in ((put_off, final), (final, put_off)):
+        files = [_Seal(problem) for problem in problems]
+        (commit,) = _carry_out(place, [files, *([_Seal()] for _ in range(others))])
+        assert commit.errors == {0: final}
+    (commit,) = _carry_out(place, [[_Seal(put_off), _Seal()]])
+    assert commit.errors == {0: put_off}

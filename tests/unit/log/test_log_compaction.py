@@ -531,3 +531,16 @@ def test_segments_with_very_many_messages_are_not_made_into_one(monkeypatch: pyt
     log = sealed_log(MemoryStorage(), *([plain(b"x", b"y")] for _ in range(5)))
     assert compact(log)
     assert [segment.messages for segment in log.segments] == [4, 4, 2, 0]
+
+
+def test_a_directory_that_cannot_be_opened_puts_compaction_off() -> None:
+    storage = SimulatedStorage(0)
+    log = sealed_log(storage, [keyed(a=b"1")], [keyed(a=b"2")])
+    before = contents(log)
+    storage.inject(Fault.NO_FILES, when=lambda it: it.kind == "open_directory")
+    assert not compact(log)
+    assert log.failure is None
+    assert contents(log) == before
+    assert not [name for name in storage.names(DIRECTORY) if name.endswith(".new")]
+    assert compact(log), "and the next round does it"
+    assert contents(log) == {1: (b"a", b"2")}

@@ -15,7 +15,7 @@ from millstream.errors import DataDirLocked
 from millstream.log import storage as storage_module
 from millstream.log.lock import DirectoryLock
 from millstream.log.memory import MemoryStorage
-from millstream.log.storage import DiskStorage, Storage
+from millstream.log.storage import DiskStorage, NotOpened, Storage
 from millstream.testing.storage import SimulatedStorage
 from tests.log_workload import DIRECTORY, FIRST_LOG, append, open_log, plain
 
@@ -143,6 +143,29 @@ def test_many_directories_are_made_with_one_sync_of_each_parent(
     assert sorted(synced) == [str(tmp_path), f"{tmp_path}/topics", f"{tmp_path}/topics/t"]
     storage.make_directory("topics/t/7")
     assert len(synced) == 3, "one that exists is fine, and durable already"
+
+
+@pytest.mark.parametrize(("number", "again"), [(errno.EMFILE, True), (errno.ENFILE, True), (errno.EIO, False)])
+def test_a_directory_that_cannot_be_opened_was_not_synced_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, again: bool
+) -> None:
+    storage = DiskStorage(tmp_path)
+    storage.make_directory("a")
+
+    def refuse(*_: object) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", refuse)
+    for attempt in (storage.sync_directory, storage.open_directory):
+        with pytest.raises(OSError, match=os.strerror(number)) as raised:
+            attempt("a")
+        assert isinstance(raised.value, NotOpened) == again
+        assert raised.value.errno == number
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=os.strerror(number)) as raised:
+        storage.sync_directory("a")
+    assert not isinstance(raised.value, NotOpened), "whatever a sync says, it is final"
 
 
 def test_disk_goes_on_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
