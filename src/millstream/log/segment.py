@@ -7,7 +7,6 @@ result over, after which damaged places are known and stepped around.
 
 from __future__ import annotations
 
-import errno
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from millstream.log.cache import FileCache
 from millstream.log.index import ENTRY_BYTES, INDEX_HEADER_BYTES, Entry, IndexFlags, IndexHeader, LiveIndex, StoredIndex
 from millstream.log.producers import ProducerTable
 from millstream.log.scan import Damage, cut_batches, scan
-from millstream.log.storage import File, Storage
+from millstream.log.storage import NO_ROOM, File, Storage
 from millstream.records import HEADER_BYTES, BatchHeader, Buffer, Columns, batch_next_offset, read_header
 
 __all__ = ["DamagedRange", "Segment", "Survey", "Verified", "offsets_named", "segment_name", "survey"]
@@ -260,7 +259,7 @@ class Segment:
         try:
             file.write(b"".join((data, _ZEROS[:room])), self.size)
         except OSError as problem:
-            if problem.errno != errno.ENOSPC:
+            if problem.errno not in NO_ROOM:
                 raise
             # There may be just enough space for the messages.  Some zeros may be there, to be cut off later.
             file.write(data, self.size)

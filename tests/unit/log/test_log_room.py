@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from millstream.errors import StorageFailed
@@ -9,7 +11,8 @@ from millstream.log.memory import MemoryStorage
 from millstream.log.partition import PartitionLog
 from millstream.log.storage import Storage
 from millstream.log.verify import dump, verify
-from millstream.testing.storage import Fault, SimulatedStorage
+from millstream.records import Buffer
+from millstream.testing.storage import Fault, SimulatedFile, SimulatedStorage
 from tests.log_workload import DIRECTORY, FIRST_INDEX, FIRST_LOG, Message, append, open_log, plain, read_back
 
 KIB = 1024
@@ -146,6 +149,25 @@ def test_a_disk_with_space_for_the_messages_only_takes_them() -> None:
     messages += append(log, plain(b"goes on"))
     log.sync()
     storage.power_cut()
+    assert read_back(open_log(storage)) == (messages, [])
+
+
+def test_a_quota_with_room_for_the_messages_only_takes_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = SimulatedStorage(seed=1)
+    log, messages = with_room(storage)
+    honest = SimulatedFile.write
+
+    def write(file: SimulatedFile, data: Buffer, position: int) -> None:
+        if position + len(data) > storage.size(FIRST_LOG) + 1_000:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        honest(file, data, position)
+
+    monkeypatch.setattr(SimulatedFile, "write", write)
+    for _ in range(40):
+        messages += append(log, plain(b"x" * 100))
+        log.sync()
+    monkeypatch.undo()
+    storage.power_cut(lose_everything=True)
     assert read_back(open_log(storage)) == (messages, [])
 
 
