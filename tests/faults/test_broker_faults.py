@@ -108,6 +108,22 @@ def test_too_many_open_files_delay_confirmations_and_end_no_log() -> None:
     run(scenario)
 
 
+def test_what_is_never_synced_does_not_keep_files_open_for_ever() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1), fsync_interval_ms=20, open_files_max=8)
+        await client.call(calls.CreateTopic(name="orders", partitions=40, config={"fsync": "never"}))
+        for number in range(40):
+            await client.send([b"x"], partition=number, label=2)
+        files = client.broker._life.opener.files
+        await eventually_async(lambda: len(files) <= 8 + 8)
+        for number in range(40):
+            await client.send([b"y"], partition=number, label=2)
+        await eventually_async(lambda: len(files) <= 8 + 8)
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_rot_in_a_log_that_was_written_a_moment_ago_costs_one_message_and_is_reported() -> None:
     async def scenario() -> None:
         storage = SimulatedStorage(seed=1)

@@ -326,9 +326,8 @@ class Partition:
                 self._parked.append((base, end, append_time_us, reply, False))
             else:
                 at_once += header.count
-                if fsync == "interval" and not self._awaits_interval:
-                    self._awaits_interval = True
-                    committer.request_later(self)
+                if fsync == "interval" or log.is_crowded:
+                    self._sync_later()
                 if reply is not None:
                     reply(None, LABEL_OS, base, append_time_us, False)
             base = end

@@ -31,6 +31,11 @@ class FileCache:
     def __len__(self) -> int:
         return len(self._idle) + len(self._pinned)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether more files are pinned than there should be open at all: some should be synced, and so let go of."""
+        return len(self._pinned) > self._limit
+
     def get(self, storage: Storage, path: str) -> File:
         """An open file, for use until the next call of the cache."""
         key = (storage, path)

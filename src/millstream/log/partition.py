@@ -268,6 +268,11 @@ class PartitionLog:
     # Durability
 
     @property
+    def is_crowded(self) -> bool:
+        """Whether too many logs have bytes that are not synced, and so a file that must stay open."""
+        return self._files.is_crowded
+
+    @property
     def seals_pending(self) -> bool:
         """Whether a full segment waits to be sealed by the next sync; until then its index stays in memory."""
         return bool(self._seals)
