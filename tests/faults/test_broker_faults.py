@@ -108,6 +108,24 @@ def test_too_many_open_files_delay_confirmations_and_end_no_log() -> None:
     run(scenario)
 
 
+def test_a_repetition_is_confirmed_when_it_is_as_durable_as_it_asks_for() -> None:
+    """What it repeats was confirmed without a sync, and none is due for a long time."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage, fsync_interval_ms=3_600_000)
+        await client.call(calls.CreateTopic(name="orders", config={"fsync": "interval"}))
+        await client.send([b"once"], producer=7, label=2)
+        assert await client.send([b"once"], producer=7, label=2) == 0
+        await client.call(calls.AlterTopic(name="orders", config={"fsync": "group"}))
+        assert await client.send([b"once"], producer=7, label=3) == 0
+        client = await after_power_cut(client, storage, lose_everything=True)
+        assert await client.read_all() == [b"once"]
+        await client.broker.stop()
+
+    run(scenario)
+
+
 def test_what_is_never_synced_does_not_keep_files_open_for_ever() -> None:
     async def scenario() -> None:
         client = await started(SimulatedStorage(seed=1), fsync_interval_ms=20, open_files_max=8)

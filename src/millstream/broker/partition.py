@@ -202,13 +202,13 @@ class Partition:
             except OutOfSequence:
                 # A repetition by its id has used up its number without being stored, which a restart forgets.
                 passed = header.flags & _OPTIONS and self.log.producers.has_passed(header)
-                if not passed or not self._known(batch, header, dedup_window_ms, reply):
+                if not passed or not self._known(batch, header, dedup_window_ms, fsync, reply):
                     raise
                 return
             if duplicate is not None:
-                self._repeat(header, duplicate.base_offset, duplicate.append_time_us, reply)
+                self._repeat(header, duplicate, fsync, reply)
                 return
-        if header.flags & _OPTIONS and self._known(batch, header, dedup_window_ms, reply):
+        if header.flags & _OPTIONS and self._known(batch, header, dedup_window_ms, fsync, reply):
             return
         if due_us is not None and self.admit is not None and not admitted:
             self._admit(due_us)
@@ -238,7 +238,9 @@ class Partition:
             self._pending_marks = {mark: it for mark, it in self._pending_marks.items() if it[0] < waiting}
             raise
 
-    def _known(self, batch: memoryview, header: BatchHeader, window_ms: int | None, reply: PublishReply | None) -> bool:
+    def _known(
+        self, batch: memoryview, header: BatchHeader, window_ms: int | None, fsync: str, reply: PublishReply | None
+    ) -> bool:
         """Whether a message with the same dedup id is stored, which then is the answer."""
         if window_ms is None or (mark := mark_of(batch, header, window_ms)) is None:
             return False
@@ -256,7 +258,7 @@ class Partition:
             if header.producer in self._pending_of:
                 self.flush()
             self.log.producers.record(header, seen.offset, seen.append_time_us)
-        self._repeat(header, seen.offset, seen.append_time_us, reply)
+        self._repeat(header, Duplicate(seen.offset, seen.append_time_us), fsync, reply)
         return True
 
     def duplicates(self, window_ms: int) -> Duplicates:
@@ -360,24 +362,22 @@ class Partition:
             if reply is not None:
                 reply(error, 0, 0, 0, False)
 
-    def _repeat(self, header: BatchHeader, base: int, append_time_us: int, reply: PublishReply | None) -> None:
+    def _repeat(self, header: BatchHeader, stored: Duplicate, fsync: str, reply: PublishReply | None) -> None:
         """Answer a batch that is stored already, when it is durable."""
         self._metrics.duplicates += 1
         if reply is None:
             return
+        (base, append_time_us), parked, committer = stored, self._parked, self._committer
         end = base + header.count
-        if self._parked and end > self._parked[0][0]:
-            # The original is on its way to the disk: this answer must not overtake it.
-            self._parked.append((base, max(end, self._parked[-1][1]), append_time_us, reply, True))
+        label = LABEL_MEMORY if committer is None else LABEL_DISK if end <= self._durable_offset else LABEL_OS
+        asks = label == LABEL_OS and fsync in _SYNCED
+        if asks or (parked and end > parked[0][0]):
+            # The original is on its way to the disk, or is sent there now: this answer must not overtake it.
+            parked.append((base, max(end, parked[-1][1]) if parked else end, append_time_us, reply, True))
+            if asks and committer is not None:
+                committer.request(self)
             return
-        synced = end <= self._durable_offset
-        reply(
-            None,
-            LABEL_MEMORY if self._committer is None else LABEL_DISK if synced else LABEL_OS,
-            base,
-            append_time_us,
-            True,
-        )
+        reply(None, label, base, append_time_us, True)
 
     # --- the end -------------------------------------------------------------------------------------------------
 
