@@ -32,7 +32,6 @@ def open_log(
     index_interval_bytes: int = 4096,
     notes_bytes_min: int = 0,
     tail_bytes: int = 16 * 1024 * 1024,
-    now_us: int = 0,
 ) -> PartitionLog:
     """A log with caches of its own; pass tail_bytes=0 to read from the files."""
     return PartitionLog.open(
@@ -41,7 +40,6 @@ def open_log(
         config=LogConfig(segment_bytes, index_interval_bytes, notes_bytes_min),
         files=FileCache(),
         tail=TailCache(tail_bytes),
-        now_us=now_us,
     )
 
 

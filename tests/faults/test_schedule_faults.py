@@ -188,6 +188,33 @@ def test_what_fires_is_there_once_wherever_the_power_goes() -> None:
     assert tried > 15, "the power went while messages fired"
 
 
+def test_what_fires_is_there_once_although_the_broker_comes_back_after_days() -> None:
+    """The power goes while messages are moved, and somebody else publishes before the moves are finished."""
+    tried = 0
+    for cut_at in range(1, 24):
+
+        async def scenario(machine: Machine, cut_at: int = cut_at) -> None:
+            nonlocal tried
+            async with aio.connect(machine.address) as client:
+                await client.publish("orders", "before")
+                await client.publish_many("orders", [Outgoing(value=str(n), delay=10) for n in range(5)])
+            machine.storage.inject(Fault.POWER_CUT, at=machine.storage.operations + cut_at)
+            await asyncio.sleep(15)
+            if machine.is_running:
+                return
+            tried += 1
+            machine.storage.heal()
+            machine.clock.jump(3 * 24 * 3600)
+            await machine.start()
+            async with aio.connect(machine.address) as client:
+                await client.publish("orders", "after")
+            await asyncio.sleep(15)
+            assert sorted(await values(machine)) == ["0", "1", "2", "3", "4", "after", "before"], cut_at
+
+        in_a_world(scenario, seed=cut_at)
+    assert tried > 5, "the power went while messages fired"
+
+
 def test_what_fires_a_little_at_a_time_is_there_once_and_in_order_wherever_the_power_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

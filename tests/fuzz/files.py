@@ -53,7 +53,7 @@ class LogTarget(Target):
     name = "log"
 
     def _log(self, storage: MemoryStorage) -> PartitionLog:
-        return open_log(storage, segment_bytes=2048, index_interval_bytes=256, tail_bytes=0, now_us=5_000_000)
+        return open_log(storage, segment_bytes=2048, index_interval_bytes=256, tail_bytes=0)
 
     def _written(self) -> MemoryStorage:
         storage = MemoryStorage()

@@ -36,7 +36,7 @@ class LogMachine(RuleBasedStateMachine):
         self.log = self.open()
 
     def open(self) -> PartitionLog:
-        return open_log(self.storage, segment_bytes=700, index_interval_bytes=128, tail_bytes=500, now_us=self.now_us)
+        return open_log(self.storage, segment_bytes=700, index_interval_bytes=128, tail_bytes=500)
 
     @rule(batches=st.lists(ROWS, min_size=1, max_size=3), codec=st.integers(0, 2), wait=st.integers(0, 2 * SECOND))
     def append(self, batches: list[list[tuple[bytes | None, bytes | None]]], codec: int, wait: int) -> None:

@@ -40,7 +40,6 @@ def open_log(storage: DiskStorage, directory: str = ORDERS, *, segment_bytes: in
         config=LogConfig(segment_bytes=segment_bytes, index_interval_bytes=256),
         files=FileCache(),
         tail=TailCache(0),
-        now_us=0,
     )
 
 

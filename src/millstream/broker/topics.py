@@ -122,7 +122,6 @@ class PartitionOpener:
             ),
             files=files,
             tail=tail,
-            now_us=self.clock.now_us(),
         )
         report = log.recovery
         if report.truncated_bytes or report.damaged or report.moved_aside or report.rebuilt_indexes:

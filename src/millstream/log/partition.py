@@ -67,10 +67,9 @@ class PartitionLog:
         config: LogConfig,
         files: FileCache,
         tail: TailCache,
-        now_us: int,
     ) -> None:
         """Use `open`."""
-        recovered = recover(storage, directory, interval_bytes=config.index_interval_bytes, files=files, now_us=now_us)
+        recovered = recover(storage, directory, interval_bytes=config.index_interval_bytes, files=files)
         self.directory = directory
         self.config = config
         self.leader_epoch = 0
@@ -119,7 +118,6 @@ class PartitionLog:
         config: LogConfig,
         files: FileCache,
         tail: TailCache,
-        now_us: int,
     ) -> PartitionLog:
         """Open a partition, recovering it if need be, or create it.  Everything in an opened log is durable.
 
@@ -128,7 +126,7 @@ class PartitionLog:
         started = perf_counter()
         try:
             storage.make_directory(directory)
-            log = cls(storage, directory, config=config, files=files, tail=tail, now_us=now_us)
+            log = cls(storage, directory, config=config, files=files, tail=tail)
         except OSError as problem:
             raise StorageFailed(f"cannot open the log {directory}: {problem.strerror or problem}") from problem
         log.recovery.seconds = perf_counter() - started

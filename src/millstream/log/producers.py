@@ -6,6 +6,8 @@ otherwise.  Sixteen, because no client has more requests in flight on one connec
 
 An identity is an id and an epoch; a newer epoch fences the older one and starts again at sequence 0.  A producer that
 is not known here (new, or forgotten) may start anywhere: after a day of silence there is no retry left to recognise.
+Silence is counted by the appends of others: while the broker is down nobody is silent, and a clock that is set ahead
+makes nobody so at once.  Whoever has to repeat something after that, above all the broker itself, is still known.
 
 Snapshot file: `u32 magic | u32 crc of the rest | u64 next offset | u32 producers | u32 zero`, then per producer
 `u64 id and epoch | i64 last append time | u32 batches | u32 zero` and per batch
@@ -36,6 +38,8 @@ _SEQUENCE: Final = 0xFFFF_FFFF
 _BATCHES_MAX: Final = 16
 _PRODUCERS_MAX: Final = 10_000
 _IDLE_US_MAX: Final = 24 * 3600 * 1_000_000
+#: Time in which nobody appends anything counts for so much at most.
+_PAUSE_US_MAX: Final = 20 * 3600 * 1_000_000
 _tuple: Final = tuple.__new__  # a named tuple without the detour through its constructor: one is made per batch
 
 
@@ -80,6 +84,7 @@ class ProducerTable:
         self._producers_max = producers_max
         self._producers: dict[int, _Producer] = {}  # in the order of their last append
         self._newest: tuple[int, _Producer] | None = None  # the last of them, with its identity
+        self._last_us = 0  # when something was appended last
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -136,6 +141,8 @@ class ProducerTable:
         identity = header.producer
         if not identity:
             return
+        if append_time_us > self._last_us:
+            self._pass_time(append_time_us)
         first = header.first_sequence
         stored = _tuple(_Stored, (first, first + header.count - 1 & _SEQUENCE, base_offset, append_time_us))
         newest = self._newest
@@ -156,6 +163,14 @@ class ProducerTable:
         self._newest = (identity, found)
         self.forget_idle(append_time_us)
 
+    def _pass_time(self, now_us: int) -> None:
+        """Something is appended: if nothing was for long, that was no silence of those who were there before."""
+        excused_us = now_us - self._last_us - _PAUSE_US_MAX
+        if excused_us > 0:
+            for known in self._producers.values():
+                known.last_append_us += excused_us
+        self._last_us = now_us
+
     def forget_idle(self, now_us: int) -> None:
         """Drop producers that have been silent for a day, and the longest silent ones beyond the limit."""
         producers = self._producers
@@ -168,10 +183,16 @@ class ProducerTable:
 
     def merge(self, newer: ProducerTable, *, from_offset: int) -> None:
         """Add what another table knows of batches at or behind an offset; this table knows all before it."""
-        for producer_id, seen in newer._producers.items():
-            batches = [stored for stored in seen.batches if stored.base_offset >= from_offset]
-            if not batches:
-                continue
+        added = {
+            producer_id: batches
+            for producer_id, seen in newer._producers.items()
+            if (batches := [stored for stored in seen.batches if stored.base_offset >= from_offset])
+        }
+        if not added:
+            return
+        self._pass_time(max(self._last_us, min(batches[0].append_time_us for batches in added.values())))
+        for producer_id, batches in added.items():
+            seen = newer._producers[producer_id]
             known = self._producers.pop(producer_id, None)
             if known is None or known.epoch != seen.epoch:
                 known = _Producer(seen.epoch, deque(maxlen=_BATCHES_MAX), 0)
@@ -179,9 +200,8 @@ class ProducerTable:
             known.last_append_us = seen.last_append_us
             self._producers[producer_id] = known
         self._newest = None
-        if self._producers:
-            newest = next(reversed(self._producers.values()))
-            self.forget_idle(newest.last_append_us)
+        self._last_us = max(self._last_us, newer._last_us)
+        self.forget_idle(self._last_us)
 
     def encode(self, next_offset: int) -> bytes:
         """A snapshot of the table as it is after all batches below an offset."""
@@ -213,6 +233,7 @@ class ProducerTable:
                 stored = map(_Stored._make, _BATCH.iter_unpack(body[at:end]))
                 known = _Producer(identity & 0xFFFF, deque(stored, maxlen=_BATCHES_MAX), last_append_us)
                 table._producers[identity >> 16] = known
+                table._last_us = max(table._last_us, last_append_us)
                 at = end
         except error:  # pragma: no cover - only a snapshot of an unknown make passes its checksum and ends early
             return None

@@ -101,9 +101,9 @@ def _index_bytes(header: IndexHeader) -> int:
     return INDEX_HEADER_BYTES + ENTRY_BYTES * header.entries
 
 
-def recover(storage: Storage, directory: str, *, interval_bytes: int, files: FileCache, now_us: int) -> Recovered:
+def recover(storage: Storage, directory: str, *, interval_bytes: int, files: FileCache) -> Recovered:
     """Open what the directory holds; an empty one becomes a partition that starts at offset 0."""
-    return _Recovery(storage, directory, interval_bytes, files).run(now_us)
+    return _Recovery(storage, directory, interval_bytes, files).run()
 
 
 class _Recovery:
@@ -119,7 +119,7 @@ class _Recovery:
         self._orphans: list[str] = []  # indexes without a log file: mostly leftovers
         self._used = 0, 0  # the offsets that the last of them speaks of
 
-    def run(self, now_us: int) -> Recovered:
+    def run(self) -> Recovered:
         finish_swaps(self._storage, self._directory)
         candidates = self._drop_superseded(self._candidates())
         proven = max((i for i, it in enumerate(candidates) if it.proves_predecessors), default=-1)
@@ -154,7 +154,7 @@ class _Recovery:
             if len(segments) == 1:
                 self._report.damaged.append((lost_from, end))
         self._report_missing(segments)
-        producers = self._recover_producers(segments, now_us)
+        producers = self._recover_producers(segments)
         # A new partition has nothing to lose yet: its first sync takes the name of its file along.
         new = not candidates and not is_lost
         if not new and (self._names_changed or not self._report.clean or not segments[-1].size):
@@ -397,8 +397,11 @@ class _Recovery:
                 gap = (before.next_offset, segment.base_offset)
                 self._report.damaged.append(gap)
 
-    def _recover_producers(self, segments: list[Segment], now_us: int) -> ProducerTable:
-        """The newest snapshot that is good, plus what the segments behind it say; without one, all segments."""
+    def _recover_producers(self, segments: list[Segment]) -> ProducerTable:
+        """The newest snapshot that is good, plus what the segments behind it say; without one, all segments.
+
+        Nobody is forgotten by the clock here: who was stopped together with the broker has not been silent.
+        """
         next_offset = segments[-1].next_offset
         table, known_until = self._newest_snapshot(next_offset)
         sealed_without = False
@@ -415,7 +418,6 @@ class _Recovery:
                     file.close()
                 seen = self._tables[segment.base_offset]
             table.merge(seen, from_offset=known_until)
-        table.forget_idle(now_us)
         if sealed_without and len(table):
             # Compaction drops who the producers were; from then on only a snapshot knows.
             with suppress(OSError):

@@ -247,7 +247,7 @@ def test_dirty_files_are_handed_out_once(storage: MemoryStorage) -> None:
 def test_files_stay_open_while_they_are_dirty(tmp_path: Path) -> None:
     files = FileCache(limit=1)
     logs = [
-        PartitionLog.open(DiskStorage(tmp_path), f"p/{n}", config=LogConfig(), files=files, tail=TailCache(0), now_us=0)
+        PartitionLog.open(DiskStorage(tmp_path), f"p/{n}", config=LogConfig(), files=files, tail=TailCache(0))
         for n in range(5)
     ]
     for log in logs:
@@ -392,7 +392,7 @@ def test_who_asks_a_log_that_was_let_go_of_opens_none_of_its_files(
 
     def opened() -> PartitionLog:
         tail = TailCache(bytes_max=0)
-        return PartitionLog.open(storage, DIRECTORY, config=LogConfig(), files=files, tail=tail, now_us=0)
+        return PartitionLog.open(storage, DIRECTORY, config=LogConfig(), files=files, tail=tail)
 
     log = opened()
     append(log, plain(b"old"))
@@ -512,6 +512,21 @@ def test_a_log_without_producers_is_not_scanned_for_them(
     again = open_log(storage, segment_bytes=300)
     assert surveyed == [log.segments[-1].base_offset], "only the active segment"
     assert len(again.producers) == 0
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_producers_are_known_however_long_nobody_was_there(storage: MemoryStorage, clean: bool) -> None:
+    """What is repeated after a restart is what was under way when the broker stopped, a moment or a month ago."""
+    log = open_log(storage)
+    first, second = plain(b"a", producer=7 << 16), plain(b"b", producer=8 << 16)
+    hour_us = 60 * MINUTE_US
+    log.producers.record(BatchHeader(first), append(log, first, now_us=hour_us)[0].offset, hour_us)
+    if clean:
+        log.close()
+    log = open_log(storage)
+    log.producers.record(BatchHeader(second), append(log, second, now_us=900 * hour_us)[0].offset, 900 * hour_us)
+    for again in (log, open_log(storage)):
+        assert again.producers.check(BatchHeader(first)) == Duplicate(0, hour_us)
 
 
 def test_producers_outlive_the_segments_they_wrote(storage: MemoryStorage) -> None:

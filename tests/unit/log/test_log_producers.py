@@ -144,3 +144,37 @@ def test_a_producer_that_repeats_an_old_message_has_not_been_silent() -> None:
     table.record(header(8, 1), 52, 32 * HOUR_US)
     table.record(header(9, 0), 53, 33 * HOUR_US)
     assert table.check(header(7, 0)) == Duplicate(50, 30 * HOUR_US)
+
+
+@pytest.mark.parametrize("goes_on", [2, 3])
+def test_nobody_is_forgotten_because_nothing_came_for_long(goes_on: int) -> None:
+    """The broker was down for a month, or its clock was set ahead; whoever comes first after that."""
+    table = table_with((header(1, 0), 0, 0), (header(2, 0), 1, HOUR_US))
+    table.record(header(goes_on, 1), 2, 721 * HOUR_US)
+    table.record(header(4, 0), 3, 721 * HOUR_US)
+    assert table.check(header(1, 0)) == Duplicate(0, 0)
+    assert table.check(header(2, 0)) == Duplicate(1, HOUR_US)
+    table.record(header(5, 0), 4, 726 * HOUR_US)
+    assert table.check(header(1, 77)) is None, "silence counts again"
+
+
+def test_nobody_is_forgotten_over_a_pause_that_a_crash_has_ended() -> None:
+    """A snapshot knows of the time before, the log itself of the time after."""
+    older = table_with((header(1, 0), 0, 0), (header(2, 0), 1, HOUR_US))
+    newer = table_with((header(3, 0), 2, 721 * HOUR_US), (header(4, 0), 3, 722 * HOUR_US))
+    for table in (older, ProducerTable.decode(older.encode(2), 2)):
+        assert table is not None
+        table.merge(newer, from_offset=2)
+        table.merge(ProducerTable(), from_offset=2)
+        assert table.check(header(1, 0)) == Duplicate(0, 0)
+        assert len(table) == 4
+        table.merge(table_with((header(3, 1), 4, 741 * HOUR_US)), from_offset=4)
+        assert len(table) == 2, "silence counts again"
+
+
+def test_what_repeats_an_old_message_is_no_pause() -> None:
+    table = table_with((header(1, 0), 50, 100 * HOUR_US))
+    for number in range(2, 10):
+        table.record(header(number, 0), 3, 1 * HOUR_US)
+        table.record(header(number + 10, 0), 50 + number, (100 + 3 * number) * HOUR_US)
+    assert table.check(header(1, 77)) is None, "it has been silent for a day"
