@@ -18,6 +18,7 @@ from millstream.broker.webhooks import webhooks
 from millstream.config import Settings
 from millstream.errors import MillstreamError, ReadOnly, StorageFailed, TopicNotFound
 from millstream.log.compaction import Compaction
+from millstream.log.partition import PartitionLog
 from millstream.log.recovery import Recovered, recover
 from millstream.log.storage import Storage
 from millstream.records import encode_batch
@@ -528,6 +529,47 @@ def test_a_log_that_fails_in_compaction_confirms_nothing_any_more() -> None:
             compaction.swap()
         with pytest.raises(StorageFailed):
             await appended
+
+    run(scenario)
+
+
+def test_others_have_their_turn_between_two_segments_that_are_swapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes some syncs of the directory, and a large topic has hundreds of them."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", config={"cleanup": "compact"}))
+        for number in range(40):
+            batch = encode_batch([b"%04000d" % number], keys=[b"%d" % (number or 1)], base_timestamp_us=1)
+            partition = client.broker.topics.partition("default", "orders", 0)
+            await partition.append_durably(batch)
+        turns, turn = [], 0
+        honest = PartitionLog.swap
+
+        def noted(log: PartitionLog, *replacement: Any) -> bool:
+            if log is partition.log:
+                turns.append(turn)
+            return honest(log, *replacement)
+
+        monkeypatch.setattr(PartitionLog, "swap", noted)
+
+        async def take_turns() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        others = asyncio.ensure_future(take_turns())
+        topic = client.broker.topics.registry.get("default", "orders")
+        tended = await client.broker._life.cleanup.tend_now(topic, roll=True)
+        others.cancel()
+        assert tended.compacted == 1
+        assert len(turns) > 5
+        assert len(set(turns)) == len(turns)
+        client = await after_kill(client, storage)
+        assert [int(value or b"") for value in await client.read_all()] == list(range(1, 40))
+        await client.broker.stop()
 
     run(scenario)
 

@@ -215,10 +215,15 @@ class Cleanup:
         if compaction is None:
             return False
         await self._opener.loop.run_in_executor(None, compaction.rewrite, self._stopping.is_set)
-        if partition.failed is not None or not compaction.swap():
+        swapped = False
+        for done in compaction.swaps() if partition.failed is None else ():
+            if done:
+                swapped = True
+                self._host.queues.log_rewritten(partition)
+            await asyncio.sleep(0)  # there may be hundreds, and each takes some syncs
+        if not swapped:
             return False
         self._host.metrics.compactions += 1
-        self._host.queues.log_rewritten(partition)
         _log.info("compacted", directory=partition.log.directory)
         return True
 

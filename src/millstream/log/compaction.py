@@ -7,7 +7,7 @@ Two steps, so that the long one can run in a thread while the partition works on
 
 1. `rewrite` reads the segments, and writes what survives to `.new` files beside them.  It takes as long as they are
    large, so it gives up when the log goes away or its owner stops; the next round begins anew.
-2. `swap` puts each result in the place of its inputs, oldest first (swap.py says how).  That order matters: a tombstone
+2. `swaps` puts each result in the place of its inputs, oldest first (swap.py says how).  That order matters: a tombstone
    must not go before everything it deletes has gone.
 
 Offsets never change, so survivors stand in batches with an offset column.  Small batches are merged, up to 1 MiB, if
@@ -136,23 +136,25 @@ class Compaction:
                 raise
 
     def swap(self) -> bool:
-        """Put the new segments in place; on the thread that owns the log.  Returns whether there were any.
+        """Put the new segments in place, all at once.  Returns whether there were any; raises as `swaps`."""
+        return any([*self.swaps()])
 
-        Raises StorageFailed, and then the log has failed.
+    def swaps(self) -> Iterator[bool]:
+        """Put the new segments in place, one with each step; on the thread that owns the log, free between steps.
+
+        Each takes a few syncs.  Says whether it is in place.  Raises StorageFailed, and then the log has failed.
         """
         for verified in self._verified:
             if not verified.segment.damaged:
                 verified.segment.doubt()
                 self._log.accept(verified)
-        swapped = False
         going = True
         for replacement in self._replacements:
             going = going and self._log.swap(replacement.inputs, replacement.output)
             if not going:
                 # Retention has taken an input away.  Later results count on the earlier ones, so all of them go.
                 _remove_new_files(self._storage, replacement.output)
-            swapped = swapped or going
-        return swapped
+            yield going
 
     def _map_keys(self) -> list[Segment]:
         """Note the newest offset of each key; returns the segments up to which that is complete."""

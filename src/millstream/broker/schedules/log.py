@@ -219,8 +219,8 @@ class ScheduleLog:
             sweep = Sweep.plan_sweep(log, self.agenda.settled(), pending)
             if sweep is not None:
                 await self._loop.run_in_executor(None, sweep.rewrite, is_over)
-                if not self.ended:
-                    sweep.swap()
+                for _ in sweep.swaps() if not self.ended else ():
+                    await asyncio.sleep(0)  # each takes some syncs
             return removed
 
     # --- time ----------------------------------------------------------------------------------------------------
