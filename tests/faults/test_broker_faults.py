@@ -96,7 +96,8 @@ def test_too_many_open_files_delay_confirmations_and_end_no_log() -> None:
         await stored
         assert await client.read_all() == [b"waits"]
         state = client.broker._life.state_logs[0].partition
-        storage.inject(Fault.NO_FILES, times=2, when=lambda it: (it.kind, it.path) == ("sync_directory", "state/topics"))
+        names = state.log.directory
+        storage.inject(Fault.NO_FILES, times=2, when=lambda it: it.kind == "sync_directory" and it.path == names)
         state.log.roll()
         await client.call(calls.CreateTopic(name="payments"))
         assert state.failed is None

@@ -7,8 +7,8 @@ Two steps, so that the long one can run in a thread while the partition works on
 
 1. `rewrite` reads the segments, and writes what survives to `.new` files beside them.  It takes as long as they are
    large, so it gives up when the log goes away or its owner stops; the next round begins anew.
-2. `swaps` puts each result in the place of its inputs, oldest first (swap.py says how).  That order matters: a tombstone
-   must not go before everything it deletes has gone.
+2. `swaps` puts each result in the place of its inputs, oldest first (swap.py says how).  That order matters: no
+   tombstone must go before everything it deletes has gone.
 
 Offsets never change, so survivors stand in batches with an offset column.  Small batches are merged, up to 1 MiB, if
 they were appended within the same second: a merged batch has the append time of its newest message, and search by time

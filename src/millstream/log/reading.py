@@ -144,9 +144,26 @@ class StoredReader:
     def cold_segment(self, offset: int) -> Segment | None:
         """The segment that a read at `offset` would have to verify first, if it would."""
         segment = self._segment_at(offset)
+        if not segment.verified:
+            return segment
+        following = self._segment_after(segment)
+        while following is not None and not following.size:
+            following = self._segment_after(following)
+        if following is None or following.verified or not self._is_over(segment, offset):
+            return None
+        return following
+
+    def _is_over(self, segment: Segment, offset: int) -> bool:
+        """Whether a read at an offset finds nothing more in a segment: what was there is damaged, or compacted away."""
         if offset >= segment.next_offset:
-            segment = self._segment_after(segment) or segment
-        return None if segment.verified else segment
+            return True
+        cursor = self._cursors.get(offset)
+        try:
+            position = cursor[1] if cursor is not None and cursor[0] is segment else segment.locate(offset)
+        except (OSError, BatchDamaged):
+            return False  # the read will say so
+        damage = segment.damage_at(position)
+        return (position if damage is None else damage.end) >= segment.size
 
     def offset_at_time(self, time_us: int) -> int | None:
         """The first offset that was appended at or after a time, if there is one."""

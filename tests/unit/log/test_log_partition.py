@@ -431,6 +431,48 @@ def test_cold_segments_are_verified_once_before_they_are_served(storage: MemoryS
     assert all(segment.verified for segment in log.segments)
 
 
+@pytest.mark.parametrize("gap", ["compacted", "damaged", "damaged, and read so far"])
+def test_a_segment_that_a_read_would_step_into_is_cold_as_well(
+    storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch, gap: str
+) -> None:
+    """A read that begins where nothing is left of a segment goes on in the next one."""
+    log = open_log(storage, segment_bytes=250, tail_bytes=0)
+    keys = [b"a", b"b", b"b", b"c", b"d", b"e"]
+    for key in keys:
+        append(log, plain(b"x", keys=[key]))
+        if log.next_offset % 2 == 0:
+            log.roll()
+    log.sync()
+    if gap == "compacted":
+        compaction = Compaction.plan(log, now_us=0, dirty_share_min=0)
+        assert compaction is not None
+        compaction.rewrite()
+        assert compaction.swap()
+    log.close()
+    first, second = log.segments[:2]
+    if gap != "compacted":
+        data = bytearray(storage.read_all(FIRST_LOG))
+        data[-1] ^= 1
+        storage.replace(FIRST_LOG, bytes(data))
+    log = open_log(storage, tail_bytes=0)
+    cold = log.cold_segment(0)
+    assert cold is not None
+    assert cold.base_offset == first.base_offset == 0
+    log.accept(cold.verify())
+    assert log.cold_segment(0) is None
+    if "read" in gap:
+        assert log.read(0, 1, before=6).next_offset == 1
+    cold = log.cold_segment(1)
+    assert cold is not None
+    assert cold.base_offset == second.base_offset == 2
+    log.accept(cold.verify())
+    assert log.cold_segment(1) is None
+    monkeypatch.setattr(Segment, "verify", None)  # nothing is left to be checked on the way
+    chunk = log.read(1, 1 << 20, before=4)
+    assert [message.offset for message in messages_of(chunk.buffers[0])] == [2, 3]
+    assert chunk.damaged == (None if gap == "compacted" else (1, 2))
+
+
 def test_a_cold_active_segment_can_be_rolled_and_verified_later(storage: MemoryStorage) -> None:
     log = open_log(storage, index_interval_bytes=64, tail_bytes=0)
     messages = [message for n in range(20) for message in append(log, plain(b"%d" % n))]
