@@ -308,6 +308,26 @@ def test_a_put_that_the_disk_refuses_spoils_the_stage() -> None:
     life(storage, scenario)
 
 
+def test_a_stage_whose_beginning_the_disk_refuses_takes_nothing() -> None:
+    """Otherwise what is put there would belong to no stage after a restart, and nobody would miss it."""
+    storage = world()
+
+    async def scenario(client: Client) -> None:
+        await open_stage(client)  # the log of its query is there
+        client.broker.flush()
+        storage.inject(Fault.NO_SPACE, when=lambda operation: operation.path.startswith("stages"), times=1000)
+        refused = await open_stage(client)
+        client.broker.flush()
+        storage.heal()
+        with pytest.raises(StorageFailed):
+            await put(client, refused, [b"a"])
+        part = await staged(client, 0)
+        assert (await publish(client, 0, part)).lost == 0
+        await check(client, 1)
+
+    life(storage, scenario)
+
+
 def test_scheduled_messages_of_a_batch_come_once_after_a_power_cut() -> None:
     storage = world()
 

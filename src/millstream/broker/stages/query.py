@@ -136,7 +136,13 @@ class Query:
 
     def open(self, stage: Stage, *, now_us: int) -> None:
         """Add a stage.  It is certain to be there after a power cut as soon as something in it is."""
-        self._write(["open", stage.id, stage.batch, stage.task, stage.attempt], now_us=now_us)
+
+        def written(error: MillstreamError | None, _label: int, _offset: int, _time_us: int, _again: bool) -> None:
+            if error is not None:
+                stage.fail(error)  # what is put there would belong to no stage after a restart
+
+        fact = ["open", stage.id, stage.batch, stage.task, stage.attempt]
+        self._write(fact, now_us=now_us, reply=written)
         self.stages[stage.id] = stage
 
     def put(
