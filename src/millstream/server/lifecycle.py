@@ -20,6 +20,7 @@ from millstream.errors import StartFailed
 from millstream.log.lock import DirectoryLock
 from millstream.log.storage import DiskStorage, make_data_directory
 from millstream.server.exposure import check_exposure, check_keys
+from millstream.server.hangup import Hangup
 from millstream.server.http.listener import HttpListener
 from millstream.server.logs import set_log_level
 from millstream.server.mqtt.listener import MqttListener
@@ -54,8 +55,7 @@ async def run(
         loop.add_signal_handler(number, stop.set)
     check_exposure(settings)
     tls = ServerTls(settings.tls)
-    if tls.context is not None:  # otherwise SIGHUP means what it always does: the terminal is gone
-        loop.add_signal_handler(signal.SIGHUP, tls.reload)
+    loop.add_signal_handler(signal.SIGHUP, Hangup(tls, stop.set))
     data = Path(settings.storage.data)
     _raise_descriptor_limit(settings)
     lock = _lock(data)

@@ -30,6 +30,7 @@ class ServerTls:
     def reload(self) -> None:
         """Take up new files; connections from now on get them.  If they are no good, the old ones stay."""
         if self.context is None:
+            _log.info("nothing was read again: there is no certificate, and settings are read at the start only")
             return
         try:
             self._made()  # first aside: a half-written file must not end up in the context that is in use
