@@ -31,10 +31,11 @@ __all__ = [
 _OFFSET: Final = re.compile(r"\d+")
 _SPAN: Final = re.compile(r"(\d+(\.\d+)?\s*[a-zA-Z]+\s*)+")
 
-START_FORMS: Final = "earliest, latest, an offset, a time such as 2026-01-31T09:30, or an age such as 15m"
-PAST_FORMS: Final = "a time such as 2026-01-31T09:30, or an age such as 15m"
-AHEAD_FORMS: Final = "a time such as 2027-01-31T09:30, or how far ahead such as 15m"
-RESET_FORMS: Final = "earliest, latest, a time such as 2026-01-31T09:30, an age such as 1h, offset:N or shift:-N"
+TIME_FORMS: Final = "a time such as 2026-01-31T09:30 (UTC) or 2026-01-31T09:30+01:00"
+START_FORMS: Final = f"earliest, latest, an offset, {TIME_FORMS}, or an age such as 15m"
+PAST_FORMS: Final = f"{TIME_FORMS}, or an age such as 15m"
+AHEAD_FORMS: Final = f"{TIME_FORMS.replace('2026', '2027')}, or how far ahead such as 15m"
+RESET_FORMS: Final = f"earliest, latest, {TIME_FORMS}, an age such as 1h, offset:N or shift:-N"
 
 
 def parse_size(text: str) -> int | None:

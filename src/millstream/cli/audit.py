@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from millstream.cli.arguments import parse_past
+from millstream.cli.arguments import PAST_FORMS, parse_past
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
 from millstream.cli.output import JsonOption, document_of, examples, print_json, print_table, time_text
 from millstream.names import DEFAULT_NAMESPACE
@@ -24,7 +24,9 @@ EPILOG: Final = examples(
 def audit(
     key: Annotated[str, typer.Option("--key-id", metavar="ID", help="By whoever had this key.")] = "",
     call: Annotated[str, typer.Option("--call", metavar="OP", help="Only this call, such as topic.delete.")] = "",
-    since: Annotated[str | None, typer.Option("--since", metavar="TIME", help="From a time on, or an age: 2h")] = None,
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help=f"Done at or after {PAST_FORMS}.")
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")] = 50,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,

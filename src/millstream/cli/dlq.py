@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import parse_headers, parse_past, refuse_empty
+from millstream.cli.arguments import PAST_FORMS, parse_headers, parse_past, refuse_empty
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
@@ -69,11 +69,11 @@ HeaderOption = Annotated[
 KeyOption = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Has this key.", rich_help_panel=_WHICH)]
 SinceOption = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="Died at or after a time, or an age: 2h", rich_help_panel=_WHICH),
+    typer.Option("--since", metavar="TIME", help=f"Died at or after {PAST_FORMS}.", rich_help_panel=_WHICH),
 ]
 UntilOption = Annotated[
     str | None,
-    typer.Option("--until", metavar="TIME", help="Died before a time, or an age: 14d", rich_help_panel=_WHICH),
+    typer.Option("--until", metavar="TIME", help="Died before this; in the same forms.", rich_help_panel=_WHICH),
 ]
 EverythingOption = Annotated[bool, typer.Option("--all", help="All dead letters.", rich_help_panel=_WHICH)]
 

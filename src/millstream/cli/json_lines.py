@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from millstream.cli.arguments import parse_moment
+from millstream.cli.arguments import TIME_FORMS, parse_moment
 from millstream.cli.failure import UsageProblem
 from millstream.names import did_you_mean
 
@@ -84,7 +84,7 @@ def _options(document: dict[str, Any], number: int) -> SendOptions:
         if isinstance(options.get(name), str):
             moment = parse_moment(options[name], datetime.datetime.now(datetime.UTC))
             if moment is None:
-                raise UsageProblem(f"line {number} has a {name} that is no time: use 2026-01-31T09:30")
+                raise UsageProblem(f"line {number} has a {name} that is no time: use {TIME_FORMS}")
             options[name] = moment
     timestamp_ms, expiry_ms = (_milliseconds(document, name, number) for name in _TIMES)
     if timestamp_ms:

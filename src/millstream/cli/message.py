@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import START_FORMS, parse_past, parse_start
+from millstream.cli.arguments import PAST_FORMS, START_FORMS, parse_past, parse_start
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
@@ -63,7 +63,7 @@ def peek(
         typer.Option("--from", metavar="PLACE", help=f"Begin there, with the oldest: {START_FORMS}."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Only messages that were stored before.")
+        str | None, typer.Option("--until", metavar="TIME", help=f"Stored before {PAST_FORMS}.")
     ] = None,
     offset: Annotated[
         int | None, typer.Option("--offset", "-o", min=0, metavar="N", help="Begin at this offset, with the oldest.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal, NamedTupl
 
 import typer
 
-from millstream.cli.arguments import parse_ahead, parse_headers, parse_span
+from millstream.cli.arguments import AHEAD_FORMS, parse_ahead, parse_headers, parse_span
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.json_lines import LineMessage, read_json_lines
@@ -93,7 +93,7 @@ def publish(
         str | None, typer.Option("--delay", metavar="SPAN", help="Deliver after this time, such as 30s or 2d.")
     ] = None,
     deliver_at: Annotated[
-        str | None, typer.Option("--deliver-at", metavar="WHEN", help="Deliver at this time: 2027-01-31T09:30.")
+        str | None, typer.Option("--deliver-at", metavar="WHEN", help=f"Deliver at this: {AHEAD_FORMS}.")
     ] = None,
     priority: Annotated[
         str | None,

@@ -180,7 +180,8 @@ def sdk_page() -> str:
         NOTICE,
         "`millstream.connect` is for programs without an event loop, `millstream.aio.connect` for those with one. Both "
         "have the same names. What is marked `# await` is a coroutine in `millstream.aio`; what is iterated here is "
-        "iterated there with `async for`.",
+        "iterated there with `async for`. Times are seconds since 1970 or a `datetime`; one without a time zone is "
+        "local time, as Python has it, while the command line takes UTC.",
         *_function("millstream.connect", millstream.connect),
     ]
     classes = [name for name in millstream.__all__ if inspect.isclass(getattr(millstream, name))]

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from millstream.cli.arguments import parse_past
+from millstream.cli.arguments import PAST_FORMS, parse_past
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
@@ -59,8 +59,12 @@ def trace(
     key: Annotated[
         str | None, typer.Option("--key", "-k", metavar="KEY", help="Only messages with this key; with --topic.")
     ] = None,
-    start: Annotated[str | None, typer.Option("--from", metavar="TIME", help="Only what happened since.")] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Only what happened before.")] = None,
+    start: Annotated[
+        str | None, typer.Option("--from", metavar="TIME", help=f"Only what happened since {PAST_FORMS}.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help="Only what happened before; in the same forms.")
+    ] = None,
     failures: Annotated[bool, typer.Option("--failures", help="Only what went wrong.")] = False,
     max_events: Annotated[
         int, typer.Option("--max", "-m", min=1, max=100_000, metavar="N", help="So many lines at most.")

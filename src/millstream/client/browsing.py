@@ -20,7 +20,7 @@ class BrowseOptions(TypedDict, total=False):
     partition: int | None
     #: From this offset on, in every partition.
     offset: int | None
-    #: When they were stored: from `since` on and before `until`.
+    #: When they were stored: from `since` on and before `until`; local time without a time zone.
     since: float | datetime | None
     until: float | datetime | None
     key: Key

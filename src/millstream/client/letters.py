@@ -40,7 +40,7 @@ class LetterOptions(TypedDict, total=False):
     #: Headers of the original and their values; None = whatever its value.
     headers: Mapping[str, str | None]
     key: str
-    #: When they died: from `since` on and before `until`.
+    #: When they died: from `since` on and before `until`; local time without a time zone.
     since: float | datetime | None
     until: float | datetime | None
 

@@ -19,7 +19,7 @@ from millstream.wire.frames import FRAME_BYTES_MAX
 
 __all__ = ["ProducerSettings", "QueueOptions", "QueueSettings", "StartAt", "StreamSettings", "lease_length_ms"]
 
-#: Where a stream begins: a word, a moment, an offset, or an offset per partition.
+#: Where a stream begins: a word, a moment (local time without a time zone), an offset, or an offset per partition.
 StartAt: TypeAlias = str | datetime | int | Mapping[int, int]
 
 _CODECS: Final = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}

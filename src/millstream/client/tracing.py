@@ -20,7 +20,7 @@ class TraceOptions(TypedDict, total=False):
     topic: str
     #: Goes with a topic.
     key: Key
-    #: When it happened: from `since` on and before `until`.
+    #: When it happened: from `since` on and before `until`; local time without a time zone.
     since: float | datetime | None
     until: float | datetime | None
     failures_only: bool

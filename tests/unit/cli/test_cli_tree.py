@@ -74,6 +74,13 @@ def test_every_read_offers_json(path: str) -> None:
     assert any("--json" in parameter.opts for parameter in TREE[path].params)
 
 
+@pytest.mark.parametrize("path", TREE)
+def test_whatever_takes_a_time_says_that_it_is_utc(path: str) -> None:
+    said = [it.help for it in TREE[path].params if it.metavar in ("PLACE", "WHEN") or it.name in ("since", "until")]
+    assert not said or any("(UTC)" in text for text in said)
+    assert all("(UTC)" in text or "in the same forms" in text for text in said)
+
+
 def test_shell_completion_stays_on(capsys: pytest.CaptureFixture[str]) -> None:
     names = {option for parameter in typer.main.get_command(app).params for option in parameter.opts}
     assert {"--install-completion", "--show-completion"} <= names

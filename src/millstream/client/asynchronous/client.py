@@ -220,6 +220,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
 
         What many tasks publish at the same time travels together, and none suffers from another.  A message is never
         stored twice; after RequestTimeout or ConnectionLost it may or may not be stored.
+
+        A `datetime` without a time zone is local time, here as everywhere in the SDK.
         """
         headers = traced(headers)
         plain = key is json is headers is None and priority is delay is deliver_at is ttl is timestamp is None

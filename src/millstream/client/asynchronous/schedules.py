@@ -100,7 +100,10 @@ class AsyncSchedules:
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
     ) -> calls.ScheduleSummary:
-        """Give a pending message another time.  Raises ScheduleFired or ScheduleNotFound."""
+        """Give a pending message another time.  Raises ScheduleFired or ScheduleNotFound.
+
+        A `datetime` without a time zone is local time.
+        """
         call = move_call(which, delay, deliver_at)
         answer: calls.ScheduleSummary = await self._call(call, calls.ScheduleSummary)
         return answer

@@ -227,6 +227,8 @@ class Client(Admin, PubSub, Work):
 
         Retries what can be retried; a message is never stored twice.  After RequestTimeout or ConnectionLost it may or
         may not be stored.
+
+        A `datetime` without a time zone is local time, here as everywhere in the SDK.
         """
         entry: AnyEntry
         headers = traced(headers)
