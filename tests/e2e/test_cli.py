@@ -173,6 +173,10 @@ def test_what_a_message_asks_for_is_published_shown_and_copied(run: Run) -> None
     run("topic", "create", "a", "-p", "2", "--config", "dedup_window_ms=1h")
     options = ("--priority", "critical", "--ttl", "1h", "--dedup-id", "d-1", "--max-retries", "3")
     run("publish", "a", "one", "-p", "1", *options)
+    again = run("publish", "a", "one", "-p", "1", *options, "--json").json
+    assert [receipt["duplicate"] for receipt in again] == [True]
+    assert "duplicate" in run("publish", "a", "one", "-p", "1", *options).out
+    assert "duplicate" not in run("publish", "c", "one").out
     assert run("consume", "a", "--no-follow", "--format", "{priority} {value}").out == "0 one\n"
     (line,) = run("consume", "a", "--no-follow", "--json").lines
     shown = json.loads(line)

@@ -217,14 +217,16 @@ def _print_receipts(receipts: Sequence[Receipt], *, as_json: bool) -> None:
     if as_json:
         print_json([_receipt_document(receipt) for receipt in receipts])
         return
+    again = any(receipt.duplicate for receipt in receipts)
     print_table(
-        ("id", "partition", "offset", "survives"),
+        ("id", "partition", "offset", "survives", *(["duplicate"] if again else [])),
         [
             (
                 receipt.id,
                 receipt.partition,
                 None if receipt.scheduled else receipt.offset,  # it gets one when it is due
                 _survives(receipt.label),
+                *([receipt.duplicate] if again else []),
             )
             for receipt in receipts
         ],
@@ -315,6 +317,7 @@ def _receipt_document(receipt: Receipt) -> dict[str, object]:
         "partition": receipt.partition,
         "offset": receipt.offset,
         "label": receipt.label,
+        "duplicate": receipt.duplicate,
         **({"scheduled": True} if receipt.scheduled else {}),
     }
 
