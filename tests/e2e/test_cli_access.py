@@ -54,8 +54,9 @@ def test_from_the_first_key_to_the_last(tmp_path: Path, run: Run) -> None:
         made = json.loads(run("key", "create", "-r", "produce", "-s", "default:orders", "--json", *at, key=admin))
         run("publish", "orders", "hello", *at, key=made["key"])
         assert "FORBIDDEN" in run("consume", "orders", "--max", "1", *at, key=made["key"], code=1)
-        # In front of the command as well, for those who cannot set variables.
+        # In front of the command or behind it as well, for those who cannot set variables.
         run("--api-key", made["key"], "publish", "orders", "again", *at)
+        run("publish", "orders", "again", *at, "--api-key", made["key"])
         rotated = run("key", "rotate", made["info"]["id"], "--grace", "0s", *at, key=admin).strip()
         assert "UNAUTHORIZED" in run("publish", "orders", "late", *at, key=made["key"], code=1)
         run("publish", "orders", "new", *at, key=rotated)

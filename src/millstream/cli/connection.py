@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from millstream.cli.failure import UsageProblem
 
 if TYPE_CHECKING:
     from millstream.client import Client
@@ -15,6 +17,7 @@ __all__ = [
     "BrokerOption",
     "NamespaceOption",
     "client_credentials",
+    "credentials_first",
     "given_credentials",
     "open_client",
     "use_credentials",
@@ -48,7 +51,7 @@ NamespaceOption = Annotated[
 DEFAULT_BROKER = "localhost:9092"
 
 
-#: Given once, in front of the command, and good for all of them.
+#: Given once, in front of the command or behind it, and good for all of them.
 _given: dict[str, str | None] = {"key": None, "ca": None}
 
 
@@ -76,6 +79,26 @@ def use_credentials(
     ] = None,
 ) -> None:
     _given.update(key=key, ca=ca)
+
+
+def credentials_first(words: Sequence[str]) -> list[str]:
+    """`millstream topic list --ca FILE` as the parser wants it: what is good for all commands stands first."""
+    first: list[str] = []
+    rest: list[str] = []
+    unread = iter(words)
+    for word in unread:
+        name, equals, _ = word.partition("=")
+        if word == "--":  # what follows is no option, whatever it looks like
+            rest += [word, *unread]
+        elif name not in ("--api-key", "--ca"):
+            rest.append(word)
+        elif equals:
+            first.append(word)
+        elif (value := next(unread, None)) is not None:
+            first += [word, value]
+        else:
+            raise UsageProblem(f"{word} needs a value behind it")
+    return first + rest
 
 
 def client_credentials() -> tuple[str | None, str | None]:

@@ -42,7 +42,7 @@ from millstream.cli import (
     webhook,
     why,
 )
-from millstream.cli.connection import use_credentials
+from millstream.cli.connection import credentials_first, use_credentials
 from millstream.cli.failure import ExitCode, UsageProblem, drop_output, report
 from millstream.cli.output import prose
 
@@ -153,7 +153,8 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 
 def _run(arguments: Sequence[str] | None) -> int:
     try:
-        outcome = app(args=arguments, prog_name="millstream", standalone_mode=False)
+        words = credentials_first(sys.argv[1:] if arguments is None else arguments)
+        outcome = app(args=words, prog_name="millstream", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         return _reader_gone()

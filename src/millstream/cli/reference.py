@@ -49,7 +49,7 @@ def commands_page() -> str:
         "An error is one sentence with its code and a hint. `millstream errors explain CODE` tells more, and with "
         "`MILLSTREAM_DEBUG=1` the traceback is shown as well.",
         table("| Exit code | Meaning |", (f"| {int(code)} | {text} |" for code, text in _EXIT_CODES.items())),
-        "In front of any command that talks to a broker:",
+        "In front of any command that talks to a broker, or behind it:",
         table("| Option | Meaning |", (_option_row(p, context) for p in root.params if p.envvar)),
         *_command_sections(root, "millstream"),
     ]

@@ -15,6 +15,7 @@ from millstream.cli.arguments import (
     parse_timeout_s,
     parse_topic_config,
 )
+from millstream.cli.connection import credentials_first
 from millstream.cli.failure import UsageProblem
 
 NOW = datetime.datetime(2026, 3, 1, 12, 0, tzinfo=datetime.UTC)
@@ -99,3 +100,16 @@ def test_topic_settings_take_units() -> None:
 def test_pairs_without_key_or_equals_are_refused(text: str) -> None:
     with pytest.raises(UsageProblem, match="key=value"):
         parse_headers([text])
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("topic list --ca f --json", "--ca f topic list --json"),
+        ("--api-key k topic list --ca=f", "--api-key k --ca=f topic list"),
+        ("publish orders -- --ca f", "publish orders -- --ca f"),
+        ("key create --name c", "key create --name c"),
+    ],
+)
+def test_credentials_may_stand_behind_the_command(words: str, expected: str) -> None:
+    assert credentials_first(words.split()) == expected.split()

@@ -60,6 +60,7 @@ def test_an_output_without_room_is_no_bug() -> None:
         (("topic", "create"), "missing argument 'NAME'", "See `millstream topic create --help`."),
         (("publish", "orders", "--no-such"), "no such option: --no-such", "See `millstream publish --help`."),
         (("topic", "create", "x", "-c", "novalue"), "'novalue' is not of the form key=value", "--help"),
+        (("topic", "list", "--ca"), "--ca needs a value", "--help"),
         (("topic", "alter", "x"), "nothing to change", "--help"),
         (("consume", "x", "--from", "soon"), "'soon' is not a place to start", "--help"),
         (("consume", "x", "--timeout", "long"), "--timeout 'long' is not a length of time", "--help"),
