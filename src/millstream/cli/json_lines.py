@@ -14,7 +14,7 @@ from millstream.cli.failure import UsageProblem
 from millstream.names import did_you_mean
 
 if TYPE_CHECKING:
-    from millstream.client.values import SendOptions
+    from millstream.client.values import HeaderItems, Headers, SendOptions
 
 __all__ = ["LineMessage", "read_json_lines"]
 
@@ -40,7 +40,7 @@ _ORIGIN: Final = ("topic", "partition", "offset", "id")
 class LineMessage(NamedTuple):
     value: bytes | None
     key: bytes | None
-    headers: dict[str, str] | None
+    headers: Headers | HeaderItems | None
     options: SendOptions = {}  # noqa: RUF012 - nobody writes to it
 
 
@@ -59,13 +59,10 @@ def read_json_lines(lines: Iterable[bytes], key: bytes | None, headers: dict[str
             document = {name: said for name, said in document.items() if name not in _ORIGIN}
         _check_names(document, number)
         found_key = _bytes(document, "key", number)
-        found_headers = document.get("headers") or {}
-        if not isinstance(found_headers, dict) or not all(isinstance(text, str) for text in found_headers.values()):
-            raise UsageProblem(f"line {number} has headers that are not names with texts")
         yield LineMessage(
             _bytes(document, "value", number),
             found_key if found_key is not None else key,
-            {**(headers or {}), **found_headers} or None,
+            _headers(document, headers or {}, number) or None,
             _options(document, number),
         )
 
@@ -103,6 +100,33 @@ def _milliseconds(document: dict[str, Any], name: str, number: int) -> int:
     if type(said) is not int or said < 0:
         raise UsageProblem(f"line {number} has a {name} that is no number of milliseconds since 1970")
     return said
+
+
+def _headers(document: dict[str, Any], common: dict[str, str], number: int) -> list[tuple[str, str | bytes]]:
+    """A list stands for a name that is there several times."""
+    found = document.get("headers") or {}
+    if not isinstance(found, dict) or not all(map(_is_text, found.values())):
+        raise UsageProblem(f"line {number} has headers that are not names with texts")
+    said = {name: [text] if isinstance(text, str) else text for name, text in {**common, **found}.items()}
+    return [(name, _header_value(text)) for name, texts in said.items() for text in texts]
+
+
+def _is_text(said: object) -> bool:
+    return isinstance(said, str) or (isinstance(said, list) and all(isinstance(text, str) for text in said))
+
+
+def _header_value(text: str) -> str | bytes:
+    """`base64:` is how bytes that are not text are printed; any other text that begins so is what it says."""
+    if not text.startswith("base64:"):
+        return text
+    try:
+        data = base64.b64decode(text.removeprefix("base64:"), validate=True)
+        data.decode()
+    except UnicodeDecodeError:
+        return data
+    except ValueError:
+        return text
+    return text
 
 
 def _bytes(document: dict[str, Any], name: str, number: int) -> bytes | None:

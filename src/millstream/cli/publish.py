@@ -47,7 +47,7 @@ EPILOG: Final = examples(
     "millstream publish mails --priority critical --ttl 1h 'your code is 1234'",
     "# one message per line",
     "tail -F access.log | millstream publish web.access",
-    "# copy a topic, with keys, headers, times and priorities",
+    "# copy a topic, with keys, headers, priorities, and times to the millisecond",
     "millstream consume a --no-follow --json | millstream publish b --json-lines",
 )
 
@@ -146,15 +146,13 @@ def publish(
     fixed_key = _argument_bytes(key) if key is not None else None
     headers = parse_headers(header or []) or None
     if values or tombstone:
-        bodies = [None] if tombstone else [_argument_bytes(value) for value in values or []]
-        outgoing = [LineMessage(body, fixed_key, headers) for body in bodies]
+        bodies: list[bytes | None] = [None] if tombstone else [_argument_bytes(value) for value in values or []]
         with open_client(broker, namespace) as client:
-            _publish_values(client, topic, outgoing, options, as_json=as_json)
+            _publish_values(client, topic, bodies, fixed_key, headers, options, as_json=as_json)
         return
     with open_client(broker, namespace) as client, _open_input(file) as stream:
         if whole:
-            outgoing = [LineMessage(stream.read(), fixed_key, headers)]
-            _publish_values(client, topic, outgoing, options, as_json=as_json)
+            _publish_values(client, topic, [stream.read()], fixed_key, headers, options, as_json=as_json)
             return
         if stream.isatty():
             stderr.print("[dim]one message per line; Ctrl-D ends[/]")
@@ -195,19 +193,21 @@ def _lane(priority: str) -> int:
 def _publish_values(
     client: Client,
     topic: str,
-    outgoing: Sequence[LineMessage],
+    bodies: Sequence[bytes | None],
+    key: bytes | None,
+    headers: dict[str, str] | None,
     options: SendOptions,
     *,
     as_json: bool,
 ) -> None:
     receipts: list[Receipt] = []
     try:
-        for message in outgoing:
-            receipts.append(client.publish(topic, message.value, key=message.key, headers=message.headers, **options))
+        for body in bodies:
+            receipts.append(client.publish(topic, body, key=key, headers=headers, **options))
     except MillstreamError:
         if receipts:  # what is stored stays stored, and whoever sends again must know
             _print_receipts(receipts, as_json=as_json)
-            at = f"value {len(receipts) + 1} of {len(outgoing)}"
+            at = f"value {len(receipts) + 1} of {len(bodies)}"
             stderr.print(f"[yellow]note:[/]  stopped at {at}; those before it are published")
         raise
     _print_receipts(receipts, as_json=as_json)

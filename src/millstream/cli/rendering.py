@@ -21,7 +21,7 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELDS: Final[Mapping[str, Callable[[Message], object]]] = {
     "value": lambda message: _text(message.value),
     "key": lambda message: _text(message.key),
-    "headers": lambda message: json.dumps(message.headers, ensure_ascii=False),
+    "headers": lambda message: json.dumps(_headers(message.header_items()), ensure_ascii=False),
     "topic": lambda message: message.topic,
     "partition": lambda message: message.partition,
     "offset": lambda message: message.offset,
@@ -72,7 +72,7 @@ def message_document(message: Message) -> dict[str, Any]:
         "priority": message.priority,
         **({"expiry_ms": message.expiry_us // 1000} if message.expiry_us else {}),
         **json_bytes("key", message.key),
-        "headers": message.headers,
+        "headers": _headers(message.header_items()),
         **json_bytes("value", message.value),
     }
 
@@ -89,8 +89,14 @@ def json_bytes(name: str, data: bytes | None) -> dict[str, str | None]:
 
 def json_content(key: bytes | None, headers: Iterable[tuple[str, bytes]], value: bytes | None) -> dict[str, Any]:
     """The entries of a JSON object that say what is in a stored message."""
-    texts = {name: content.decode("utf-8", "replace") for name, content in headers}
-    return {**json_bytes("key", key), "headers": texts, **json_bytes("value", value)}
+    return {**json_bytes("key", key), "headers": _headers(headers), **json_bytes("value", value)}
+
+
+def _headers(items: Iterable[tuple[str, bytes]]) -> dict[str, str | list[str]]:
+    """As over HTTP: a list for a name that is there several times, `base64:` for what is not text."""
+    from millstream.values import to_headers  # here: only commands that talk to a broker pay for it
+
+    return to_headers(items)
 
 
 def _time(message: Message) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Final, TypeAlias, TypedDict
 
@@ -16,6 +16,7 @@ from millstream.errors import InvalidArgument
 from millstream.records import PRIORITY_DEFAULT, encode_headers
 
 __all__ = [
+    "HeaderItems",
     "Headers",
     "Key",
     "SendOptions",
@@ -32,6 +33,8 @@ __all__ = [
 Value: TypeAlias = bytes | bytearray | memoryview | str | None
 Key: TypeAlias = bytes | str | None
 Headers: TypeAlias = Mapping[str, str | bytes]
+#: As `Message.header_items` has them: a name may be there several times.
+HeaderItems: TypeAlias = Iterable[tuple[str, str | bytes]]
 _TIME_US_MAX: Final = (1 << 63) - 1
 _encode_json: Final = msgspec.json.Encoder().encode
 
@@ -134,7 +137,7 @@ def _encode(text: str, what: str) -> bytes:
 def make_entry(
     value: Value,
     key: Key = None,
-    headers: Headers | None = None,
+    headers: Headers | HeaderItems | None = None,
     *,
     json: Any = None,
     partition: int | None = None,
@@ -190,7 +193,7 @@ def _from_now_us(wait_ms: int, said: object) -> int:
     return _in_range(time.time_ns() // 1000 + wait_ms * 1000, said)
 
 
-def _encode_headers(headers: Headers) -> bytes:
+def _encode_headers(headers: Headers | HeaderItems) -> bytes:
     try:
         return encode_headers(headers)
     except (AttributeError, TypeError, ValueError):

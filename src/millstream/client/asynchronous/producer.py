@@ -20,7 +20,7 @@ from millstream.client.messages import BatchFailure, ProducerStats, Receipt, Top
 from millstream.client.metadata import Topic
 from millstream.client.outbox import Outbox, settled_all
 from millstream.client.settings import ProducerSettings
-from millstream.client.values import Headers, Key, SendOptions, Value, make_entry
+from millstream.client.values import HeaderItems, Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestError, RequestTimeout
 from millstream.vigil import Vigil
@@ -101,7 +101,11 @@ class AsyncProducer:
     # --- sending -------------------------------------------------------------------------------------------------
 
     async def send(
-        self, value: Value = None, key: Key = None, headers: Headers | None = None, **options: Unpack[SendOptions]
+        self,
+        value: Value = None,
+        key: Key = None,
+        headers: Headers | HeaderItems | None = None,
+        **options: Unpack[SendOptions],
     ) -> None:
         """Put a message on its way; waits only while `buffer_bytes` are waiting already, `send_timeout_s` at most."""
         if type(value) is bytes and headers is None and not options:

@@ -31,7 +31,7 @@ from millstream.client.metadata import Topic
 from millstream.client.outbox import Outbox, may_be_lost, settled_all
 from millstream.client.publishing import encode_goodbye
 from millstream.client.settings import ProducerSettings
-from millstream.client.values import Headers, Key, SendOptions, Value, make_entry
+from millstream.client.values import HeaderItems, Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
 from millstream.wire.frames import Frame, FrameType
@@ -108,7 +108,11 @@ class Producer:
     # --- sending -------------------------------------------------------------------------------------------------
 
     def send(
-        self, value: Value = None, key: Key = None, headers: Headers | None = None, **options: Unpack[SendOptions]
+        self,
+        value: Value = None,
+        key: Key = None,
+        headers: Headers | HeaderItems | None = None,
+        **options: Unpack[SendOptions],
     ) -> None:
         """Put a message on its way.
 
