@@ -571,7 +571,9 @@ def test_what_is_scheduled_can_be_seen_moved_and_cancelled(run: Run) -> None:
 
 
 def test_recurring_schedules(run: Run) -> None:
-    made = run("schedule", "repeat", "nightly", "reports", "0 3 * * *", "go", "-z", "Europe/Berlin", "--json").json
+    options = ("-z", "Europe/Berlin", "--priority", "high", "--json")
+    made = run("schedule", "repeat", "nightly", "reports", "0 3 * * *", "go", *options).json
+    assert made["priority"] == 1
     assert (made["name"], made["value"], made["published"]) == ("nightly", "go", 0)
     assert "0 3 * * * (Europe/Berlin)" in run("schedule", "repeating", "nightly").out
     assert run("schedule", "pause", "nightly", "--json").json["paused"] is True

@@ -152,7 +152,8 @@ def test_the_same_asynchronously(broker: BrokerForTests) -> None:
             assert (await client.schedules.show(gone)).state == "cancelled"
             assert [entry.id for entry in await client.schedules.list("orders")] == [later.id]
             await client.schedules.move(later, delay="1h")
-            made = await client.schedules.repeat("nightly", "orders", "0 3 * * *", "tick")
+            made = await client.schedules.repeat("nightly", "orders", "0 3 * * *", "tick", priority="high")
+            assert made.priority == 1
             assert [entry.name for entry in await client.schedules.repeating()] == [made.name]
             await client.schedules.stop("nightly")
 

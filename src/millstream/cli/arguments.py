@@ -5,13 +5,17 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from millstream.cli.failure import UsageProblem
 from millstream.durations import DURATION_MS_MAX, parse_ms
+from millstream.entries import lane_of
 from millstream.errors import InvalidArgument
 
 __all__ = [
+    "PriorityOption",
     "parse_ahead",
     "parse_duration",
     "parse_headers",
@@ -19,6 +23,7 @@ __all__ = [
     "parse_moment",
     "parse_pairs",
     "parse_past",
+    "parse_priority",
     "parse_reset",
     "parse_size",
     "parse_span",
@@ -36,6 +41,11 @@ START_FORMS: Final = f"earliest, latest, an offset, {TIME_FORMS}, or an age such
 PAST_FORMS: Final = f"{TIME_FORMS}, or an age such as 15m"
 AHEAD_FORMS: Final = f"{TIME_FORMS.replace('2026', '2027')}, or how far ahead such as 15m"
 RESET_FORMS: Final = f"earliest, latest, {TIME_FORMS}, an age such as 1h, offset:N or shift:-N"
+
+PriorityOption = Annotated[
+    str | None,
+    typer.Option("--priority", metavar="NAME", help="critical, high, normal, low or background; or 0 to 4."),
+]
 
 
 def parse_size(text: str) -> int | None:
@@ -94,6 +104,14 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
 
 def parse_headers(pairs: Iterable[str], option: str = "--header") -> dict[str, str]:
     return parse_pairs(pairs, option)
+
+
+def parse_priority(text: str) -> int:
+    """A priority by its name or its number."""
+    try:
+        return lane_of(int(text) if text.isdecimal() else text)
+    except InvalidArgument as problem:
+        raise UsageProblem(f"--priority: {problem}") from None
 
 
 def parse_topic_config(pairs: Iterable[str]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal, NamedTupl
 
 import typer
 
-from millstream.cli.arguments import AHEAD_FORMS, parse_ahead, parse_headers, parse_span
+from millstream.cli.arguments import AHEAD_FORMS, PriorityOption, parse_ahead, parse_headers, parse_priority, parse_span
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.json_lines import LineMessage, read_json_lines
@@ -29,7 +29,6 @@ from millstream.cli.output import (
     stdout,
 )
 from millstream.cli.progress import Meter
-from millstream.entries import lane_of
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.names import DEFAULT_NAMESPACE
 
@@ -95,10 +94,7 @@ def publish(
     deliver_at: Annotated[
         str | None, typer.Option("--deliver-at", metavar="WHEN", help=f"Deliver at this: {AHEAD_FORMS}.")
     ] = None,
-    priority: Annotated[
-        str | None,
-        typer.Option("--priority", metavar="NAME", help="critical, high, normal, low or background; or 0 to 4."),
-    ] = None,
+    priority: PriorityOption = None,
     ttl: Annotated[
         str | None, typer.Option("--ttl", metavar="SPAN", help="Queues deliver it no longer than this: 30s, 2d.")
     ] = None,
@@ -136,7 +132,7 @@ def publish(
     if partition is not None:
         options["partition"] = partition
     if priority is not None:
-        options["priority"] = _lane(priority)
+        options["priority"] = parse_priority(priority)
     if ttl is not None:
         options["ttl"] = parse_span(ttl, "--ttl")
     if dedup_id is not None:
@@ -181,13 +177,6 @@ def _due(delay: str | None, deliver_at: str | None) -> SendOptions:
     if deliver_at is not None:
         return {"deliver_at": parse_ahead(deliver_at, datetime.datetime.now(datetime.UTC), "--deliver-at")}
     return {} if delay is None else {"delay": parse_span(delay, "--delay")}
-
-
-def _lane(priority: str) -> int:
-    try:
-        return lane_of(int(priority) if priority.isdecimal() else priority)
-    except InvalidArgument as problem:
-        raise UsageProblem(f"--priority: {problem}") from None
 
 
 def _publish_values(

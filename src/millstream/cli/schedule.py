@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import AHEAD_FORMS, parse_ahead, parse_headers
+from millstream.cli.arguments import AHEAD_FORMS, PriorityOption, parse_ahead, parse_headers, parse_priority
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
@@ -244,6 +244,7 @@ def repeat(
         Literal["none", "latest", "all"],
         typer.Option("--catch-up", metavar="none|latest|all", help="Which missed occurrences to make up for."),
     ] = "latest",
+    priority: PriorityOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Start later, with `millstream schedule resume`.")] = False,
     as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -258,6 +259,7 @@ def repeat(
             os.fsencode(value),
             key=None if key is None else os.fsencode(key),
             headers=parse_headers(header or []) or None,
+            priority=None if priority is None else parse_priority(priority),
             timezone=timezone,
             paused=paused,
             catch_up=catch_up,
@@ -353,6 +355,7 @@ def _print_one(entry: Repeating, as_json: bool) -> None:
             ("last", time_text(entry.last_ms) if entry.last_ms else None),
             ("published", count_text(entry.published)),
             ("catch up", entry.catch_up),
+            ("priority", entry.priority),
             ("key", _text(entry.key)),
             ("value", _text(entry.value)),
         ]

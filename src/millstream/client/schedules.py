@@ -10,6 +10,7 @@ from typing import Any, Final
 from millstream.client.messages import Receipt
 from millstream.client.values import Headers, Key, Value, key_bytes, microseconds, value_bytes
 from millstream.durations import Duration, parse_ms
+from millstream.entries import Priority, lane_of
 from millstream.errors import InvalidArgument, error_from_wire
 from millstream.records import PRIORITY_DEFAULT
 from millstream.wire import schedule_calls as calls
@@ -86,7 +87,7 @@ def repeat_call(
     json: Any,
     key: Key,
     headers: Headers | None,
-    priority: int | None,
+    priority: Priority | None,
     timezone: str,
     paused: bool,
     catch_up: str,
@@ -101,7 +102,7 @@ def repeat_call(
         key=key_bytes(key),
         value=value_bytes(value, json),
         headers=[(at, text.encode() if isinstance(text, str) else text) for at, text in (headers or {}).items()],
-        priority=PRIORITY_DEFAULT if priority is None else priority,
+        priority=PRIORITY_DEFAULT if priority is None else lane_of(priority),
         paused=paused,
         catch_up=catch_up,  # type: ignore[arg-type]
     )

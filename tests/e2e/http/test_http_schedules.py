@@ -75,10 +75,11 @@ def test_many_are_taken_back_by_ids_or_by_key(http: httpx.Client, client: Client
 
 def test_a_recurring_schedule_is_made_paused_and_deleted(http: httpx.Client, client: Client) -> None:
     body = {"topic": "reports", "cron": "0 9 * * MON-FRI", "timezone": "Europe/Berlin", "value": {"daily": True}}
-    made = http.put("/recurring/report", json=body | {"headers": {"a": "b"}, "key": "k"})
+    made = http.put("/recurring/report", json=body | {"headers": {"a": "b"}, "key": "k", "priority": "high"})
     assert made.status_code == 200
     assert (made.json()["value"], made.json()["key"], made.json()["headers"]) == ({"daily": True}, "k", {"a": "b"})
     assert made.json()["next_ms"] > 0
+    assert made.json()["priority"] == 1
     assert http.post("/recurring/report/pause").json()["next_ms"] == 0
     assert http.post("/recurring/report/resume").json()["paused"] is False
     assert [row["name"] for row in http.get("/recurring", params={"topic": "reports"}).json()] == ["report"]
@@ -122,6 +123,7 @@ def test_why_says_what_holds_a_message_or_a_queue_up(http: httpx.Client, client:
         ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "timezone": "../../etc/passwd"}, 400),
         ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "timezone": "\u0000"}, 400),
         ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "priority": 9}, 400),
+        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "priority": "urgent"}, 400),
         ("PUT", "/recurring/x", {"topic": "**", "cron": "@daily"}, 400),
         ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "value": "v" * 1_048_577}, 413),
         ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "headers": {"n" * 70_000: ""}}, 413),

@@ -19,6 +19,7 @@ from millstream.client.schedules import (
 )
 from millstream.client.values import Headers, Key, Value
 from millstream.durations import Duration
+from millstream.entries import Priority
 from millstream.wire import schedule_calls as calls
 
 __all__ = ["AsyncSchedules"]
@@ -125,7 +126,7 @@ class AsyncSchedules:
         json: Any = None,
         key: Key = None,
         headers: Headers | None = None,
-        priority: int | None = None,
+        priority: Priority | None = None,
         timezone: str = "UTC",
         paused: bool = False,
         catch_up: Literal["none", "latest", "all"] = "latest",

@@ -16,6 +16,7 @@ from millstream.client.messages import Message, Receipt
 from millstream.client.requests import encode_reply, is_inbox, replier, reply_address
 from millstream.client.values import Headers, Key, Value
 from millstream.durations import Duration, parse_ms
+from millstream.entries import Priority
 from millstream.errors import InvalidArgument
 from millstream.wire.frames import Frame, FrameType
 
@@ -94,7 +95,7 @@ class PubSub:
         headers: Headers | None = None,
         json: Any = None,
         partition: int | None = None,
-        priority: int | None = None,
+        priority: Priority | None = None,
         fsync: Literal["group", "interval", "always", "never"] | None = None,
     ) -> Message:
         """Publish a message and wait for the reply to it.  Raises RequestTimeout when none comes in time.

@@ -19,6 +19,7 @@ from millstream.client.schedules import (
 )
 from millstream.client.values import Headers, Key, Value
 from millstream.durations import Duration
+from millstream.entries import Priority
 from millstream.wire import schedule_calls as calls
 
 __all__ = ["Schedules"]
@@ -124,7 +125,7 @@ class Schedules:
         json: Any = None,
         key: Key = None,
         headers: Headers | None = None,
-        priority: int | None = None,
+        priority: Priority | None = None,
         timezone: str = "UTC",
         paused: bool = False,
         catch_up: Literal["none", "latest", "all"] = "latest",

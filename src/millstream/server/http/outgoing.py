@@ -24,6 +24,7 @@ __all__ = [
     "entries_of",
     "media_type",
     "raw_message",
+    "said_lane",
     "trace_headers",
 ]
 
@@ -161,7 +162,7 @@ def make_entry(
         value,
         key,
         encode_headers(headers) + encode_headers(options),
-        PRIORITY_DEFAULT if said.priority is None else lane_of(_number_or_name(said.priority)),
+        said_lane(said.priority),
         due_us,
         0 if said.ttl_ms is None else now_us + said.ttl_ms * 1000,
         (said.timestamp_ms or 0) * 1000,
@@ -170,8 +171,12 @@ def make_entry(
     )
 
 
-def _number_or_name(priority: str | int) -> str | int:
-    return int(priority) if isinstance(priority, str) and len(priority) == 1 and priority.isdecimal() else priority
+def said_lane(priority: str | int | None) -> int:
+    """A priority by its name or its number, which in a query is text as well."""
+    if priority is None:
+        return PRIORITY_DEFAULT
+    is_number = isinstance(priority, str) and len(priority) == 1 and priority.isdecimal()
+    return lane_of(int(priority) if is_number else priority)
 
 
 def _added(headers: list[tuple[str, bytes]], extra: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:

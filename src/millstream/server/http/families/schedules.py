@@ -10,6 +10,7 @@ from msgspec import Meta
 from millstream.errors import InvalidArgument, error_from_wire
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
 from millstream.server.http.message_view import Content, content, view_of
+from millstream.server.http.outgoing import said_lane
 from millstream.server.http.parameters import DurationMs, Limit, Page, TimeMs
 from millstream.values import Encoding, from_headers, from_json, to_json
 from millstream.wire import schedule_calls as calls
@@ -73,7 +74,8 @@ class RecurringBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     value: Any = None
     encoding: Encoding = "auto"
     headers: dict[str, str | list[str]] = {}
-    priority: Annotated[int, Meta(ge=0, le=4)] = 2
+    #: critical, high, normal, low, background, or a number from 0 to 4.
+    priority: str | int | None = None
     paused: bool = False
     #: What becomes of occurrences that were missed.
     catch_up: calls.CatchUp = "latest"
@@ -238,7 +240,7 @@ async def put_recurring(exchange: Exchange[NoQuery, RecurringBody]) -> Recurring
             key=from_json(body.key, what="key"),
             value=from_json(body.value, body.encoding),
             headers=from_headers(body.headers),
-            priority=body.priority,
+            priority=said_lane(body.priority),
             paused=body.paused,
             catch_up=body.catch_up,
         )
