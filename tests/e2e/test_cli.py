@@ -582,3 +582,25 @@ def test_recurring_schedules(run: Run) -> None:
     run("schedule", "stop", "nightly", "--yes")
     assert run("schedule", "repeating", "--json").json == []
     assert "cron expression" in run("schedule", "repeat", "x", "reports", "whenever", code=1).err
+
+
+@pytest.mark.parametrize(
+    ("prepare", "command", "expected"),
+    [
+        ((), ("namespace", "create", "team-a"), {"namespace": "team-a", "created": True}),
+        (("namespace", "create", "a"), ("namespace", "delete", "a", "--yes"), {"namespace": "a", "deleted": True}),
+        (("topic", "create", "a"), ("topic", "delete", "a", "--yes"), {"topic": "a", "deleted": True}),
+        (
+            ("schedule", "repeat", "tick", "a", "@daily"),
+            ("schedule", "stop", "tick", "--yes"),
+            {"schedule": "tick", "deleted": True},
+        ),
+        ((), ("mqtt", "disconnect", "nobody"), {"client": "nobody", "disconnected": False}),
+    ],
+)
+def test_what_was_changed_is_said_to_programs_too(
+    run: Run, prepare: tuple[str, ...], command: tuple[str, ...], expected: dict[str, object]
+) -> None:
+    if prepare:
+        run(*prepare)
+    assert run(*command, "--json").json == expected

@@ -100,6 +100,8 @@ def test_retained_messages_are_listed_and_taken_out(run: CommandLine) -> None:
     assert "21.5" in shown
     assert "picture" not in shown
     assert run("mqtt", "clear", "sensors/#", "--dry-run").strip() == "would take out 2 retained messages"
+    counted = json.loads(run("mqtt", "clear", "sensors/#", "--dry-run", "--json"))
+    assert counted == {"filter": "sensors/#", "cleared": 2, "dry_run": True}
     assert "Add --yes" in run("mqtt", "clear", "sensors/#", code=2, errors=True)
     assert run("mqtt", "clear", "sensors/1/picture", "--yes").strip() == "took out 1 retained message"
     assert [one["topic"] for one in json.loads(run("mqtt", "retained", "--json"))] == ["sensors/1/temperature"]

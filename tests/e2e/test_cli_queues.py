@@ -274,7 +274,7 @@ def test_a_paused_queue_hands_out_nothing(run: Run, topic: str) -> None:
     assert not receipts(run, topic)
     assert "paused" in run("why", f"{topic}/default").out
     assert run("ack", receipt).out.count("done") == 1, "what is leased can be settled"
-    run("queue", "resume", topic)
+    assert run("queue", "resume", topic, "--json").json == {"topic": topic, "group": "default", "paused": False}
     assert len(receipts(run, topic)) == 1
 
 
@@ -312,7 +312,9 @@ def test_a_purge_asks_first(run: Run, client: Client, topic: str) -> None:
     assert "3 messages" in refused
     assert "Add --yes to agree" in refused
     assert client.queues.describe(topic).depth == 3
-    assert run("queue", "purge", topic, "--yes").out == f"purged 3 messages from {topic}/default\n"
+    purged = run("queue", "purge", topic, "--yes", "--json").json
+    assert purged == {"topic": topic, "group": "default", "purged": 3}
+    assert run("queue", "purge", topic, "--yes").out == f"purged 0 messages from {topic}/default\n"
     assert client.queues.describe(topic).depth == 0
 
 

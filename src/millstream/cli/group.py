@@ -19,6 +19,7 @@ from millstream.cli.output import (
     document_of,
     duration_text,
     examples,
+    print_done,
     print_facts,
     print_json,
     print_table,
@@ -198,6 +199,7 @@ def reset(
 def delete(
     name: GroupArgument,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -205,7 +207,7 @@ def delete(
     confirm(f"Delete group {name} and its committed offsets?", yes=yes)
     with open_client(broker, namespace) as client:
         client.delete_group(name)
-    stdout.print(f"deleted group [bold]{name}[/]")
+    print_done(f"deleted group [bold]{name}[/]", as_json=as_json, group=name, deleted=True)
 
 
 @app.command(
@@ -216,13 +218,15 @@ def delete(
 def evict(
     name: GroupArgument,
     member: Annotated[str, typer.Argument(metavar="MEMBER", help="The member's id.")],
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Throw a member out of its group.  Its partitions go to the others; a live member joins again."""
     with open_client(broker, namespace) as client:
         client.evict_member(name, member)
-    stdout.print(f"evicted [bold]{escape(terminal_safe(member))}[/] from group [bold]{name}[/]")
+    said = f"evicted [bold]{escape(terminal_safe(member))}[/] from group [bold]{name}[/]"
+    print_done(said, as_json=as_json, group=name, member=member, evicted=True)
 
 
 @app.command(epilog=examples("millstream group rebalance audit"))

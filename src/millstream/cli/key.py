@@ -19,6 +19,7 @@ from millstream.cli.output import (
     JsonOption,
     document_of,
     examples,
+    print_done,
     print_json,
     print_table,
     stderr,
@@ -122,12 +123,17 @@ def rotate(
 
 
 @app.command(epilog=examples("millstream key revoke 1f2e3d4c5b6a", "millstream key revoke 1f2e3d4c5b6a --yes"))
-def revoke(key_id: IdArgument, yes: YesOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def revoke(
+    key_id: IdArgument,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
     """End a key, and the connections of whoever uses it."""
     confirm(f"Revoke key {key_id}?", yes=yes)
     with open_client(broker, DEFAULT_NAMESPACE) as client:
         client.keys.revoke(key_id)
-    stdout.print(f"revoked key [bold]{escape(key_id)}[/]")
+    print_done(f"revoked key [bold]{escape(key_id)}[/]", as_json=as_json, key=key_id, revoked=True)
 
 
 def _create_offline(

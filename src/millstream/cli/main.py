@@ -62,7 +62,7 @@ _STORY = """Millstream, a durable message broker.
 """
 
 _EPILOG = (
-    "Every command that reads takes --json, and --help ends in examples. Lengths of time are written 500ms, 30s, 5m or "
+    "Every command but serve takes --json, and --help ends in examples. Lengths of time are written 500ms, 30s, 5m or "
     "1h30m; a bare number counts seconds. A time without a zone is UTC. Exit codes: 1 the request failed, 2 usage or "
     "configuration, 3 no broker there, 4 damaged or unusable data, 130 interrupted."
 )

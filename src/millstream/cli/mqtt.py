@@ -21,6 +21,7 @@ from millstream.cli.output import (
     duration_text,
     examples,
     plural,
+    print_done,
     print_facts,
     print_json,
     print_table,
@@ -181,6 +182,7 @@ def _facts(found: SessionInfo) -> list[tuple[str, object]]:
 def disconnect(
     client_id: ClientArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to clients of version 5.")] = "",
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -188,13 +190,15 @@ def disconnect(
     with open_client(broker, namespace) as client:
         there = client.mqtt.disconnect(client_id, reason)
     name = escape(terminal_safe(client_id))
-    stdout.print(f"disconnected [bold]{name}[/]" if there else f"[bold]{name}[/] was not connected")
+    said = f"disconnected [bold]{name}[/]" if there else f"[bold]{name}[/] was not connected"
+    print_done(said, as_json=as_json, client=client_id, disconnected=there)
 
 
 @app.command(epilog=examples("millstream mqtt forget sensor-7 --yes"))
 def forget(
     client_id: ClientArgument,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -202,7 +206,8 @@ def forget(
     confirm(f"Forget the session of {client_id}, with everything that waits for it?", yes=yes)
     with open_client(broker, namespace) as client:
         client.mqtt.forget(client_id)
-    stdout.print(f"forgot the session of [bold]{escape(terminal_safe(client_id))}[/]")
+    said = f"forgot the session of [bold]{escape(terminal_safe(client_id))}[/]"
+    print_done(said, as_json=as_json, client=client_id, forgotten=True)
 
 
 @app.command(
@@ -260,6 +265,7 @@ def clear(
     topic_filter: Annotated[str, typer.Argument(metavar="FILTER", help="A topic, or a filter with + and #.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -269,7 +275,8 @@ def clear(
         if not dry_run and number:
             confirm(f"Take out {plural(number, 'retained message')}?", yes=yes)
             number = client.mqtt.clear_retained(topic_filter)
-    stdout.print(f"{'would take' if dry_run else 'took'} out {plural(number, 'retained message')}")
+    said = f"{'would take' if dry_run else 'took'} out {plural(number, 'retained message')}"
+    print_done(said, as_json=as_json, filter=topic_filter, cleared=number, dry_run=dry_run)
 
 
 def _state(found: SessionSummary) -> Text:

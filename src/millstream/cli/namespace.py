@@ -9,7 +9,7 @@ import typer
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
 from millstream.cli.failure import UsageProblem
-from millstream.cli.output import JsonOption, bytes_text, document_of, examples, print_json, print_table, stdout
+from millstream.cli.output import JsonOption, bytes_text, document_of, examples, print_done, print_json, print_table
 from millstream.names import DEFAULT_NAMESPACE
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and delete namespaces.")
@@ -18,11 +18,11 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Lower-case le
 
 
 @app.command(epilog=examples("millstream namespace create team-a", "millstream topic create orders -n team-a"))
-def create(name: NameArgument, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def create(name: NameArgument, as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
     """Create a namespace."""
     with open_client(broker, DEFAULT_NAMESPACE) as client:
         client.create_namespace(name)
-    stdout.print(f"namespace [bold]{name}[/]")
+    print_done(f"namespace [bold]{name}[/]", as_json=as_json, namespace=name, created=True)
 
 
 @app.command("list", epilog=examples("millstream namespace list", "millstream namespace list --json"))
@@ -41,13 +41,14 @@ def delete(
     name: NameArgument,
     force: Annotated[bool, typer.Option("--force", help="With all its topics and messages.")] = False,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Delete a namespace."""
     confirm(f"Delete namespace {name}{' with all its topics' if force else ''}?", yes=yes)
     with open_client(broker, DEFAULT_NAMESPACE) as client:
         client.delete_namespace(name, force=force)
-    stdout.print(f"deleted namespace [bold]{name}[/]")
+    print_done(f"deleted namespace [bold]{name}[/]", as_json=as_json, namespace=name, deleted=True)
 
 
 @app.command(

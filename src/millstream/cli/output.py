@@ -32,6 +32,7 @@ __all__ = [
     "duration_text",
     "examples",
     "plural",
+    "print_done",
     "print_facts",
     "print_json",
     "print_json_line",
@@ -71,6 +72,14 @@ def print_json(document: object) -> None:
 def print_json_line(document: object) -> None:
     """One JSON document on a line of its own, for results that come one after the other."""
     sys.stdout.write(json.dumps(document, ensure_ascii=_lacks_letters()) + "\n")
+
+
+def print_done(sentence: str, *, as_json: bool, **facts: object) -> None:
+    """What a command has changed: a sentence in markup for people, the facts of it for programs."""
+    if as_json:
+        print_json(facts)
+    else:
+        stdout.print(sentence)
 
 
 def _lacks_letters() -> bool:

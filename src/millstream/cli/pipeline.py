@@ -27,6 +27,7 @@ from millstream.cli.output import (
     document_of,
     duration_text,
     examples,
+    print_done,
     print_facts,
     print_json,
     print_table,
@@ -229,6 +230,7 @@ def forget(
     name: NameArgument,
     force: Annotated[bool, typer.Option("--force", help="Also one that says it runs.")] = False,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -236,7 +238,7 @@ def forget(
     confirm(f"Forget the pipeline {name}?", yes=yes)
     with open_client(broker, namespace) as client:
         client.pipelines.forget(name, force=force)
-    stdout.print(f"forgot pipeline [bold]{name}[/]")
+    print_done(f"forgot pipeline [bold]{name}[/]", as_json=as_json, pipeline=name, forgotten=True)
 
 
 def _print_one(info: PipelineInfo, as_json: bool) -> None:

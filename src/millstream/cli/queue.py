@@ -19,6 +19,7 @@ from millstream.cli.output import (
     duration_text,
     examples,
     plural,
+    print_done,
     print_facts,
     print_json,
     print_table,
@@ -107,6 +108,7 @@ def set_policy(
     topic: TopicArgument,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The queue group.")],
     settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="What to change.")],
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -115,33 +117,41 @@ def set_policy(
     with open_client(broker, namespace) as client:
         client.queues.configure(topic, group, **changes)
     said = terminal_safe(", ".join(f"{name}={value}" for name, value in changes.items()))
-    stdout.print(f"changed [bold]{topic}/{group}[/]: {escape(said)}")
+    print_done(
+        f"changed [bold]{topic}/{group}[/]: {escape(said)}",
+        as_json=as_json,
+        topic=topic,
+        group=group,
+        changed=changes,
+    )
 
 
 @app.command(epilog=examples("millstream queue pause orders billing"))
 def pause(
     topic: TopicArgument,
     group: GroupArgument = "default",
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Stop handing out messages.  What is leased can still be settled."""
     with open_client(broker, namespace) as client:
         client.queues.pause(topic, group)
-    stdout.print(f"paused [bold]{topic}/{group}[/]")
+    print_done(f"paused [bold]{topic}/{group}[/]", as_json=as_json, topic=topic, group=group, paused=True)
 
 
 @app.command(epilog=examples("millstream queue resume orders billing"))
 def resume(
     topic: TopicArgument,
     group: GroupArgument = "default",
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
     """Hand out messages again."""
     with open_client(broker, namespace) as client:
         client.queues.resume(topic, group)
-    stdout.print(f"resumed [bold]{topic}/{group}[/]")
+    print_done(f"resumed [bold]{topic}/{group}[/]", as_json=as_json, topic=topic, group=group, paused=False)
 
 
 @app.command(
@@ -231,11 +241,12 @@ def message(
         stdout.print("[dim]the topic of this message is not read by any queue group[/]")
 
 
-@app.command(epilog=examples("millstream queue purge orders billing", "millstream queue purge orders --yes"))
+@app.command(epilog=examples("millstream queue purge orders billing", "millstream queue purge orders --yes --json"))
 def purge(
     topic: TopicArgument,
     group: GroupArgument = "default",
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -244,7 +255,8 @@ def purge(
         depth = client.queues.describe(topic, group).depth
         confirm(f"Settle {plural(depth, 'message')} of {topic}/{group} unread?", yes=yes)
         purged = client.queues.purge(topic, group)
-    stdout.print(f"purged {plural(purged, 'message')} from [bold]{topic}/{group}[/]")
+    said = f"purged {plural(purged, 'message')} from [bold]{topic}/{group}[/]"
+    print_done(said, as_json=as_json, topic=topic, group=group, purged=purged)
 
 
 @app.command(
@@ -255,6 +267,7 @@ def delete(
     group: GroupArgument = "default",
     yes: YesOption = False,
     force: Annotated[bool, typer.Option("--force", help="Also while it has consumers.")] = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -264,7 +277,7 @@ def delete(
         left = f", which has {plural(depth, 'message')} to settle" if depth else ""
         confirm(f"Forget queue group {topic}/{group}{left}, and its progress?", yes=yes)
         client.queues.delete(topic, group, force=force)
-    stdout.print(f"deleted [bold]{topic}/{group}[/]")
+    print_done(f"deleted [bold]{topic}/{group}[/]", as_json=as_json, topic=topic, group=group, deleted=True)
 
 
 def _print_queue(queue: QueueInfo) -> None:

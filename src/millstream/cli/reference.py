@@ -44,7 +44,7 @@ def commands_page() -> str:
         "# Commands",
         NOTICE,
         "Noun, then verb. Results go to standard output; progress, hints and errors to standard error. Every command "
-        "that reads takes `--json`. Lengths of time are written `500ms`, `30s`, `5m` or `1h30m`; a bare number counts "
+        "but `serve` takes `--json`. Lengths of time are written `500ms`, `30s`, `5m` or `1h30m`; a bare number counts "
         "seconds. Points in time are written `2026-01-31T09:30`, which is UTC, or `2026-01-31T09:30+01:00`.",
         "An error is one sentence with its code and a hint. `millstream errors explain CODE` tells more, and with "
         "`MILLSTREAM_DEBUG=1` the traceback is shown as well.",

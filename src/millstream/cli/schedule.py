@@ -21,6 +21,7 @@ from millstream.cli.output import (
     duration_text,
     examples,
     plural,
+    print_done,
     print_facts,
     print_json,
     print_table,
@@ -330,6 +331,7 @@ def resume(
 def stop(
     name: NameArgument,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -337,7 +339,7 @@ def stop(
     confirm(f"Delete the recurring schedule {name}?", yes=yes)
     with open_client(broker, namespace) as client:
         client.schedules.stop(name)
-    stdout.print(f"deleted schedule [bold]{name}[/]")
+    print_done(f"deleted schedule [bold]{name}[/]", as_json=as_json, schedule=name, deleted=True)
 
 
 def _print_one(entry: Repeating, as_json: bool) -> None:

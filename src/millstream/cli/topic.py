@@ -20,6 +20,7 @@ from millstream.cli.output import (
     duration_text,
     examples,
     plural,
+    print_done,
     print_facts,
     print_json,
     print_table,
@@ -216,6 +217,7 @@ def delete(
     name: NameArgument,
     force: Annotated[bool, typer.Option("--force", help="Even when groups are reading it.")] = False,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -226,7 +228,7 @@ def delete(
             messages = sum(partition.next_offset - partition.start_offset for partition in info.partitions)
             confirm(f"Delete topic {name} with {plural(messages, 'message')}?", yes=yes)
         client.delete_topic(name, force=force)
-    stdout.print(f"deleted topic [bold]{name}[/]")
+    print_done(f"deleted topic [bold]{name}[/]", as_json=as_json, topic=name, deleted=True)
 
 
 def _value_text(key: str, value: object) -> object:

@@ -17,6 +17,7 @@ from millstream.cli.output import (
     document_of,
     duration_text,
     examples,
+    print_done,
     print_facts,
     print_json,
     print_table,
@@ -288,6 +289,7 @@ def rotate(
 def delete(
     webhook_id: IdArgument,
     yes: YesOption = False,
+    as_json: JsonOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
@@ -295,7 +297,7 @@ def delete(
     confirm(f"Delete the webhook {webhook_id}?", yes=yes)
     with open_client(broker, namespace) as client:
         client.webhooks.delete(webhook_id)
-    stdout.print(f"deleted webhook [bold]{webhook_id}[/]")
+    print_done(f"deleted webhook [bold]{webhook_id}[/]", as_json=as_json, webhook=webhook_id, deleted=True)
 
 
 @app.command("test", epilog=examples("millstream webhook test wh-5f0c6d1e2a3b"))
