@@ -115,6 +115,8 @@ def test_the_manifests_fit_together() -> None:
     settings, _ = load_settings(configuration[1], {}, {})
     check_exposure(settings)
     assert settings.needs_keys
+    assert container["resources"]["limits"]["memory"] == "1Gi"
+    assert 0 < settings.server.memory_bytes_warning < settings.server.memory_bytes_critical < 2**30
     drain_s = settings.server.drain_ms / 1000
     assert pod["terminationGracePeriodSeconds"] > drain_s
     assert int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT, re.M)[1]) > drain_s  # type: ignore[index]

@@ -22,6 +22,7 @@ from millstream.broker.stats import families
 from millstream.client import Client
 from millstream.config import Settings
 from millstream.testing.broker import BrokerForTests
+from millstream.wire.pipeline_calls import PipelineWish, ReportPipeline
 from tests.e2e.access_world import guarded, key_for
 from tests.waiting import eventually
 
@@ -228,6 +229,7 @@ def test_every_metric_of_the_dashboard_and_the_alerts_exists(http: httpx.Client,
     client.publish("lanes", "x", priority=1)
     with client.queue("lanes", group="g") as queue:
         next(iter(queue)).ack()
+    client.call(ReportPipeline(name="clean", run="1", state="running"), PipelineWish)
     http.get("/api/v1/topics")
     shown = {name for name, _ in samples(http)}
     assert len(list(expressions())) > 40
