@@ -12,7 +12,9 @@ import pytest
 
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.pipeline_calls import PipelineWish, ReportPipeline
+from millstream.wire.stage_calls import stage_address
 from tests.e2e.command_line import CommandLine, keep_logs_out
+from tests.native import NativeClient
 
 GOOD = "name: copy\nsources: {a: {topic: orders}}\nsinks: [{topic: copies}]\ncheckpoint: here\n"
 
@@ -66,6 +68,28 @@ def test_a_pipeline_that_reports_is_listed_looked_at_stopped_and_forgotten(
     assert "does not run: it is failed" in run("stop", "clean-orders")
     assert "forgot" in run("forget", "clean-orders", "--yes")
     assert "no pipeline 'clean-orders' has reported" in run("status", "clean-orders", code=1, errors=True)
+
+
+def test_what_is_staged_can_be_seen_and_thrown_away(run: CommandLine, broker: BrokerForTests) -> None:
+    assert "nothing is staged" in run("stages", errors=True)
+    with NativeClient(broker.address) as spark:
+        spark.call("topic.create", name="reports")
+        stage = spark.call("stage.open", query="q-1", batch=3)["stage"]
+        spark.publish(stage_address(stage, "reports"), [b"a", b"b"])
+        part = {"stage": spark.call("stage.open", query="done", batch=0)["stage"], "batches": 0, "messages": 0}
+        spark.call("stage.publish", query="done", batch=0, stages=[part])
+    shown = run("stages")
+    for word in ("q-1", "reports"):
+        assert word in shown
+    assert "done" not in shown
+    (query,) = json.loads(run("stages", "q-1", "--json"))
+    assert (query["query"], query["stages"][0]["batch"], query["stages"][0]["messages"]) == ("q-1", 3, 2)
+    assert "Add --yes" in run("abort", "q-1", "3", code=2, errors=True)
+    assert run("abort", "q-1", "3", "--yes").strip() == "forgot 1 stage of batch 3"
+    assert "is published, and stays so" in run("abort", "done", "0", "--yes")
+    answer = json.loads(run("abort", "q-1", "3", "--yes", "--json"))
+    assert answer == {"query": "q-1", "batch": 3, "aborted": 0, "published": False}
+    assert "nothing is staged" in run("stages", errors=True)
 
 
 def test_what_a_pipeline_says_about_itself_is_shown_and_not_obeyed(run: CommandLine, broker: BrokerForTests) -> None:

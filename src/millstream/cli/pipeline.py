@@ -23,10 +23,12 @@ from millstream.cli.failure import ExitCode, UsageProblem
 from millstream.cli.findings import report
 from millstream.cli.output import (
     JsonOption,
+    bytes_text,
     count_text,
     document_of,
     duration_text,
     examples,
+    plural,
     print_done,
     print_facts,
     print_json,
@@ -239,6 +241,64 @@ def forget(
     with open_client(broker, namespace) as client:
         client.pipelines.forget(name, force=force)
     print_done(f"forgot pipeline [bold]{name}[/]", as_json=as_json, pipeline=name, forgotten=True)
+
+
+@app.command(epilog=examples("millstream pipeline stages", "millstream pipeline stages --json | jq 'map(.bytes) | add'"))
+def stages(
+    query: Annotated[str, typer.Argument(metavar="[QUERY]", help="Only of this query; all that have any.")] = "",
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """List what queries of Spark have staged and not published.  It expires after stages.ttl_ms, a day."""
+    with open_client(broker, namespace) as client:
+        found = client.pipelines.stages(query)
+    if as_json:
+        print_json(document_of(found))
+        return
+    print_table(
+        ("query", "batch", "task", "messages", "size", "topics", "opened", "expires"),
+        [
+            (
+                one.query,
+                stage.batch,
+                stage.task,
+                stage.messages,
+                bytes_text(stage.bytes),
+                ", ".join(stage.topics),
+                time_text(stage.opened_ms),
+                time_text(stage.expires_ms),
+            )
+            for one in found
+            for stage in one.stages
+        ],
+        empty="nothing is staged",
+        numbers="batch|task|messages|size",
+    )
+
+
+@app.command(
+    epilog=examples(
+        "# which query, which batch", "millstream pipeline stages", "millstream pipeline abort 5f1c0d7e-query 12 --yes"
+    )
+)
+def abort(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The query, as `pipeline stages` names it.")],
+    batch: Annotated[int, typer.Argument(metavar="BATCH", min=0, help="Its batch.")],
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+) -> None:
+    """Forget what is staged for a batch.  A query that still runs does it again; one that is published stays so."""
+    confirm(f"Forget what is staged for batch {batch} of {query}?", yes=yes)
+    with open_client(broker, namespace) as client:
+        answer = client.pipelines.abort(query, batch)
+    if answer.published:
+        said = f"batch {batch} is published, and stays so"
+    else:
+        said = f"forgot {plural(answer.aborted, 'stage')} of batch {batch}"
+    print_done(said, as_json=as_json, query=query, batch=batch, **document_of(answer))
 
 
 def _print_one(info: PipelineInfo, as_json: bool) -> None:

@@ -117,7 +117,7 @@ class StagesAborted(AnswerForm):
 
 
 class ListStages(CallForm, tag="stage.list"):
-    """Answers with a list of QueryInfo, those that published last first; all of the namespace, or the one named."""
+    """Answers with a list of QueryInfo, of the namespace or the one named: those with stages, those that published last."""
 
     query: str = ""
     limit: int = 100

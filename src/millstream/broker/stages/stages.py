@@ -45,6 +45,7 @@ _QUIET_MS: Final = 60_000
 #: How long the broker waits for publications before it stops; the next start goes on with them.
 _STOP_S: Final = 5.0
 _LIST_MAX: Final = 1_000
+_LISTED: Final = "`millstream pipeline stages` lists them"
 _SEQUENCE: Final = 0xFFFF_FFFF
 
 
@@ -215,7 +216,7 @@ class Stages:
             return stage_calls.StageOpened(stage="", already=True)
         limit = self._host.settings.stages.stages_max
         if len(self._of_stage) >= limit:
-            raise QuotaExceeded(f"the broker has {limit} stages already, as many as stages.stages_max allows")
+            raise QuotaExceeded(f"the broker has {limit} stages, as many as stages.stages_max allows; {_LISTED}")
         stage_id = self._new_id(query)
         stage = Stage(stage_id, call.batch, call.task, call.attempt, self._now_ms())
         query.open(stage, now_us=self._clock.now_us())
@@ -267,7 +268,7 @@ class Stages:
         self._host.quotas.publish(session.namespace, batch)
         limit = self._host.settings.stages.bytes_max
         if self.bytes + len(batch) > limit:
-            raise QuotaExceeded(f"stages hold {self.bytes} bytes already; stages.bytes_max is {limit}")
+            raise QuotaExceeded(f"stages hold {self.bytes} bytes, and stages.bytes_max is {limit}; {_LISTED}")
         if not query.put(stage, (name, number), header, batch, reply, now_us=self._clock.now_us()):
             return
         self.bytes += len(batch)
@@ -435,7 +436,7 @@ class Stages:
             for query in self._queries.values()
             if query.document.namespace == session.namespace and call.query in ("", query.document.query)
         ]
-        found.sort(key=lambda query: (-query.document.published_ms, query.document.query))
+        found.sort(key=lambda query: (not query.stages, -query.document.published_ms, query.document.query))
         return [query.info(ttl_ms) for query in found[: call.limit]]
 
     # --- forgetting ----------------------------------------------------------------------------------------------

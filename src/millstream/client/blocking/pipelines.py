@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from millstream.client.pipelines import PipelineInfo
+from millstream.client.pipelines import QUERIES_MAX, PipelineInfo, QueryInfo, StagesAborted
 from millstream.wire import pipeline_calls as calls
+from millstream.wire import stage_calls
 
 __all__ = ["Pipelines"]
 
 _Infos: TypeAlias = list[PipelineInfo]
+_Queries: TypeAlias = list[QueryInfo]
 
 
 class Pipelines:
@@ -40,3 +42,15 @@ class Pipelines:
     def forget(self, name: str, *, force: bool = False) -> None:
         """Take a pipeline that does not run from the list; with `force` also one that says it does."""
         self._call(calls.ForgetPipeline(name=name, force=force), Any)
+
+    def stages(self, query: str = "") -> _Queries:
+        """What is staged and not published: of one query, or of all that have anything staged."""
+        call = stage_calls.ListStages(query=query, limit=QUERIES_MAX)
+        found: _Queries = self._call(call, _Queries)
+        return [one for one in found if one.stages]
+
+    def abort(self, query: str, batch: int) -> StagesAborted:
+        """Forget what is staged for a batch of a query.  Nothing happens to one that is published."""
+        call = stage_calls.AbortStages(query=query, batch=batch)
+        answer: StagesAborted = self._call(call, StagesAborted)
+        return answer
