@@ -11,7 +11,7 @@ FUZZ   := $(VENV)/.ready-fuzz
 # Many tests start processes, which would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run fuzz audit test test-slow test-dashboard sim soak check format bench docs clean pipeline-demo
+.PHONY: help run fuzz audit test test-slow test-dashboard sim soak check format bench docs site clean pipeline-demo
 
 help:
 	@echo "make run        set up and start the broker on ./data"

@@ -529,7 +529,9 @@ def test_a_flipped_bit_is_found(alone: Run, stopped_data: Path) -> None:
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
-    assert "are damaged" in alone("log", "verify", str(stopped_data), code=4).out
+    verified = alone("log", "verify", str(stopped_data), code=4)
+    assert "are damaged" in verified.out
+    assert "millstream restore" in verified.err, "the hint says what to do next"
     assert segment.read_bytes() == content, "verify only reads"
 
 

@@ -69,6 +69,7 @@ def test_topic_flow_and_mode(run: CommandLine, broker: BrokerForTests) -> None:
     assert json.loads(run("topic", "flow", "jobs", "--json"))["level"] == "critical"
     assert "lag 5 s" in run("topic", "flow", "jobs")
     assert "new disk" in run("mode", "maintenance", "--reason", "new disk")
+    assert json.loads(run("mode", "--json")) == {"mode": "maintenance", "reason": "new disk"}
     status = json.loads(run("status", "--json"))
     assert (status["mode"], status["reason"]) == ("maintenance", "new disk")
     assert json.loads(run("mode", "normal", "--json")) == {"mode": "normal", "reason": ""}

@@ -42,7 +42,6 @@ _WORDS: Final = {
     "done": "done",
     "retried": "will be tried again",
     "dead": "is a dead letter now",
-    "dropped": "dropped",
     "receipt_invalid": "refused: the lease has ended or was settled; nothing was changed",
     "gone": "refused: the message is not in the log any more, and is not delivered again",
 }

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.text import Text
@@ -42,6 +42,11 @@ app = typer.Typer(no_args_is_help=True, help="Check and read the files of a stop
 
 DataArgument = Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The broker's data directory.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", metavar="NAME", help="The topic's namespace.")]
+
+_NEXT_STEP: Final = (
+    "A broker starts with this, serves all the rest and rebuilds indexes by itself. What is damaged may be in a "
+    "backup: `millstream restore FILE --data ANOTHER_DIRECTORY`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +203,8 @@ def _print_findings(findings: dict[_PartitionFiles, list[SegmentFinding]], bad: 
         stdout.print(f"\n[bold]{finding.path}[/]")
         for problem in finding.problems:
             stdout.print(f"  {problem}", soft_wrap=True)
+    if bad:
+        stderr.print(f"[cyan]hint:[/]  {_NEXT_STEP}", soft_wrap=True)
     if findings and not bad:
         messages = sum(segment.messages for segments in findings.values() for segment in segments)
         stderr.print(f"[dim]{plural(messages, 'message')} in {plural(len(findings), 'log')}, all good[/]")

@@ -106,6 +106,7 @@ def run(
 
     It ends after the batch that is under way, and goes on from there when it is started again. After a failure it
     restarts itself, as the file says. The exit code is 1 if it fails for good.
+    Spark's own log is off; MILLSTREAM_SPARK_LOG=WARN (or INFO, ERROR) brings it to standard error.
     """
     if available_now and once:
         raise UsageProblem("--available-now and --once exclude each other")
@@ -243,7 +244,9 @@ def forget(
     print_done(f"forgot pipeline [bold]{name}[/]", as_json=as_json, pipeline=name, forgotten=True)
 
 
-@app.command(epilog=examples("millstream pipeline stages", "millstream pipeline stages --json | jq 'map(.bytes) | add'"))
+@app.command(
+    epilog=examples("millstream pipeline stages", "millstream pipeline stages --json | jq 'map(.bytes) | add'")
+)
 def stages(
     query: Annotated[str, typer.Argument(metavar="[QUERY]", help="Only of this query; all that have any.")] = "",
     as_json: JsonOption = False,

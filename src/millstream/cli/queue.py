@@ -112,7 +112,10 @@ def set_policy(
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:
-    """Change settings of a queue group.  What is not named stays as it is."""
+    """Change settings of a queue group.  What is not named stays as it is.
+
+    A group is made by its first use: a worker that starts, or `millstream lease TOPIC --group GROUP`.
+    """
     changes = {name: _WORDS.get(value, value) for name, value in parse_pairs(settings, "setting").items()}
     with open_client(broker, namespace) as client:
         client.queues.configure(topic, group, **changes)
