@@ -62,9 +62,7 @@ def peek(
         str | None,
         typer.Option("--from", metavar="PLACE", help=f"Begin there, with the oldest: {START_FORMS}."),
     ] = None,
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help=f"Stored before {PAST_FORMS}.")
-    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help=f"Stored before {PAST_FORMS}.")] = None,
     offset: Annotated[
         int | None, typer.Option("--offset", "-o", min=0, metavar="N", help="Begin at this offset, with the oldest.")
     ] = None,

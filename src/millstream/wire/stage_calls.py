@@ -117,7 +117,10 @@ class StagesAborted(AnswerForm):
 
 
 class ListStages(CallForm, tag="stage.list"):
-    """Answers with a list of QueryInfo, of the namespace or the one named: those with stages, those that published last."""
+    """Answers with a list of QueryInfo, all of the namespace or the one named.
+
+    Those that have stages come first, then those that published last.
+    """
 
     query: str = ""
     limit: int = 100

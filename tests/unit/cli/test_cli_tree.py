@@ -69,7 +69,9 @@ def test_every_command_offers_json(path: str) -> None:
 
 @pytest.mark.parametrize("path", TREE)
 def test_whatever_takes_a_time_says_that_it_is_utc(path: str) -> None:
-    said = [it.help for it in TREE[path].params if it.metavar in ("PLACE", "WHEN") or it.name in ("since", "until")]
+    lengths = ("timeout", "interval", "wait", "length", "expires", "grace", "keep", "by", "retry_after")
+    times = [it for it in TREE[path].params if it.metavar in ("PLACE", "WHEN", "TIME") and it.name not in lengths]
+    said = [it.help for it in times]
     assert not said or any("(UTC)" in text for text in said)
     assert all("(UTC)" in text or "in the same forms" in text for text in said)
 

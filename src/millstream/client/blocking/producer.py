@@ -117,8 +117,9 @@ class Producer:
         """Put a message on its way.
 
         Returns at once, unless `buffer_bytes` are waiting already: then it blocks until there is room, and raises
-        RequestTimeout (the message is not taken) after `send_timeout_s`.  Headers may be pairs as well, as `header_items`
-        has them: then a name may be there several times.
+        RequestTimeout (the message is not taken) after `send_timeout_s`.
+
+        Headers may be pairs as well, as `Message.header_items` has them: then a name may be there several times.
         """
         if type(value) is bytes and headers is None and not options:
             accumulator = self._accumulator
