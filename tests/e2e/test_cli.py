@@ -597,7 +597,6 @@ def test_recurring_schedules(run: Run) -> None:
             ("schedule", "stop", "tick", "--yes"),
             {"schedule": "tick", "deleted": True},
         ),
-        ((), ("mqtt", "disconnect", "nobody"), {"client": "nobody", "disconnected": False}),
     ],
 )
 def test_what_was_changed_is_said_to_programs_too(

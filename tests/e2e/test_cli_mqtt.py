@@ -134,6 +134,8 @@ def test_the_doctor_warns_before_a_limit_is_reached(run: CommandLine, monkeypatc
 def test_clients_are_disconnected_and_forgotten(run: CommandLine) -> None:
     assert run("mqtt", "disconnect", "sensor-1").strip() == "disconnected sensor-1"
     assert run("mqtt", "disconnect", "sensor-2").strip() == "sensor-2 was not connected"
+    told = json.loads(run("mqtt", "disconnect", "sensor-2", "--json"))
+    assert told == {"client": "sensor-2", "disconnected": False}
     assert "Add --yes" in run("mqtt", "forget", "sensor-2", code=2, errors=True)
     assert run("mqtt", "forget", "sensor-2", "--yes").strip() == "forgot the session of sensor-2"
     assert json.loads(run("mqtt", "sessions", "--json")) == []
