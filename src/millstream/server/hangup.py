@@ -21,13 +21,16 @@ class Hangup:
     def __init__(self, tls: ServerTls, stop: Callable[[], None]) -> None:
         self._tls = tls
         self._stop = stop
+        self._had_terminal = _has_terminal()
         # Whoever starts us with `nohup` wants us to outlive the terminal.
-        self._leaves_with_terminal = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN and _has_terminal()
+        self._outlives_it = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         self._shown = [number for number in (1, 2) if os.isatty(number)]
 
     def __call__(self) -> None:
-        if self._leaves_with_terminal and not _has_terminal():
+        is_gone = self._had_terminal and not _has_terminal()
+        if is_gone:
             self._drop_output()
+        if is_gone and not self._outlives_it:
             _log.info("the terminal is gone")
             self._stop()
         else:
