@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -16,3 +17,10 @@ def test_reference_pages_are_fresh(name: str) -> None:
     assert (REFERENCE / name).read_text(encoding="utf-8") == PAGES[name](), (
         f"docs/reference/{name} is out of date; run `python -m millstream.cli.reference`"
     )
+
+
+def test_every_key_of_a_pipeline_is_explained() -> None:
+    rows = re.findall(r"^\| `.*", PAGES["pipelines.md"](), re.MULTILINE)
+    assert len(rows) > 80
+    for row in rows:
+        assert row.split(" | ")[-1].strip(" |"), f"{row} says nothing"

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from millstream.client import Outgoing
+from millstream.spark.pipelines.definition import STEP_KINDS
 from millstream.spark.pipelines.loading import check_pipeline
 from millstream.spark.pipelines.ready.kinds import KINDS
 from tests.e2e.docs.pages import ROOT, steps
@@ -68,14 +69,32 @@ def test_the_job_that_was_moved_from_kafka_counts(spark: Any, own_world: World, 
     assert {bytes(row["key"]) for row in counts} == {b"/0", b"/1"}
 
 
-def test_every_file_that_the_guide_to_pipelines_shows_is_right(tmp_path: Path) -> None:
+def around(given: list[dict[str, Any]]) -> str:
+    """A file with these steps."""
+    sink = {"topic_column": "route"} if "route" in given[-1] else {"topic": "made"}
+    sources = {"orders": {"topic": "orders"}, "customers": {"parquet": "customers"}}
+    return yaml.safe_dump({"name": "shown", "checkpoint": "c", "sources": sources, "steps": given, "sinks": [sink]})
+
+
+def test_every_file_that_the_guide_to_pipelines_shows_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs/guide/pipelines.md").read_text()
     (tmp_path / "customers").mkdir()
     shown = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    for each in shown:
+    monkeypatch.setenv("ORDERS_SALT", "secret")
+    (tmp_path / "shop.py").write_text("def enriched(orders, customers, *, currency): ...")
+    (tmp_path / "order.avsc").write_text('{"type": "record", "name": "Order", "fields": []}')
+    files = [each for each in shown if not each.startswith("- ")]
+    for each in [*files, *(around(yaml.safe_load(each)) for each in shown if each not in files)]:
         checked, mistakes = check_pipeline(each, tmp_path)
         assert checked is not None, (each, mistakes)
-    assert {yaml.safe_load(each).get("ready") for each in shown} == {None, *KINDS}
+    assert {yaml.safe_load(each).get("ready") for each in files} == {None, *KINDS}
     for kind in KINDS:
         assert f"### {kind}\n" in text
         assert f"pipeline-{kind}.png" in text
+
+
+def test_the_guide_to_pipelines_shows_every_step() -> None:
+    text = (ROOT / "docs/guide/pipelines.md").read_text()
+    shown = re.findall(r"^```yaml\n(- .*?)^```", text, re.MULTILINE | re.DOTALL)
+    keys = {key for each in shown for step in yaml.safe_load(each) for key in step}
+    assert {"dead_letter", *STEP_KINDS} <= keys

@@ -104,18 +104,21 @@ class Source(Part):
 
     KINDS: ClassVar = ("topic", "topics", "pattern", "parquet", "table")
 
+    #: One topic.
     topic: str | None = None
+    #: Several, with their names.
     topics: list[str] | None = None
-    #: A regular expression.
+    #: Topics whose whole name matches a regular expression, also those that appear later.
     pattern: str | None = None
+    #: A directory of Parquet files, or one file.
     parquet: str | None = None
-    #: A table of the broker: dead letters, schedules, groups...
+    #: A table of the broker: `dead_letters`, `schedules`, `groups`...
     table: str | None = None
     #: Read on and on, or once; topics are streams unless said otherwise, everything else is not.
     stream: bool | None = None
     #: For Parquet that is a stream and has no file yet: `id bigint, total double`.
     columns: str | None = None
-    #: Of the data source; see the guide.
+    #: Of the data source, such as `startingOffsets`; of Spark for Parquet.
     options: dict[str, Option] = {}
 
     @property
@@ -139,6 +142,7 @@ class Source(Part):
 class Lookup(Part):
     """Columns of another source, for rows that have the same in some columns."""
 
+    #: A source that is no stream: Parquet, a table, or a topic with `stream: false`.
     source: str = Field(alias="from")
     #: Columns that both have; or those of the rows, and what the other side calls them.
     match: Annotated[dict[str, str], BeforeValidator(_matched)] = Field(min_length=1)
@@ -151,15 +155,18 @@ class Lookup(Part):
 class Enrich(Part):
     """Adds columns and headers."""
 
+    #: Name of a column -> what it has in every row.
     columns: dict[str, Constant] = {}
+    #: Name of a header -> its text, in place of those that are called the same.
     headers: dict[str, Option] = {}
+    #: Columns of another source.
     lookup: Lookup | None = None
 
 
 class Redact(Part):
     """Takes what is nobody's business out of JSON values."""
 
-    #: Path of a field (`customer.email`, `items[].card`) -> what becomes of it.
+    #: Path of a field (`customer.email`, `items[].card`) -> what becomes of it; one that is not there is no mistake.
     fields: dict[str, Literal["drop", "mask", "hash"]] = Field(min_length=1)
     #: The variable with the key of the hashes; without it anybody who guesses a value can check the guess.
     salt_variable: str | None = None
@@ -168,11 +175,15 @@ class Redact(Part):
 class Convert(Part):
     """Turns values from one form into another; `columns` are columns of their own."""
 
+    #: What values are now.
     source: Literal["json", "csv", "avro", "columns"] = Field(alias="from")
+    #: What they become.
     to: Literal["json", "csv", "avro", "columns"]
-    #: `id bigint, total double`; for Avro the schema itself, or the path of a file that has it.
+    #: What is in JSON or CSV, as SQL writes it: `id bigint, total double`; of columns, which of them.
     columns: str | None = Field(default=None, alias="schema")
+    #: For Avro, and only for it: the schema, or the path of a file that has it.
     avro_schema: str | dict[str, Any] | None = None
+    #: Of CSV.
     separator: str = Field(default=",", min_length=1, max_length=1)
 
 
@@ -184,7 +195,11 @@ class Split(Part):
 
 
 class Window(Part):
+    """Puts rows together by time."""
+
+    #: The time of a row.
     column: str = "timestamp"
+    #: How long one is.
     size: Millis = Field(gt=0)
     #: How far the next window is; without it windows do not overlap.
     slide: Millis | None = Field(default=None, gt=0)
@@ -193,9 +208,11 @@ class Window(Part):
 class Aggregate(Part):
     """Counts, adds up and so on, by columns and windows of time."""
 
+    #: Columns.
     by: Names = []
+    #: Without it, one sum for all of time.
     window: Window | None = None
-    #: How late rows may be.
+    #: How late rows may be; goes with a window.  A window is written when it is over by so much.
     watermark: Millis | None = None
     #: Name of the new column -> SQL, such as `count(*)` or `sum(total)`.
     measures: dict[str, str] = Field(min_length=1)
@@ -204,6 +221,7 @@ class Aggregate(Part):
 class Route(Part):
     """Says to which topic each row goes: the first whose condition holds."""
 
+    #: Topic -> condition in SQL, in their order.
     topics: dict[str, str] = Field(min_length=1)
     #: For the others: a topic, `drop`, or nothing, and then they fail.
     otherwise: str | None = None
@@ -227,9 +245,9 @@ class DeadLetters(Part):
 
     #: Without it `<topic>.dlq` of the topic that a row was read from.
     topic: str | None = None
-    #: As a step of its own: what has failed; without it, rows with something in the column `_error`.
+    #: As a step of its own: what has failed, in SQL; without it, rows with something in the column `_error`.
     when: str | None = None
-    #: What is said about them.
+    #: What is said about them; goes with `when`.
     error: str | None = None
 
 
@@ -246,23 +264,31 @@ def _dead_letters(value: Any) -> Any:
 class Step(Part):
     """One thing that is done with rows."""
 
-    #: Without it only the next one can read it.
+    #: What others call it: letters, digits and `_`.  Without it only the next one can read it.
     name: str | None = None
-    #: Without it, what came before.
+    #: What it reads; without it, what came before.  Several for `python` only.
     inputs: Names | None = Field(default=None, alias="from")
+    #: A query; names of sources and steps are its tables.
     sql: str | None = None
-    #: `module:function`, which takes DataFrames and returns one.
+    #: `module:function`, beside the file or installed, which takes DataFrames and returns one.
     python: str | None = None
     #: Named arguments of the function.
     arguments: dict[str, Any] | None = None
+    #: Adds columns and headers.
     enrich: Enrich | None = None
     #: What is kept: a condition in SQL.
     filter: str | None = None
+    #: Takes fields out of JSON values.
     redact: Redact | None = None
+    #: Turns values into another form.
     convert: Convert | None = None
+    #: A message for each element of an array.
     split: Split | None = None
+    #: Sums and counts.
     aggregate: Aggregate | None = None
+    #: The topic of each row.
     route: Route | None = None
+    #: Where rows go that fail: `true`, the name of a topic, or all there is to say; without it they fail the batch.
     dead_letter: Annotated[DeadLetters | None, BeforeValidator(_dead_letters)] = None
 
     @property
@@ -279,17 +305,25 @@ class Sink(Part):
 
     KINDS: ClassVar = ("topic", "topic_column", "parquet", "delta")
 
+    #: For files: the name of its query, where two sinks would have the same.
     name: str | None = None
+    #: The step or source that it writes; without it, the last step.
     source: str | None = Field(default=None, alias="from")
+    #: A topic.
     topic: str | None = None
-    #: The column that says it, as `route` does.
+    #: The column that names the topic of each row; `route` is that of a step `route`.
     topic_column: str | None = None
+    #: A directory of Parquet files.
     parquet: str | None = None
+    #: A directory that is a Delta table.
     delta: str | None = None
-    #: The column to take as the key.
+    #: For topics: the column to take as the key.
     key: str | None = None
+    #: For topics: `update` writes sums whenever they change, `complete` all of them each time.
     mode: Literal["append", "update", "complete"] = "append"
+    #: For files: columns that become directories.
     partition_by: Names = []
+    #: Of the data source, such as `compression`, the same for topics of one mode; of Spark for Parquet.
     options: dict[str, Option] = {}
 
     @property
@@ -309,6 +343,7 @@ class Restart(Part):
     attempts: int = Field(default=10, ge=0, le=1_000_000)
     #: Before the first; twice as long before each further one.
     pause: Millis = Field(default=1000, ge=0)
+    #: The longest pause.
     longest: Millis = Field(default=60_000, ge=0)
 
     def pause_ms(self, failures: int) -> int:
@@ -319,18 +354,25 @@ class Restart(Part):
 class Definition(Part):
     """A pipeline."""
 
+    #: What the broker and people call it; it is written as the name of a group is.
     name: str
+    #: For people.
     description: str = ""
-    #: For topics and tables whose options do not say it.
+    #: For topics and tables whose options do not say it; `localhost:9092` without it.
     broker: str | None = None
+    #: The same; `default` without it.
     namespace: str | None = None
+    #: Name -> what is read.
     sources: dict[str, Source] = Field(min_length=1)
+    #: What is done, in this order.
     steps: list[Step] = []
+    #: Where it goes.
     sinks: list[Sink] = Field(min_length=1)
-    #: A length of time, `available-now`, or nothing: as soon as there is something.
+    #: How often: `10s`, or `available-now` for what is there and then the end; without it, when there is something.
     trigger: Annotated[str | None, BeforeValidator(_trigger)] = None
-    #: Where Spark keeps how far it is.
+    #: A directory in which Spark keeps how far it is; what reads a stream needs one of its own.
     checkpoint: str | None = None
+    #: What happens after a failure.
     restart: Restart = Restart()
     #: Settings of the Spark session.
     spark: dict[str, Option] = {}

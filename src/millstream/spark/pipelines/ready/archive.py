@@ -26,14 +26,19 @@ class Archive(ReadyStream):
     ABOUT: ClassVar = "topics as Parquet or Delta by date, one row per offset, small files made into large ones"
     LOCAL: ClassVar = ("report", "to")
 
+    #: What is kept: topics by their names.
     topics: Names | None = None
+    #: Or by a regular expression, also those that appear later.
     pattern: str | None = None
-    #: A directory.
+    #: A directory that driver and executors share.
     to: str
+    #: Of the files.
     format: Literal["parquet", "delta"] = "parquet"
     #: A date that has so many files with less than half of `file_mb` gets fewer of them; 0 = never.
     compact_files: int = Field(default=16, ge=0)
+    #: How large files become.
     file_mb: int = Field(default=128, ge=1, le=4096)
+    #: Where a new archive begins.
     start: Literal["earliest", "latest"] = "earliest"
     #: An HTML file about what is in the archive, made anew with each batch.
     report: str | None = None

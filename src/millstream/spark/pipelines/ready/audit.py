@@ -78,6 +78,7 @@ class GroupAccount:
 class Audit(Reporting):
     ABOUT: ClassVar = "every published message accounted for in every queue group; fails if one is lost"
 
+    #: Without it, all of the namespace.
     topics: Names | None = None
     #: Whether the pipeline fails when something is lost, so that whoever runs it every night hears of it.
     fail: bool = True

@@ -48,11 +48,13 @@ class Replay(ReadyJob):
     NEEDS_CHECKPOINT: ClassVar = True
     LOCAL: ClassVar = ("report", "archive", "checkpoint")
 
-    #: A directory that `archive` has written; or topics as they are now.
+    #: A directory that `archive` has written.
     archive: str | None = None
+    #: Or topics as they are now.
     topics: Names | None = None
-    #: By the times of the messages: from here on, and before.
+    #: From here on, by the times of the messages.
     since: Moment | None = None
+    #: And before this.
     until: Moment | None = None
     #: What else must hold, in SQL.
     where: str | None = None
@@ -60,7 +62,9 @@ class Replay(ReadyJob):
     to: str | None = None
     #: Messages per second; without it as fast as it goes.
     rate: int | None = Field(default=None, ge=1)
+    #: The times that messages had, or those of the replay.
     timestamps: Literal["keep", "now"] = "keep"
+    #: An HTML file about what was sent.
     report: str | None = None
 
     def sources(self) -> dict[str, Source]:

@@ -31,6 +31,7 @@ class Usage(Reporting):
 
     #: Without it, all that there are.
     namespaces: Names | None = None
+    #: How far to look back: `30d`; without it as far as there is something.
     last: Millis | None = None
 
     def sources(self) -> dict[str, Source]:

@@ -131,6 +131,7 @@ class Reporting(ReadyJob):
 
     #: An HTML file.
     report: str
+    #: The same for programs.
     json_file: str | None = None
 
     def publish(self, work: Work, page: Page, facts: Mapping[str, Any]) -> None:
@@ -142,8 +143,9 @@ class Reporting(ReadyJob):
 class TopicReporting(Reporting):
     """A report about messages of some time in some topics."""
 
-    #: Without either, all of the namespace.
+    #: Topics by their names; without them and `pattern`, all of the namespace.
     topics: Names | None = None
+    #: Or by a regular expression.
     pattern: str | None = None
     #: How far to look back: `7d`; without it as far as there is something.
     last: Millis | None = None
