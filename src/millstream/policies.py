@@ -39,7 +39,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     retry: str = ""
     #: A message that was handed out this often without being settled is dead; 0 = without limit.
     max_deliveries: int = 100
-    #: Recognise messages that fail everywhere before their retries are used up.
+    #: Give up on messages that fail everywhere before their retries are used up; an outage looks the same.
     poison: bool = False
     #: Nothing is handed out while this is set.
     paused: bool = False

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
-__all__ = ["NOTICE", "cell", "table"]
+__all__ = ["NOTICE", "cell", "paragraphs", "table"]
 
 NOTICE: Final = "<!-- Written by `python -m millstream.cli.reference`; do not edit. -->"
 
@@ -17,3 +17,10 @@ def cell(text: str) -> str:
 def table(header: str, rows: Iterable[str]) -> str:
     """Rows under a header, all as `| one | two |`."""
     return "\n".join([header, "|---" * (header.count("|") - 1) + "|", *rows])
+
+
+def paragraphs(text: str | None) -> Iterator[str]:
+    """A text of the code as lines, one for each paragraph."""
+    for paragraph in (text or "").split("\n\n"):
+        if paragraph.strip():
+            yield " ".join(paragraph.split())

@@ -21,8 +21,9 @@ from millstream.cli.config import setting_text
 from millstream.cli.failure import ExitCode
 from millstream.cli.main import app
 from millstream.cli.markdown import NOTICE, cell, table
-from millstream.cli.reference_api import errors_page, http_page, sdk_page
+from millstream.cli.reference_api import errors_page, http_page
 from millstream.cli.reference_pipelines import pipelines_page
+from millstream.cli.reference_sdk import sdk_page
 from millstream.config import FLAGS, Settings, allowed_values, environment_name, setting_fields
 
 __all__ = ["PAGES", "commands_page", "metrics_page", "permissions_page", "settings_page"]

@@ -1,28 +1,21 @@
-"""The reference pages of what programs use: the HTTP API, the Python SDK and the errors of both."""
+"""The reference pages of the HTTP API, and of the errors that all doors share."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import re
 from collections.abc import Iterator
-from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from millstream import aio
-from millstream.cli.markdown import NOTICE, cell, table
+from millstream.cli.markdown import NOTICE, cell, paragraphs, table
 from millstream.errors import InternalError, MillstreamError, catalogue
 from millstream.server.http.app import API
 from millstream.server.http.openapi import document
 from millstream.server.http.problems import status_of
 from millstream.server.http.site import FAMILIES
 
-__all__ = ["errors_page", "http_page", "sdk_page"]
-
-#: The package itself: what it says in `__all__` is what there is.
-millstream: Final = importlib.import_module("millstream")
+__all__ = ["errors_page", "http_page"]
 
 
 # --- HTTP --------------------------------------------------------------------------------------------------------
@@ -47,9 +40,9 @@ def http_page() -> str:
     lines += ["## Types", "What bodies and answers consist of. A field without a default is always there."]
     for name, schema in sorted(api["components"]["schemas"].items()):
         if schema.get("type") == "object" and schema.get("properties") and not _is_query(name, api):
-            lines += [f"### {name}", *_paragraphs(schema.get("description")), _fields(schema)]
+            lines += [f"### {name}", *paragraphs(schema.get("description")), _fields(schema)]
         elif "enum" in schema or "anyOf" in schema:
-            lines += [f"### {name}", *_paragraphs(schema.get("description")), _type(schema)]
+            lines += [f"### {name}", *paragraphs(schema.get("description")), _type(schema)]
     return "\n\n".join(line for line in lines if line) + "\n"
 
 
@@ -62,7 +55,7 @@ def _is_query(name: str, api: dict[str, Any]) -> bool:
 def _endpoint(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
     yield f"### {method} `{path}`"  # in code: braces at the end of a heading mean something else to Markdown
     yield operation["summary"]
-    yield from _paragraphs(operation.get("description"))
+    yield from paragraphs(operation.get("description"))
     facts = [f"Needs `{operation['x-permission']}`."]
     body = operation.get("requestBody")
     if body is not None:
@@ -125,12 +118,6 @@ def _type(schema: dict[str, Any]) -> str:
     return {"boolean": "true or false", None: "anything"}.get(kind, str(kind))
 
 
-def _paragraphs(text: str | None) -> Iterator[str]:
-    for paragraph in (text or "").split("\n\n"):
-        if paragraph.strip():
-            yield " ".join(paragraph.split())
-
-
 # --- errors ------------------------------------------------------------------------------------------------------
 
 
@@ -165,110 +152,3 @@ def errors_page() -> str:
 
 def _first(thing: Any) -> str:
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split())
-
-
-# --- SDK ---------------------------------------------------------------------------------------------------------
-
-#: What hangs on a client, by the property that leads to it.
-_ROOMS: Final = ("queues", "dead_letters", "schedules", "webhooks", "mqtt", "pipelines", "keys", "admin")
-
-
-def sdk_page() -> str:
-    """The page of everything that `import millstream` gives."""
-    lines = [
-        "# Python SDK",
-        NOTICE,
-        "`millstream.connect` is for programs without an event loop, `millstream.aio.connect` for those with one. Both "
-        "have the same names. What is marked `# await` is a coroutine in `millstream.aio`; what is iterated here is "
-        "iterated there with `async for`. Times are seconds since 1970 or a `datetime`; one without a time zone is "
-        "local time, as Python has it, while the command line takes UTC.",
-        *_function("millstream.connect", millstream.connect),
-    ]
-    classes = [name for name in millstream.__all__ if inspect.isclass(getattr(millstream, name))]
-    order = ["Client", *(name for name in classes if name not in ("Client", "MillstreamError"))]
-    for name in order:
-        lines += _class(f"millstream.{name}", getattr(millstream, name), getattr(aio, name, None))
-        if name == "Client":
-            for room in _ROOMS:
-                lines += _room(room)
-    lines += [*_function("millstream.trace_headers", millstream.trace_headers)]
-    lines += ["## millstream.errors", "Every error is a `MillstreamError`; [errors](errors.md) lists them."]
-    return "\n\n".join(line for line in lines if line) + "\n"
-
-
-def _room(name: str) -> Iterator[str]:
-    yield from _class(f"client.{name}", _made_by(millstream.Client, name), _made_by(aio.Client, name))
-
-
-def _made_by(client: type, name: str) -> type:
-    """The class of what a property of a client answers with."""
-    attribute = inspect.getattr_static(client, name)
-    getter = attribute.func if isinstance(attribute, cached_property) else attribute.fget
-    made: type = getattr(importlib.import_module(getter.__module__), getter.__annotations__["return"])
-    return made
-
-
-def _function(name: str, function: Any) -> Iterator[str]:
-    yield f"## {name}"
-    yield f"```python\n{name.rpartition('.')[2]}{_signature(function)}\n```"
-    yield from _paragraphs(inspect.getdoc(function))
-
-
-def _class(name: str, kind: Any, twin: Any) -> Iterator[str]:
-    yield f"## {name}"
-    yield from _paragraphs(_own_doc(kind))
-    fields = [field for field in getattr(kind, "__struct_fields__", ()) if not field.startswith("_")]
-    fields += [field for field in getattr(kind, "__dataclass_fields__", ()) if not field.startswith("_")]
-    hints = {
-        name: hint for base in reversed(kind.__mro__) for name, hint in getattr(base, "__annotations__", {}).items()
-    }
-    if fields:
-        yield table("| Field | Type |", (f"| `{it}` | `{cell(_hint(hints.get(it)))}` |" for it in fields))
-    if members := getattr(kind, "__members__", None):
-        yield ", ".join(f"`{member}`" for member in members)
-    for member, value in sorted(_public(kind).items()):
-        if member in fields or member in (members or ()):
-            continue
-        yield from _member(member, value, inspect.getattr_static(twin, member, None) if twin is not None else None)
-
-
-def _own_doc(kind: Any) -> str | None:
-    return inspect.cleandoc(kind.__doc__) if kind.__doc__ else None
-
-
-def _public(kind: type) -> dict[str, Any]:
-    """What a class of ours offers, inherited or not."""
-    found: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        if base.__module__.startswith("millstream"):
-            found.update({name: value for name, value in vars(base).items() if not name.startswith("_")})
-    documented = (property, cached_property, classmethod, staticmethod)
-    return {name: it for name, it in found.items() if isinstance(it, documented) or inspect.isfunction(it)}
-
-
-def _member(name: str, value: Any, twin: Any) -> Iterator[str]:
-    if isinstance(value, (property, cached_property)):
-        getter = value.func if isinstance(value, cached_property) else value.fget
-        answer = getattr(getter, "__annotations__", {}).get("return")
-        yield f"### {name}"
-        yield f"```python\n{name}: {_hint(answer)}\n```"
-        yield from _paragraphs(inspect.getdoc(getter))
-        return
-    function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
-    yield f"### {name}"
-    mark = "  # await" if inspect.iscoroutinefunction(twin) else ""
-    yield f"```python\n{name}{_signature(function)}{mark}\n```"
-    yield from _paragraphs(inspect.getdoc(function))  # without one, the name says it
-
-
-def _signature(function: Any) -> str:
-    signature = inspect.signature(function)
-    parameters = [it for it in signature.parameters.values() if it.name not in ("self", "cls")]
-    text = str(signature.replace(parameters=parameters))
-    # Annotations are text in our modules, and would be shown in quotes.
-    text = re.sub(r"(: |-> )'([^']*)'", r"\1\2", text)
-    return re.sub(r"(: |-> )\"([^\"]*)\"", r"\1\2", text)
-
-
-def _hint(hint: Any) -> str:
-    return hint if isinstance(hint, str) else getattr(hint, "__name__", str(hint))

@@ -23,11 +23,13 @@ class BrowseOptions(TypedDict, total=False):
     #: When they were stored: from `since` on and before `until`; local time without a time zone.
     since: float | datetime | None
     until: float | datetime | None
+    #: Exactly this one.
     key: Key
     #: A header's name, or `name=value`.
     header: str | None
     #: Contained in the value.
     text: str | None
+    #: From the end backwards.
     newest_first: bool
     #: How much of each value to fetch; all of it if it is not said.
     value_bytes: int

@@ -33,12 +33,15 @@ class LetterOptions(TypedDict, total=False):
 
     #: The topic they came from, or a pattern such as `orders.#`.
     topic: str
+    #: The queue group that gave up on them.
     group: str
+    #: What they died of: `REJECTED`, `MAX_RETRIES_EXCEEDED`...
     reason: str
     #: A part of the error's text.
     error: str
     #: Headers of the original and their values; None = whatever its value.
     headers: Mapping[str, str | None]
+    #: Of the original.
     key: str
     #: When they died: from `since` on and before `until`; local time without a time zone.
     since: float | datetime | None
@@ -67,7 +70,9 @@ class ReplayOptions(LetterOptions, total=False):
     target: str | None
     #: Replaces the value of all of them.
     value: Value
+    #: Headers to add, or to put in place of what they are.
     set_headers: Headers
+    #: Names of headers to leave out.
     remove_headers: Iterable[str]
     #: Messages per second; None = as fast as they can be stored.
     rate: float | None

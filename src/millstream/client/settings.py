@@ -143,20 +143,25 @@ class QueueOptions(TypedDict, total=False):
     lease: Duration | None
     #: A name for people; otherwise the client's id.
     consumer: str
-    #: Settings of the group, given when it is new; `policy` for those without a word of their own here.
+    #: Where a new group begins; `earliest` unless said.
     start: Literal["", "earliest", "latest"]
+    #: A setting of the group, for when it is new; see QueuePolicy.
     ordering: Literal["none", "key", "strict"] | None
+    #: The same.
     fair_by: str | None
+    #: The same: a retry policy such as `durable`.
     retry: str | None
+    #: The same: settings without a word of their own here.
     policy: Mapping[str, Any] | None
     #: Messages are acked when the broker sends them; nothing is to be settled.  What a crash finds unfinished is lost.
     auto_ack: bool
-    #: Settles wait this long for company.
+    #: Settles wait this long for company; 50 ms unless said.
     ack_linger: Duration
-    #: Leases are made longer while their messages are held, up to `max_processing`.
+    #: Leases are made longer while their messages are held, up to `max_processing`; yes unless said.
     auto_extend: bool
+    #: 5 minutes unless said.
     max_processing: Duration
-    #: At most this much is asked for at a time.
+    #: At most this much is asked for at a time; 1 MiB unless said.
     max_bytes: int
     #: The iteration ends when no message came for this long.
     timeout_s: float | None

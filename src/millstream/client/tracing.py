@@ -16,13 +16,16 @@ _PAGE: Final = 1_000
 class TraceOptions(TypedDict, total=False):
     """Which traces; all conditions that are given must hold."""
 
+    #: As in `traceparent`.
     trace_id: str
+    #: Of one topic.
     topic: str
     #: Goes with a topic.
     key: Key
     #: When it happened: from `since` on and before `until`; local time without a time zone.
     since: float | datetime | None
     until: float | datetime | None
+    #: Only what went wrong: nacked, timed out, dead-lettered, expired...
     failures_only: bool
 
 

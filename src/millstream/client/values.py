@@ -42,15 +42,25 @@ _encode_json: Final = msgspec.json.Encoder().encode
 class SendOptions(TypedDict, total=False):
     """What can be said about a message besides value, key and headers."""
 
+    #: The value, as JSON.
     json: Any
+    #: Instead of the key's.
     partition: int | None
+    #: Of queues.
     priority: Priority | None
+    #: Deliver it so much later.
     delay: Duration | None
+    #: Deliver it at a time.
     deliver_at: float | datetime | None
+    #: Queues do not deliver it any more after this.
     ttl: Duration | None
+    #: When it was made, if not now.
     timestamp: float | datetime | None
+    #: Stored once within the `dedup_window_ms` of the topic.
     dedup_id: str | None
+    #: How often queues try again, instead of what the group says.
     max_retries: int | None
+    #: How long a consumer may take over it, instead of what the group says.
     lease: Duration | None
 
 
