@@ -24,3 +24,10 @@ def test_every_key_of_a_pipeline_is_explained() -> None:
     assert len(rows) > 80
     for row in rows:
         assert row.split(" | ")[-1].strip(" |"), f"{row} says nothing"
+
+
+@pytest.mark.parametrize("page", sorted((REFERENCE.parent / "guide").glob("*.md")), ids=lambda page: page.stem)
+def test_every_metric_that_a_guide_names_exists(page: Path) -> None:
+    known = {"millstream_broker", *re.findall(r"^\| `(millstream_\w+)`", PAGES["metrics.md"](), re.MULTILINE)}
+    named = re.findall(r"`(millstream_\w+?)(?:_bucket|_sum|_count)?`", page.read_text(encoding="utf-8"))
+    assert set(named) <= known
