@@ -48,6 +48,20 @@ def test_with_auto_ack_messages_are_done_when_they_are_sent(http: httpx.Client, 
     assert client.queues.describe("done").depth == 0
 
 
+def test_a_message_is_told_of_with_what_it_is_to_each_group(http: httpx.Client, client: Client) -> None:
+    message_id = client.publish("parcels", b"one").id
+    http.put("/queues/parcels/packing", json={})
+    (leased,) = lease(http, "parcels", lease_ms=60_000)
+    at_first = {one["group"]: one["state"] for one in http.get(f"/messages/{message_id}/queues").json()}
+    assert at_first == {"default": "leased", "packing": "ready"}
+    http.post("/queues/nack", json={"receipts": [leased["receipt"]], "reason": "no stamps", "delay_ms": 60_000})
+    (failed,) = http.get(f"/messages/{message_id}/queues", params={"group": "default"}).json()
+    assert (failed["state"], failed["deliveries"], failed["failures"]) == ("waiting", 1, 1)
+    assert [attempt["reason"] for attempt in failed["attempts"]] == ["no stamps"]
+    assert "value" not in failed
+    assert http.get("/messages/01M7GKBEFSGBA51QG000000000/queues").status_code == 404
+
+
 def test_values_are_shown_as_the_caller_says(http: httpx.Client, client: Client) -> None:
     client.publish_many("shapes", [b'{"a":1}', b"plain", b"\xff\xfe"])
     first, second, third = lease(http, "shapes", max=3, encoding="base64", lease_ms=60_000)

@@ -110,6 +110,27 @@ class QueuedView(Content, kw_only=True):
     attempts: list[calls.AttemptInfo]
 
 
+class StandingQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    #: Only to this group.
+    group: str | None = None
+
+
+class Standing(msgspec.Struct, kw_only=True):
+    """What one message is to a queue group."""
+
+    topic: str
+    group: str
+    state: calls.MessageState
+    deliveries: int
+    failures: int
+    #: leased: who holds it until when; waiting: when it is due, 0 = never (set aside).
+    consumer: str
+    until_ms: int
+    first_delivery_ms: int
+    last_delivery_ms: int
+    attempts: list[calls.AttemptInfo]
+
+
 class LeaseStreamQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     #: Messages that may be unsettled at a time; settling some makes room for more.
     max_in_flight: Annotated[int, Meta(ge=1, le=10_000)] = 10
@@ -210,6 +231,14 @@ async def peek_queue(exchange: Exchange[PeekQuery, None]) -> list[QueuedView]:
         calls.PeekQueue(**_names(exchange), state=query.state, limit=query.limit)
     )
     return [_queued_view(message, query.encoding) for message in found]
+
+
+@family.get("/messages/{id}/queues", query=StandingQuery, answer=list[Standing])
+async def describe_message(exchange: Exchange[StandingQuery, None]) -> list[Standing]:
+    """What a message is to each queue group of its topic: ready, leased, waiting, settled or gone, and its attempts."""
+    call = calls.DescribeMessage(id=exchange.path["id"], group=exchange.query.group)
+    found: list[calls.QueuedMessage] = await exchange.call(call)
+    return [view_of(Standing, message) for message in found]
 
 
 # --- leases ------------------------------------------------------------------------------------------------------
