@@ -295,14 +295,15 @@ class Health:
 
     async def _probe_lag(self) -> _Finding:
         """Only groups that somebody reads with: the others are behind because nobody wants them not to be."""
-        worst_ms, worst = 0, ""
+        worst = 0, "", ""
         for namespace in list(self._host.topics.registry.namespaces):
             for group in list(self._host.queues.registry.all_groups(namespace)):
                 await asyncio.sleep(0)
                 if group.consumers and not group.policy.paused:
                     since_us = min(filter(None, (part.ready_since_us() for part in group.open_parts())), default=None)
                     lag_ms = 0 if since_us is None else (self._host.queues.now_us() - since_us) // 1000
-                    worst_ms, worst = max((worst_ms, worst), (lag_ms, f"queue {group.topic.name}/{group.name}"))
+                    name = f"{group.topic.name}/{group.name}"
+                    worst = max(worst, (lag_ms, f"queue {name}", f"`millstream why {name}`"))
             for summary in self._host.groups.summaries(namespace):
                 await asyncio.sleep(0)
                 if summary.members and not summary.paused:
@@ -311,11 +312,13 @@ class Health:
                     except RequestError:  # it was deleted meanwhile
                         continue
                     lag_ms = max((entry.lag_ms for entry in info.lag), default=0)
-                    worst_ms, worst = max((worst_ms, worst), (lag_ms, f"group {summary.name}"))
+                    name = summary.name
+                    worst = max(worst, (lag_ms, f"group {name}", f"`millstream group show {name}`"))
+        worst_ms, who, command = worst
         if worst_ms <= _LAG_MS:
             return _Finding("healthy", f"nobody who reads is more than {format_ms(_LAG_MS)} behind")
-        text = f"{worst} has messages that wait for {format_ms(worst_ms)}"
-        return _Finding("degraded", text, "Add consumers, or see what holds them up with `millstream why`.")
+        text = f"{who} has messages that wait for {format_ms(worst_ms)}"
+        return _Finding("degraded", text, f"Add consumers, or see what holds them up with {command}.")
 
 
 def _damage(logs: Sequence[Partition]) -> _Finding | None:

@@ -147,6 +147,20 @@ def test_a_group_that_is_far_behind_is_told(http: httpx.Client, client: Client, 
         lag = component(http.get("/health/deep").json(), "lag")
     assert lag["status"] == "degraded"
     assert "late/slow" in lag["message"]
+    assert "`millstream why late/slow`" in lag["recommendation"]
+
+
+def test_a_stream_group_that_is_far_behind_is_looked_at_by_its_own_command(
+    http: httpx.Client, client: Client, broker: BrokerForTests
+) -> None:
+    client.publish_many("read-late", [b"1", b"2"])
+    with client.stream("read-late", group="readers", commit="manual", timeout_s=10) as stream:
+        assert next(iter(stream)).value == b"1"
+        broker.clock.advance("10m")
+        lag = component(http.get("/health/deep").json(), "lag")
+    assert lag["status"] == "degraded"
+    assert "group readers" in lag["message"]
+    assert "`millstream group show readers`" in lag["recommendation"]
 
 
 def test_a_disk_that_fails_is_critical_and_counted() -> None:
