@@ -1,6 +1,6 @@
 // Asking before something dangerous, saying what was done, and taking it back where that is possible.
 
-import { h, shown, trail } from "./dom.js";
+import { field, h, shown, trail } from "./dom.js";
 
 // `undo` is a function that does the opposite and answers with a sentence.
 export function toast(text, { kind = "", undo = null } = {}) {
@@ -28,16 +28,18 @@ export async function copy(text, element) {
   }
 }
 
-// Resolves to true only when the person confirms.  With `typed`, the name has to be typed first.
-export function confirm({ title, text, action, danger = true, typed = "" }) {
+// Resolves to something true only when the person confirms.  With `typed`, the name has to be typed first; with `reason`,
+// the label of a field, the answer has what was written there as its `reason`.
+export function confirm({ title, text, action, danger = true, typed = "", reason = "" }) {
   return new Promise((resolve) => {
     const go = h("button", { type: "submit", class: danger ? "danger" : "main", value: "yes", disabled: !!typed }, action);
     const input = typed ? h("input", { "aria-label": `Type ${typed} to confirm`, autocomplete: "off", spellcheck: "false", style: "width:100%", oninput: () => { go.disabled = ![typed, shown(typed)].includes(input.value); } }) : null;
+    const told = reason ? h("input", { autocomplete: "off", maxlength: 200 }) : null;
     const stay = h("button", { type: "button", onclick: () => box.close("no") }, "Cancel");
-    const box = dialog(title, "", h("form", { method: "dialog" }, h("p", { id: "dialog-text" }, text), input ? [h("p", { class: "soft" }, "Type ", h("b", {}, typed), " to confirm."), input] : null, h("div", { class: "tools end" }, stay, go)));
+    const box = dialog(title, "", h("form", { method: "dialog" }, h("p", { id: "dialog-text" }, text), input ? [h("p", { class: "soft" }, "Type ", h("b", {}, typed), " to confirm."), input] : null, told ? h("div", { class: "fields" }, field(reason, told, { wide: true })) : null, h("div", { class: "tools end" }, stay, go)));
     box.setAttribute("role", "alertdialog");
     box.setAttribute("aria-describedby", "dialog-text");
-    box.addEventListener("close", () => resolve(box.returnValue === "yes"));
+    box.addEventListener("close", () => resolve(box.returnValue === "yes" && { reason: told ? told.value.trim() : "" }));
     box.showModal();
     (input || (danger ? stay : go)).focus();
   });
@@ -84,12 +86,13 @@ export function doing(button, work, done) {
   };
 }
 
-// A button that asks, does, and says what it did.
+// A button that asks, does, and says what it did.  What it does is told the reason, if one was asked for.
 export function button(label, work, { look = "", ask = null, done = "", title = null } = {}) {
   const made = h("button", { type: "button", class: look, title }, label);
   made.onclick = doing(made, async () => {
-    if (ask && !(await confirm(ask))) return null;
-    const outcome = await work();
+    const sure = ask ? await confirm(ask) : { reason: "" };
+    if (!sure) return null;
+    const outcome = await work(sure.reason);
     return outcome === undefined ? true : outcome;
   }, done);
   return made;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import httpx
 
+from millstream.testing.broker import BrokerForTests
 from tests.e2e.dashboard.screen import Screen
 from tests.e2e.dashboard.world import queue, told
 
@@ -145,3 +146,45 @@ def test_new_messages_are_followed_as_they_come(screen: Screen, http: httpx.Clie
     told(http.post("/topics/news/messages", json={"value": "fresh from the press"}))
     screen.see("fresh from the press")
     assert screen.page.locator("tbody tr").count() == 1
+
+
+def test_a_message_says_what_it_is_to_each_queue_group(screen: Screen, http: httpx.Client) -> None:
+    for group in ("packing", "billing"):
+        queue(http, "parcels", group)
+    [receipt] = told(http.post("/topics/parcels/messages", json={"value": "one"}))
+    [leased] = told(http.post("/queues/parcels/billing/lease", json={}))
+    told(http.post("/queues/nack", json={"receipts": [leased["receipt"]], "reason": "no stamps", "delay_ms": 60_000}))
+    page = screen.open(f"message/{receipt['id']}").page
+    groups = page.get_by_role("table", name="What the message is to each queue group")
+    groups.get_by_role("row").filter(has_text="packing").get_by_text("ready").wait_for()
+    failed = groups.get_by_role("row").filter(has_text="billing")
+    for text in ("waiting", "no stamps"):
+        failed.get_by_text(text).wait_for()
+    assert screen.flaws() == []
+
+
+def test_who_is_turned_away_can_be_told_why(screen: Screen, http: httpx.Client, broker: BrokerForTests) -> None:
+    with broker.connect(client_id="guest") as guest:
+        guest.ping()
+        page = screen.open("health").page
+        screen.press("Disconnect", within=page.get_by_role("row").filter(has_text="guest"))
+        screen.dialog().get_by_label("Reason").fill("holds messages for hours")
+        with page.expect_request(lambda request: request.method == "DELETE") as asked:
+            screen.press("Disconnect", within=screen.dialog())
+        assert asked.value.url.endswith("?reason=holds+messages+for+hours")
+        screen.told("guest was disconnected")
+    screen.press("Begin maintenance")
+    screen.dialog().get_by_label("Reason").fill("a new disk")
+    screen.press("Begin maintenance", within=screen.dialog())
+    screen.told("Maintenance has begun")
+    screen.see("a new disk")
+    assert told(http.get("/admin/mode")) == {"mode": "maintenance", "reason": "a new disk"}
+    screen.press("End maintenance")
+    screen.told("Maintenance is over")
+    assert told(http.get("/admin/mode")) == {"mode": "normal", "reason": ""}
+
+
+def test_a_webhook_is_of_the_group_that_other_doors_would_take(screen: Screen) -> None:
+    screen.open("webhooks")
+    screen.press("New webhook")
+    assert screen.dialog().get_by_label("Group").input_value() == "default"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
+
 from millstream.testing.broker import BrokerForTests
 from millstream.wire.pipeline_calls import PipelineWish, ReportPipeline
 from tests.e2e.dashboard.screen import Screen
+from tests.e2e.dashboard.world import told
 
 
 def report(broker: BrokerForTests, name: str, state: Any, **more: Any) -> PipelineWish:
@@ -48,3 +51,23 @@ def test_pipelines_are_seen_looked_into_stopped_and_forgotten(screen: Screen, br
     screen.press("Forget it", within=screen.dialog())
     screen.told("archive is forgotten")
     assert page.get_by_role("row").filter(has_text="archive").count() == 0
+
+
+def test_the_overview_says_what_has_ended_by_itself(screen: Screen, broker: BrokerForTests, http: httpx.Client) -> None:
+    report(broker, "nightly", "failed", error="the disk is full")
+    report(broker, "hourly", "running")
+    broker.clock.advance("10m")
+    report(broker, "daily", "running")
+    told(http.post("/topics", json={"name": "hooked"}))
+    hook = told(http.post("/webhooks", json={"topic": "hooked", "url": "http://127.0.0.1:9/"}))["webhook"]
+    gone = {**hook, "state": "paused", "paused_reason": "the receiver is gone (410)"}
+    screen.page.route("**/webhooks?*", lambda route: route.fulfill(json=[gone]))
+    page = screen.open().page
+    attention = page.get_by_role("list", name="What needs attention")
+    for text in (
+        "Pipeline nightly failed: the disk is full.",
+        "Pipeline hourly is lost: it reported last",
+        "Webhook to http://127.0.0.1:9/ has paused itself: the receiver is gone (410).",
+    ):
+        attention.get_by_text(text).wait_for()
+    assert "daily" not in attention.inner_text()

@@ -25,15 +25,15 @@ export async function show(place) {
     { title: "Queues", wrap: true, cell: (row) => row.queues.join(", ") || "–" },
     { title: "Leased", num: true, cell: (row) => count(row.leased), sort: (row) => row.leased },
     { title: "Subscriptions", num: true, cell: (row) => count(row.subscriptions), sort: (row) => row.subscriptions },
-    { title: "", act: true, cell: (row) => button("Disconnect", async () => { await remove(`/admin/connections/${part(row.id)}`, {}, { whole: true }); await refresh(); }, { look: "danger small", done: `${row.client_id || row.address} was disconnected.`, ask: { title: `Disconnect ${row.client_id || row.address}?`, text: "What it has leased goes back at once. The client may come back by itself: to keep it out, revoke its key.", action: "Disconnect" } }) },
+    { title: "", act: true, cell: (row) => button("Disconnect", async (reason) => { await remove(`/admin/connections/${part(row.id)}`, { reason }, { whole: true }); await refresh(); }, { look: "danger small", done: `${row.client_id || row.address} was disconnected.`, ask: { title: `Disconnect ${row.client_id || row.address}?`, text: "What it has leased goes back at once. The client may come back by itself: to keep it out, revoke its key.", reason: "Reason, which the client is told", action: "Disconnect" } }) },
   ], { key: "connections", caption: "Connections", text: (row) => `${row.client_id} ${row.address} ${row.namespace} ${row.queues.join(" ")}`, noun: "connection", empty: "Nobody is connected. Requests over HTTP are not counted." });
   let deep = null, checked = 0;
 
-  const maintain = async (wanted) => { await put("/admin/mode", { mode: wanted ? "maintenance" : "normal" }, { whole: true }); await refresh(); return wanted; };
+  const maintain = async (wanted, reason = "") => { await put("/admin/mode", { mode: wanted ? "maintenance" : "normal", reason }, { whole: true }); await refresh(); return wanted; };
   const said = (now) => (now ? "Maintenance has begun." : "Maintenance is over; the broker is in normal mode.");
-  const maintenance = (mode) => button(mode === "maintenance" ? "End maintenance" : "Begin maintenance", () => maintain(mode !== "maintenance"), {
+  const maintenance = (mode) => button(mode === "maintenance" ? "End maintenance" : "Begin maintenance", (reason) => maintain(mode !== "maintenance", reason), {
     look: mode === "maintenance" ? "main" : "danger",
-    ask: mode === "maintenance" ? null : { title: "Begin maintenance?", text: "Publishers and consumers are turned away until maintenance ends. Nothing is lost.", action: "Begin maintenance" },
+    ask: mode === "maintenance" ? null : { title: "Begin maintenance?", text: "Publishers and consumers are turned away until maintenance ends. Nothing is lost.", reason: "Reason, which clients are told", action: "Begin maintenance" },
     done: (now) => ({ text: said(now), undo: async () => said(await maintain(!now)) }),
   });
   const probe = button("Run a deep check", async () => { deep = await report("/health/deep"); checked = performance.now(); await refresh(); }, { done: () => `The deep check found: ${deep.status}.`, title: "Stores a message and reads it back" });

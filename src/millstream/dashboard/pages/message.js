@@ -1,33 +1,50 @@
-// One message and its passport: everything that has happened to it.
+// One message and its passport: everything that has happened to it, and what it is to each queue group.
 
-import { empty, facts, h, heading, pill, replace } from "../dom.js";
+import { empty, facts, h, heading, pill, replace, section } from "../dom.js";
 import { get, part } from "../api.js";
 import { copy } from "../dialogs.js";
-import { ago, bytes, duration, keyed, number, plain, pretty, priorities, when } from "../words.js";
+import { table } from "../tables.js";
+import { ago, bytes, count, duration, keyed, number, plain, pretty, priorities, when } from "../words.js";
 
 export const title = "Message";
 
 const kinds = { stored: "good", published: "good", fired: "good", acked: "good", replayed: "good", nacked: "warn", timeout: "warn", returned: "warn", waiting: "warn", moved: "warn", cancelled: "warn", purged: "warn", rejected: "bad", dead_lettered: "bad", expired: "bad", evicted: "bad" };
 const words = { acked: "settled", nacked: "failed, to be retried", timeout: "lease timed out", returned: "returned by its consumer", dead_lettered: "dead letter", fired: "due and delivered", waiting: "waits for its next try" };
+const standings = { settled: "good", leased: "main", waiting: "warn" };
 
 export async function show(place, [id]) {
-  const [top, history, about, value] = ["div", "div", "div", "div"].map((name) => h(name));
+  const [top, history, about, value, groups] = ["div", "div", "div", "div", "div"].map((name) => h(name));
   let said;
   const draw = async () => {
     const [passport, message, why] = await Promise.all([get(`/messages/${part(id)}/passport`).catch((error) => ({ events: [], error })), get(`/messages/${part(id)}`, { encoding: "text" }).catch((error) => ({ error })), get("/why", { id }).catch(() => null)]);
     if (message.error && passport.error) throw message.error;
+    const queues = message.error || !why?.facts.groups ? [] : await get(`/messages/${part(id)}/queues`).catch(() => []);
     const named = h("span", { class: "mono" }, id);
     replace(top, heading(named, { crumbs: crumbs(passport, message), actions: h("button", { type: "button", onclick: () => copy(id, named) }, "Copy id") }),
       why ? h("p", { class: "lead" }, pill(plain(why.state).replaceAll("-", " "), "main"), " ", why.facts.group ? [h("b", {}, why.facts.group), ": "] : null, why.sentence) : null);
     replace(history, stamps(passport));
+    replace(groups, queues.length ? section("Queue groups", standing(queues)) : null);
     replace(about, message.error ? h("p", { class: "soft" }, message.error.message) : content(message, passport));
     // Only once: it may be long, and does not change while somebody reads it.
     if (message.value !== said) replace(value, message.error ? null : body(message));
     said = message.value;
   };
   await draw();
-  replace(place, top, h("div", { class: "columns" }, h("section", { class: "card" }, h("h2", {}, "Passport"), history), h("section", { class: "card" }, h("h2", {}, "Message"), about, value)));
+  replace(place, top, h("div", { class: "columns" }, h("section", { class: "card" }, h("h2", {}, "Passport"), history), h("section", { class: "card" }, h("h2", {}, "Message"), about, value)), groups);
   return draw;
+}
+
+function standing(queues) {
+  const until = (row) => (!row.until_ms ? "–" : [row.state === "leased" ? "until " : "", ago(row.until_ms)]);
+  return table([
+    { title: "Group", name: true, cell: (row) => h("a", { href: `#/queue/${part(row.topic)}/${part(row.group)}` }, row.group) },
+    { title: "State", cell: (row) => pill(row.state, standings[row.state] || "") },
+    { title: "Consumer", cell: (row) => row.consumer || "–" },
+    { title: "Due", cell: until },
+    { title: "Deliveries", num: true, cell: (row) => count(row.deliveries) },
+    { title: "Failures", num: true, cell: (row) => count(row.failures) },
+    { title: "Last error", wrap: true, cell: (row) => row.attempts.at(-1)?.reason || "–" },
+  ], queues, { caption: "What the message is to each queue group" });
 }
 
 function crumbs(passport, message) {

@@ -4,7 +4,7 @@ import { card, h, heading, pill, replace, section } from "../dom.js";
 import { get, part } from "../api.js";
 import { overTime, plot } from "../plots.js";
 import { table } from "../tables.js";
-import { bytes, count, duration, many, number, plain, rate, short } from "../words.js";
+import { ago, bytes, count, duration, many, number, plain, rate, short } from "../words.js";
 
 export const title = "Overview";
 
@@ -34,8 +34,8 @@ export async function show(place) {
     return plots.map(([name, unit], index) => plot(name, found[index], { unit }));
   });
   const refresh = async () => {
-    const [now, health, hooks] = await Promise.all([get("/stats/overview"), get("/health", {}, { whole: true }).catch((error) => error.data), get("/webhooks", { limit: 1000 }).catch(() => [])]);
-    replace(attention, h("ul", { class: "attention", "aria-label": "What needs attention" }, concerns(now, health, hooks).map(([kind, text, href, label]) => h("li", { class: kind }, h("span", {}, text), href ? h("a", { href }, label) : null))));
+    const [now, health, hooks, pipelines] = await Promise.all([get("/stats/overview"), get("/health", {}, { whole: true }).catch((error) => error.data), get("/webhooks", { limit: 1000 }).catch(() => []), get("/pipelines").catch(() => [])]);
+    replace(attention, h("ul", { class: "attention", "aria-label": "What needs attention" }, concerns(now, health, hooks, pipelines).map(([kind, text, href, label]) => h("li", { class: kind }, h("span", {}, text), href ? h("a", { href }, label) : null))));
     replace(cards,
       card("Published", rate(now.rates.published), `${short(now.totals.published)} since the start`),
       card("Settled", rate(now.rates.acked), now.rates.failed ? `${rate(now.rates.failed)} failed` : "none failing"),
@@ -65,19 +65,23 @@ export async function show(place) {
 }
 
 // What somebody should look at, the worst first: [kind, sentence, link, its words].
-function concerns(now, health, hooks) {
+function concerns(now, health, hooks, pipelines) {
   const found = [];
   if (now.mode !== "normal") found.push(["bad", `The broker is in mode ${plain(now.mode)}${now.reason ? `: ${now.reason}` : "."}`, "#/health", "Health"]);
   for (const one of health?.components || []) if (one.status !== "healthy" && one.name !== "mode") found.push([one.status === "critical" ? "bad" : "warn", `${one.name}: ${one.message}`, "#/health", "Health"]);
   if (now.dead_letters) found.push(["bad", `${many(now.dead_letters, "message is a dead letter", "messages are dead letters")}.`, "#/letters", "Look at them"]);
-  const failing = hooks.filter((hook) => hook.state === "failing"), said = new Set(failing.map((hook) => `${hook.topic} / ${hook.group}`));
+  for (const one of pipelines) {
+    if (one.state === "failed") found.push(["bad", `Pipeline ${one.name} failed${one.error ? `: ${one.error}` : ""}.`, "#/pipelines", "Pipelines"]);
+    else if (one.state === "lost") found.push(["bad", ["Pipeline ", one.name, " is lost: it reported last ", ago(one.reported_ms), "."], "#/pipelines", "Pipelines"]);
+  }
+  const failing = hooks.filter((hook) => hook.state === "failing" || hook.paused_reason), said = new Set(failing.map((hook) => `${hook.topic} / ${hook.group}`));
   for (const row of now.furthest_behind.filter((one) => !said.has(`${one.topic} / ${one.group}`))) {
     const href = page(row), name = `${row.topic} / ${row.group}`, waits = many(row.lag, "message waits", "messages wait");
     if (row.lag && row.state === "paused") found.push(["warn", `${name} is paused; ${waits}.`, href, "Open the group"]);
     else if (row.lag && row.state === "idle") found.push(["warn", `${name} has nobody who reads it; ${waits}${row.oldest_ms ? `, the oldest for ${duration(row.oldest_ms)}` : ""}.`, href, "Open the group"]);
     else if (row.oldest_ms > old) found.push(["warn", `${name} is behind: ${waits}, the oldest for ${duration(row.oldest_ms)}.`, href, "Open the group"]);
   }
-  for (const hook of failing) found.push(["warn", `Webhook to ${hook.url} fails: ${hook.last_error}.`, "#/webhooks", "Webhooks"]);
+  for (const hook of failing) found.push(hook.paused_reason ? ["bad", `Webhook to ${hook.url} has paused itself: ${hook.paused_reason}.`, "#/webhooks", "Webhooks"] : ["warn", `Webhook to ${hook.url} fails: ${hook.last_error}.`, "#/webhooks", "Webhooks"]);
   if (now.throttled_topics) found.push(["warn", `${many(now.throttled_topics, "topic slows its", "topics slow their")} publishers down.`, "#/topics", "Topics"]);
   const worst = [...found.filter((one) => one[0] === "bad"), ...found.filter((one) => one[0] !== "bad")];
   if (worst.length > 6) worst.splice(5, worst.length, ["warn", `And ${worst.length - 5} more.`, "#/groups", "Groups"]);

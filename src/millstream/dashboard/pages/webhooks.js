@@ -42,7 +42,7 @@ function drop(row, refresh) {
 
 function create(again) {
   open("New webhook", (close) => {
-    const topic = h("input", { required: true, list: "jump-topics", autocomplete: "off" }), group = h("input", { value: "webhook", required: true });
+    const topic = h("input", { required: true, list: "jump-topics", autocomplete: "off" }), group = h("input", { value: "default", required: true });
     const url = h("input", { type: "url", required: true, placeholder: "https://example.com/hook" });
     const save = h("button", { class: "main", type: "submit" }, "Create"), leave = h("button", { type: "button", onclick: close }, "Cancel"), secret = h("div", { role: "status" });
     const work = doing(save, async () => {
