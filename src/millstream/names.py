@@ -23,6 +23,7 @@ __all__ = [
     "closest",
     "compile_pattern",
     "did_you_mean",
+    "is_drawn",
     "is_pattern",
     "is_system",
 ]
@@ -43,6 +44,7 @@ _LEVEL: Final = r"[A-Za-z0-9_-]+"
 _TOPIC: Final = re.compile(rf"{_LEVEL}(\.{_LEVEL})*")
 _PATTERN: Final = re.compile(rf"({_LEVEL}|\*)(\.({_LEVEL}|\*))*(\.#)?|#")
 _GROUP: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@-]*")
+_DRAWN: Final = re.compile(r"spark-[0-9a-f]{32}")  # see spark/batch_writer.py
 
 
 def check_namespace(name: str) -> str:
@@ -73,6 +75,11 @@ def check_group(name: str, kind: str = "group") -> str:
             f"digit or '_', {NAME_BYTES_MAX} bytes at most"
         )
     return name
+
+
+def is_drawn(query: str) -> bool:
+    """Whether this is the name that a Spark job draws which was given none: no other job will ever have it."""
+    return _DRAWN.fullmatch(query) is not None
 
 
 def is_pattern(name: str) -> bool:

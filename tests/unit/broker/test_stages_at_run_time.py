@@ -282,6 +282,29 @@ def test_limits_are_kept() -> None:
     in_broker(scenario, bytes_max="1MiB", stages_max=2, queries_max=2)
 
 
+def test_jobs_without_a_name_make_room_before_those_that_may_come_back() -> None:
+    async def scenario(client: Client) -> None:
+        clock = client.broker._clock
+        assert isinstance(clock, SkippingClock)
+
+        async def job(name: str) -> None:
+            clock.advance("1s")
+            await publish(client, 0, await stage_values(client, 0, [b"a"], query=name), query=name)
+
+        drawn = [f"spark-{number:032x}" for number in range(3)]
+        for name in ("backfill", drawn[0], "daily", drawn[1]):
+            await job(name)
+        clock.advance("10m")
+        await job(drawn[2])
+        await job("weekly")
+        assert {query.query for query in await queries(client)} == {"backfill", "daily", drawn[2], "weekly"}
+        await job("hourly")
+        known = {query.query for query in await queries(client)}
+        assert known == {"daily", drawn[2], "weekly", "hourly"}, "it may have had no answer yet"
+
+    in_broker(scenario, queries_max=4)
+
+
 def test_a_full_topic_takes_no_batch_and_the_batch_can_be_published_later() -> None:
     async def scenario(client: Client) -> None:
         await client.call(CreateTopic(name="small", config={"max_depth": 2}))

@@ -25,7 +25,7 @@ from millstream.clock import Clock
 from millstream.config import Settings
 from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, ShuttingDown, StageLost, StorageFailed
 from millstream.ids import SCHEDULES
-from millstream.names import STAGE_PREFIX, check_group
+from millstream.names import STAGE_PREFIX, check_group, is_drawn
 from millstream.wire import stage_calls
 from millstream.wire.messages import PublishRequest
 
@@ -42,6 +42,8 @@ _DIRECTORY: Final = "stages"
 _BATCH_MAX: Final = 2**63 - 1
 #: A query that stages nothing for so long needs no files.
 _QUIET_MS: Final = 60_000
+#: How long a job without a name may take to publish once more what it had no answer to.
+_AGAIN_MS: Final = 600_000
 #: How long the broker waits for publications before it stops; the next start goes on with them.
 _STOP_S: Final = 5.0
 _LIST_MAX: Final = 1_000
@@ -475,14 +477,18 @@ class Stages:
             await self._forget(query)
 
     async def _make_room(self) -> None:
-        """Before a query is added: forget the one that has been silent for longest, if there are too many."""
+        """Before a query is added to too many: forget one that is over, or the one that has been silent for longest."""
         limit = self._host.settings.stages.queries_max
         while len(self._queries) >= limit:
             idle = [query for query in self._queries.values() if query.is_idle]
             if not idle:
                 raise QuotaExceeded(f"{limit} queries have stages, as many as stages.queries_max allows")
-            await self._forget(min(idle, key=lambda query: query.document.used_ms))
+            await self._forget(min(idle, key=lambda query: (not self._is_over(query), query.document.used_ms)))
             await asyncio.sleep(0)  # it may have been taken up again meanwhile
+
+    def _is_over(self, query: Query) -> bool:
+        """Whether nobody will ask for it again, as those may who go by a name of their own."""
+        return is_drawn(query.document.query) and query.document.used_ms + _AGAIN_MS <= self._now_ms()
 
     async def _forget(self, query: Query) -> None:
         async with query.files:
