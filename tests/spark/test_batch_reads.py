@@ -8,18 +8,30 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan, LessThanOrEqual, Not
 
 from millstream.client import Outgoing
-from millstream.errors import DataDamaged, InvalidArgument, OffsetOutOfRange, PartitionNotFound, TopicNotFound
+from millstream.errors import (
+    ConnectionLost,
+    DataDamaged,
+    InvalidArgument,
+    OffsetOutOfRange,
+    PartitionNotFound,
+    TopicNotFound,
+)
 from millstream.spark.batch import FilteringBatchReader
 from millstream.spark.broker_reader import BrokerReader
+from millstream.spark.columns import columns_of
+from millstream.spark.offsets import Range
 from millstream.spark.options import SourceOptions
 from millstream.testing.broker import BrokerForTests
+from millstream.wire.messages import FetchRequest, FetchResult
 from tests.spark.reading import batch_reader, read, rows_of, values
+from tests.spark.stored_rows import stored_batch
 from tests.spark.world import World
 
 MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -247,7 +259,7 @@ def test_a_small_range_fetches_little_of_what_lies_behind_it(world: World) -> No
         world.publish(topic, [bytes(1000)] * 20)
     (part,) = batch_reader(world.options(topic, endingOffsets=at(topic, p0=10))).partitions()
     log = BrokerReader(SourceOptions.of(world.options(topic), streaming=False))
-    assert sum(len(result.batches) for result in log._results(part.value)) < 100_000
+    assert sum(len(result.batches) for _, result in log._results(part.value)) < 100_000
 
 
 # --- conditions ----------------------------------------------------------------------------------------------------
@@ -312,3 +324,17 @@ def test_damage_in_the_range_fails_the_read_unless_it_is_told_to_go_on(way: str,
         assert sorted(set(range(500)) - set(offsets)) == list(range(gap + 1, gap + 6))
         behind = {**options, "startingOffsets": at(topic, p0=gap + 6)}
         assert len(read(behind)) == 500 - gap - 6
+
+
+def test_what_compaction_joins_to_the_rest_while_it_is_read_is_not_read_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, joined = (memoryview(stored_batch(0, values=[b"x"] * count)) for count in (10, 20))
+    answers = {0: FetchResult(10, 20, 0, None, before), 10: FetchResult(20, 20, 0, None, joined)}
+    reader = BrokerReader(SourceOptions.of({"bootstrap.servers": "127.0.0.1:1", "subscribe": "t"}, streaming=False))
+
+    def no_answer(_: FetchRequest) -> Any:
+        raise ConnectionLost("asked for again")
+
+    connection = SimpleNamespace(fetch=lambda request: answers[request.offset], begin_fetch=no_answer)
+    monkeypatch.setattr(reader, "_connection", connection)
+    rows = [row for batch in reader.read(Range("t", 0, 0, 20), columns_of()) for row in batch.to_pylist()]
+    assert [row["offset"] for row in rows] == list(range(20))

@@ -128,12 +128,13 @@ class BrokerReader:
 
     def read(self, part: Range, columns: Columns) -> Iterator[pa.RecordBatch]:
         decoder = BatchDecoder(columns, topic=part.topic, partition=part.partition, uid=part.uid)
-        for result in self._results(part):
-            yield from decoder.feed(result.batches, first=part.first, until=part.until)
+        for offset, result in self._results(part):
+            # Not what came before: it may be in one batch with this by now, if compaction has joined the two.
+            yield from decoder.feed(result.batches, first=offset, until=part.until)
         yield from decoder.finish()
 
-    def _results(self, part: Range) -> Iterator[FetchResult]:
-        """What the broker has of a range.  Its next answer travels while somebody works on this one."""
+    def _results(self, part: Range) -> Iterator[tuple[int, FetchResult]]:
+        """What the broker has of a range, and from where on.  The next answer travels while this one is worked on."""
         offset = part.first
         coming: Answer | None = None
         try:
@@ -149,10 +150,10 @@ class BrokerReader:
                 if result.next_offset <= offset:
                     offset = self._after_loss(part, offset, None)
                     continue
-                offset = result.next_offset
+                asked, offset = offset, result.next_offset
                 if offset < part.until:
                     coming = self._begin(part, offset)
-                yield result
+                yield asked, result
         finally:
             if coming is not None:
                 coming.forget()
