@@ -291,6 +291,23 @@ def test_a_batch_that_is_done_again_is_without_what_others_have_done(world: Worl
     assert state(world.client, topic) == (0, 0, 10)
 
 
+def test_a_batch_that_is_done_again_and_planned_twice_is_both_times_without_what_others_have(
+    world: World, queries: list[Query]
+) -> None:
+    topic = world.topic()
+    world.publish(topic, numbers(10))
+    query = Query(world.options(topic))
+    assert query.begin()
+    query.crash()
+    with world.client.queue(topic, group="workers", timeout_s=5, prefetch=3) as others:
+        taken = others.lease(3, wait="5s")
+        query = query.restarted(world.options(topic))
+        queries.append(query)
+        rest = sorted(set(numbers(10)) - {message.value for message in taken})
+        assert [sorted(query.run()) for _ in range(2)] == [rest, rest]
+        others.ack(taken)
+
+
 def test_a_query_waits_for_the_broker_to_notice_that_its_predecessor_is_gone(
     world: World, queries: list[Query], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +370,48 @@ def test_a_new_group_begins_where_it_is_told(world: World, queries: list[Query])
     assert (everything.batch(), latest.batch()) == (numbers(5), None)
     world.publish(topic, [b"new"])
     assert (everything.batch(), latest.batch()) == ([b"new"], [b"new"])
+
+
+def test_a_topic_that_appears_before_the_first_batch_is_done_is_claimed_from_its_beginning(
+    queries: list[Query],
+) -> None:
+    with BrokerForTests() as broker:
+        client = broker.connect()
+        options = {"bootstrap.servers": broker.address, "subscribePattern": r"orders\..*", "startingOffsets": "latest"}
+        query = Query(options)
+        queries.append(query)
+        client.publish("orders.eu", "1")
+        query.reader._log = None  # topics are looked for once a second
+        query.reader.initialOffset()  # Spark asks once more before it does its first batch
+        assert query.batch() == [b"1"]
+
+
+@pytest.mark.parametrize(("start", "expected"), [("earliest", numbers(20)), ("latest", [])])
+def test_available_now_begins_a_new_group_where_it_is_told(
+    world: World, queries: list[Query], start: str, expected: list[bytes]
+) -> None:
+    topic = world.topic()
+    world.publish(topic, numbers(20))
+    query = Query(world.options(topic, startingOffsets=start), [json.dumps(claiming.Batch().as_json())])
+    queries.append(query)
+    query.reader.prepareForTriggerAvailableNow()
+    query.reader.initialOffset()
+    assert query.drain() == expected
+
+
+def test_available_now_claims_all_of_a_topic_that_came_since_the_checkpoint(queries: list[Query]) -> None:
+    with BrokerForTests() as broker:
+        client = broker.connect()
+        options = {"bootstrap.servers": broker.address, "subscribePattern": r"orders\..*", "startingOffsets": "latest"}
+        query = Query(options)
+        queries.append(query)
+        query.reader.prepareForTriggerAvailableNow()
+        assert query.batch() is None
+        client.publish_many("orders.eu", numbers(5))
+        again = query.restarted(options)
+        queries.append(again)
+        again.reader.prepareForTriggerAvailableNow()
+        assert again.drain() == numbers(5)
 
 
 @pytest.mark.parametrize(

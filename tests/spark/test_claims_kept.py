@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 
+from millstream.config import Settings
+from millstream.policies import LEASE_MS_MIN
+from millstream.spark.claims import Claims
+from millstream.spark.options import Target
 from millstream.testing.broker import BrokerForTests
 from tests.spark.claimed import Query, numbers, state
 from tests.spark.world import World
@@ -130,6 +135,23 @@ def test_a_claim_is_extended_while_its_batch_runs(queries: list[Query]) -> None:
         query.done = len(query.offsets)
         assert not query.begin()
         assert state(client, "jobs") == (0, 0, 10)
+
+
+def test_a_short_claim_is_extended_in_time_beside_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"server": {"heartbeat_ms": 3_600_000}}
+    with BrokerForTests(settings=Settings.model_validate(settings)) as broker:
+        client = broker.connect()
+        for topic, lease_ms in (("jobs", 60_000), ("tasks", LEASE_MS_MIN)):
+            client.publish(topic, "1")
+            client.queue(topic, group="workers", policy={"lease_ms": lease_ms}).close()
+        claims = Claims(Target((broker.address,)), "workers")
+        extended = threading.Event()
+        monkeypatch.setattr(claims, "extend", extended.set)
+        assert claims.take("jobs", 1)[0]
+        assert not extended.wait(0.3), "there is time"
+        assert claims.take("tasks", 1)[0]
+        assert extended.wait(5)
+        claims.close()
 
 
 def test_a_lease_that_ran_out_gives_messages_to_others(queries: list[Query], capfd: pytest.CaptureFixture[str]) -> None:

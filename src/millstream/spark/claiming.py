@@ -13,6 +13,7 @@ messages by then.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import accumulate
@@ -97,6 +98,8 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch: Batch | None = None
         #: With Trigger.AvailableNow: how many messages of each topic are still to be claimed.
         self._pinned: dict[str, int] | None = None
+        #: Whether the groups are made where they are to begin.
+        self._begun = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_log": None, "_claims": None, "_batch": None}
@@ -104,7 +107,12 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets -----------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        self._open()
+        # Once: a topic that appears before Spark asks again is one of those that appear later, with all that it has.
+        if not self._begun:
+            self._open()
+            self._begun = True
+            if self._pinned is not None:
+                self._pin()
         return Batch().as_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -145,8 +153,17 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Batch(before.number + 1, ranges, self._uids(ranges), made_us) if ranges else None
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._open()
-        self._pinned = self._opened().ready(self._topics())
+        # Nothing is opened here: in a query that goes on, a topic without the group is one that has appeared since.
+        self._pin()
+
+    def _pin(self) -> None:
+        topics = self._topics()
+        self._pinned = self._opened().ready(topics)
+        if any(topic not in self._pinned for topic in topics):
+            there: Counter[str] = Counter()
+            for place, extent in self._reader().survey().items():
+                there[place.topic] += extent.end - extent.start
+            self._pinned = {**there, **self._pinned}
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -154,7 +171,8 @@ class ClaimingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = Batch.from_json(end)
         if self._batch is None or self._batch.number != batch.number:  # it was begun before this query was restarted
             held = self._opened().retake(self._kept(batch), batch.made_us, patience_s=_PATIENCE_S)
-            self._batch = batch = Batch(batch.number, held, batch.uids, batch.made_us)
+            self._batch = Batch(batch.number, held, batch.uids, batch.made_us)
+        batch = self._batch  # what is ours of it, also when Spark asks once more
         log = self._reader()
         extents = log.survey()
         by_place: dict[Place, list[tuple[int, int]]] = {}

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from millstream.errors import MillstreamError, ReceiptInvalid, TopicNotFound, UnavailableError
+from millstream.errors import GroupNotFound, MillstreamError, ReceiptInvalid, TopicNotFound, UnavailableError
 from millstream.spark.connection import BrokerConnection
 from millstream.spark.faults import reached
 from millstream.spark.options import Target
@@ -70,7 +70,9 @@ class Claims:
         self._group = group
         self._lock = threading.RLock()
         self._held: list[_Held] = []
-        self._done = threading.Event()
+        self._closed = False
+        #: Something is held that perhaps does not last until the next extension, or it is all over.
+        self._news = threading.Event()
         self._extender: threading.Thread | None = None
 
     # --- queues ------------------------------------------------------------------------------------------------------
@@ -84,11 +86,11 @@ class Claims:
                     self._connection.call(CloseQueue(consumer=opened.consumer))
 
     def ready(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many messages of each topic could be claimed now."""
+        """How many messages of each topic could be claimed now; nothing about those without the group."""
         with self._lock:
             found = {}
             for topic in topics:
-                with contextlib.suppress(TopicNotFound):
+                with contextlib.suppress(TopicNotFound, GroupNotFound):
                     found[topic] = self._connection.call(DescribeQueue(topic=topic, group=self._group), QueueInfo).ready
             return found
 
@@ -142,6 +144,7 @@ class Claims:
         if claim.claim:
             link = self._connection.link()
             self._held.append(_Held(topic, claim.made_us, claim.ranges, claim.lease_ms, claim.claim, link))
+            self._news.set()
             if self._extender is None:
                 self._extender = threading.Thread(target=self._keep, name="millstream-claims", daemon=True)
                 self._extender.start()
@@ -192,9 +195,15 @@ class Claims:
     # --- keeping -----------------------------------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        while not self._done.wait(self._pause_s()):
+        extended_s = time.monotonic()
+        while not self._closed:
+            left_s = extended_s + self._pause_s() - time.monotonic()
+            if left_s > 0 and self._news.wait(left_s):
+                self._news.clear()
+                continue
             with contextlib.suppress(MillstreamError):  # it is tried again before long
                 self.extend()
+            extended_s = time.monotonic()
 
     def extend(self) -> None:
         """Have everything that is held last longer, and take again what is lost."""
@@ -223,7 +232,8 @@ class Claims:
 
     def close(self) -> None:
         """Give back what is held."""
-        self._done.set()
+        self._closed = True
+        self._news.set()
         with self._lock:
             self._held.clear()
             self._connection.close()
