@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ import pyarrow as pa
 import pytest
 
 from millstream.errors import InvalidArgument, StageLost
-from millstream.spark import outlets
+from millstream.spark import outlets, writing
 from millstream.spark.connection import connect
 from millstream.spark.encoding import BatchEncoder
 from millstream.spark.faults import VARIABLE
-from millstream.spark.options import SinkOptions
+from millstream.spark.options import SinkOptions, Target
 from millstream.spark.source import MillstreamSource
 from millstream.testing.broker import BrokerProcess
 from millstream.wire.stage_calls import AbortStages, ListStages, QueryInfo
@@ -129,6 +130,45 @@ def test_what_was_aborted_is_never_seen(world: World, query: str, monkeypatch: p
     with pytest.raises(StageLost):
         write.commit([said])
     assert values(world, topic) == []
+
+
+def staged(world: World, query: str) -> list[int]:
+    """The tasks that have stages."""
+    known = connect(Target((world.broker.address,))).call(ListStages(query=query), list[QueryInfo])
+    return [stage.task for each in known for stage in each.stages]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_task_that_fails_leaves_no_stage_behind(
+    world: World, query: str, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    topic = world.topic()
+    write = Writing(monkeypatch, sink(world, topic, transactionalId=query), stream=stream)
+    monkeypatch.setattr(writing, "_GATHERED_BYTES", 1)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield batch_of([b"x"])
+        assert staged(world, name) == [0, 1]
+        raise RuntimeError("the next row cannot be read")
+
+    name = f"{query}@{query}"
+    good = write.task([batch_of([b"y"])], query=query)
+    with pytest.raises(RuntimeError, match="the next row"):
+        write.task(rows(), query=query, number=1)
+    assert staged(world, name) == [0], "those of others stay"
+    write.commit([good])
+    assert values(world, topic) == [b"y"]
+
+
+def test_a_batch_job_of_which_no_task_has_said_anything_leaves_no_stage_behind(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Writing(monkeypatch, sink(world, world.topic()), stream=False)
+    write.task([batch_of([b"x"])])  # its executor is lost before it can say so
+    name = write._writer._drawn
+    assert staged(world, name) == [0]
+    write.abort([None])
+    assert staged(world, name) == []
 
 
 def test_an_abort_without_a_broker_does_not_hide_what_went_wrong(

@@ -44,4 +44,6 @@ class BatchWriter(DataSourceArrowWriter):
         writing.publish(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        writing.abort(self._options, messages)
+        # What has a name may be a micro-batch, and which one only its tasks know.
+        drawn = self._options.exactly_once and self._options.transactional_id is None
+        writing.abort(self._options, messages, Identity(self._drawn, 0) if drawn else None)

@@ -93,11 +93,21 @@ def write(options: SinkOptions, identity: Identity | None, task: Task, batches: 
         codec=Codec[options.compression.upper()],
         start=task.number,
     )
-    outlet: Outlet
     if identity is None:
-        outlet = TopicOutlet(connection)
-    else:
-        outlet = StageOutlet(connection, identity, task=task.number, attempt=task.attempt)
+        published = TopicOutlet(connection)
+        _put_all(published, encoder, batches)
+        return Written(None, task.number, "", published.batches, published.messages)
+    staged = StageOutlet(connection, identity, task=task.number, attempt=task.attempt)
+    try:
+        _put_all(staged, encoder, batches)
+    except BaseException:
+        if staged.stage:  # nobody will ever publish it, and it would take room for a day
+            _forget(options, identity, [staged.stage])
+        raise
+    return Written(identity, task.number, staged.stage, staged.batches, staged.messages)
+
+
+def _put_all(outlet: Outlet, encoder: BatchEncoder, batches: Iterable[pa.RecordBatch]) -> None:
     reached("before_stage")
     for rows in _gathered(batches):
         if outlet.closed:
@@ -106,8 +116,6 @@ def write(options: SinkOptions, identity: Identity | None, task: Task, batches: 
             outlet.put(encoded)
     outlet.finish()
     reached("after_stage")
-    stage = outlet.stage if isinstance(outlet, StageOutlet) else ""
-    return Written(identity, task.number, stage, outlet.batches, outlet.messages)
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -171,11 +179,20 @@ def _publish(connection: BrokerConnection, identity: Identity, parts: list[Stage
                 raise
 
 
-def abort(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
-    """Forget what is staged.  Spark also says so after a commit that has succeeded: then the broker ignores it."""
-    identity = next((each.identity for each in messages if isinstance(each, Written)), None)
-    if identity is None:
-        return  # no task has got so far as to say who we are; its stage will expire
+def abort(
+    options: SinkOptions, messages: Sequence[WriterCommitMessage | None], otherwise: Identity | None = None
+) -> None:
+    """Forget what is staged.  Spark also says so after a commit that has succeeded: then the broker ignores it.
+
+    `otherwise` is who we are if no task has got so far as to say it; without it, what is left of them will expire.
+    """
+    identity = next((each.identity for each in messages if isinstance(each, Written)), otherwise)
+    if identity is not None:
+        _forget(options, identity)
+
+
+def _forget(options: SinkOptions, identity: Identity, stages: list[str] | None = None) -> None:
+    """Some stages of a batch, or all; without complaint, since something else went wrong before."""
     target = replace(options.target, timeout_s=min(options.target.timeout_s, _ABORT_S))
     with contextlib.suppress(MillstreamError):
-        connect(target).call(AbortStages(query=identity.query, batch=identity.batch))
+        connect(target).call(AbortStages(query=identity.query, batch=identity.batch, stages=stages))
