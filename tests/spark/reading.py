@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pyspark.sql.datasource import DataSourceReader
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import (
     ArrayType,
@@ -69,7 +69,11 @@ def values(options: Mapping[str, str]) -> list[Any]:
 
 
 class Query:
-    """A streaming query with its checkpoint: offsets as the text that Spark keeps."""
+    """A streaming query with its checkpoint: offsets as the text that Spark keeps.
+
+    Where it begins is in no checkpoint: Spark asks for it when it plans the first batch, which there always is, and
+    once more when it does it.
+    """
 
     def __init__(
         self, options: Mapping[str, str], checkpoint: str | None = None, *, available_now: bool = False
@@ -80,18 +84,26 @@ class Query:
         self.reader = reader
         if available_now:
             reader.prepareForTriggerAvailableNow()
-        self.checkpoint = json.dumps(reader.initialOffset()) if checkpoint is None else checkpoint
+        #: The end of the last batch that is on record; None before the first one is.
+        self.checkpoint = checkpoint
         self._done: str | None = None
+
+    @property
+    def start(self) -> str:
+        """Where the next batch begins."""
+        return json.dumps(self.reader.initialOffset()) if self.checkpoint is None else self.checkpoint
 
     def plan(self, *, everything: bool = False) -> str | None:
         """The end of the next micro-batch; None if there is nothing to do."""
         limit = ReadAllAvailable() if everything else self.reader.getDefaultReadLimit()
-        end = json.dumps(self.reader.latestOffset(json.loads(self.checkpoint), limit))
+        end = json.dumps(self.reader.latestOffset(json.loads(self.start), limit))
         return None if end == self.checkpoint else end
 
+    def tasks(self, end: str) -> list[InputPartition]:
+        return list(self.reader.partitions(json.loads(self.start), json.loads(end)))
+
     def rows(self, end: str) -> list[dict[str, Any]]:
-        parts = self.reader.partitions(json.loads(self.checkpoint), json.loads(end))
-        return [row for part in parts for batch in self.reader.read(part) for row in batch.to_pylist()]
+        return [row for part in self.tasks(end) for batch in self.reader.read(part) for row in batch.to_pylist()]
 
     def batch(self, **how: bool) -> list[dict[str, Any]] | None:
         """Do the next micro-batch."""

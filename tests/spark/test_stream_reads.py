@@ -54,16 +54,73 @@ def test_a_stream_begins_at_the_end_unless_it_is_told(world: World) -> None:
     topic = world.topic()
     world.publish(topic, numbers(0, 5))
     query = Query(world.options(topic))
+    assert query.batch() == []
     assert query.plan() is None
     world.publish(topic, numbers(5, 8))
     assert values(query.drain()) == numbers(5, 8)
 
 
+#: How a query is told to begin at the end of the first partition.
+AT_THE_END: list[Any] = [
+    lambda _: {},
+    lambda topic: {"startingOffsets": json.dumps({topic: {"0": -1, "1": -2}})},
+    lambda _: {"startingTimestamp": str(2**50), "startingOffsetsByTimestampStrategy": "latest"},
+]
+
+
+@pytest.mark.parametrize("begin", AT_THE_END, ids=["latest", "offsets", "time"])
+@pytest.mark.parametrize("way", ["options", "in_files"])
+def test_what_comes_while_spark_asks_where_to_begin_is_read(world: World, way: str, begin: Any) -> None:
+    topic = world.topic(2)
+    in_first = [Outgoing(value=value, partition=0) for value in numbers(0, 9)]
+    world.publish(topic, in_first[:3])
+    query = Query(getattr(world, way)(topic, **begin(topic)))
+    assert json.loads(query.start)[topic]["0"] == 3
+    world.publish(topic, in_first[3:6])
+    end = query.plan()
+    assert end is not None
+    assert json.loads(end)[topic]["0"] == 3, "where it begins is on record before any of it is read"
+    world.publish(topic, in_first[6:])
+    assert query.rows(end) == []
+    query.checkpoint = end
+    assert values(query.drain()) == numbers(3, 9)
+
+
+@pytest.mark.parametrize("available_now", [False, True])
+@pytest.mark.parametrize("begin", AT_THE_END, ids=["latest", "offsets", "time"])
+def test_a_first_batch_that_is_done_again_begins_where_it_did(world: World, available_now: bool, begin: Any) -> None:
+    topic = world.topic(2)
+    in_first = [Outgoing(value=value, partition=0) for value in numbers(0, 9)]
+    world.publish(topic, in_first[:3])
+    options = world.options(topic, **begin(topic))
+    query = Query(options)
+    assert json.loads(query.start)[topic]["0"] == 3
+    world.publish(topic, in_first[3:5])
+    end = query.plan()  # and then the driver is gone, before anything is committed
+    assert end is not None
+    world.publish(topic, in_first[5:6])
+    again = Query(options, available_now=available_now)
+    assert again.rows(end) == []
+    again.checkpoint = end
+    world.publish(topic, in_first[6:])
+    expected = numbers(3, 6) if available_now else numbers(3, 9)
+    assert values(again.drain()) == expected
+
+
+def test_a_first_batch_reads_what_does_not_begin_at_the_end(world: World) -> None:
+    topic = world.topic(2)
+    world.client.publish_many(topic, [Outgoing(value=b"%d" % n, partition=n % 2) for n in range(10)])
+    query = Query(world.options(topic, startingOffsets=json.dumps({topic: {"0": 1, "1": -1}})))
+    assert values([query.batch() or []]) == [b"2", b"4", b"6", b"8"]
+    world.client.publish_many(topic, [Outgoing(value=b"new", partition=1)])
+    assert values(query.drain()) == [b"new"]
+
+
 def test_offsets_are_sorted_text(world: World) -> None:
     topics = sorted((world.topic(12), world.topic(1)), reverse=True)
     query = Query(world.options(",".join(topics), startingOffsets="earliest"))
-    assert list(json.loads(query.checkpoint)) == sorted(topics)
-    wide = max(json.loads(query.checkpoint).values(), key=len)
+    assert list(json.loads(query.start)) == sorted(topics)
+    wide = max(json.loads(query.start).values(), key=len)
     assert list(wide) == [*(str(number) for number in range(12)), "uid"]
 
 
@@ -73,7 +130,7 @@ def test_readers_travel_to_executors(world: World) -> None:
     query = Query(world.options(topic, startingOffsets="earliest"))
     end = query.plan()
     assert end is not None
-    parts = query.reader.partitions(json.loads(query.checkpoint), json.loads(end))
+    parts = query.tasks(end)
     reader, parts = pickle.loads(pickle.dumps((query.reader, parts)))
     assert [row["value"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()] == numbers(0, 3)
 
@@ -107,7 +164,9 @@ def test_everything_means_everything_even_with_a_limit(world: World) -> None:
 
 def test_a_micro_batch_waits_for_enough_but_not_for_ever(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1000.0
+    slept: list[float] = []
     monkeypatch.setattr(module, "monotonic", lambda: now_s)
+    monkeypatch.setattr(module, "sleep", slept.append)
     topic = world.topic()
     query = Query(
         world.options(
@@ -120,6 +179,7 @@ def test_a_micro_batch_waits_for_enough_but_not_for_ever(world: World, monkeypat
     assert query.plan() is None
     now_s += 299
     assert query.plan() is None
+    assert len(slept) == 2, "Spark asks again at once"
     now_s += 1
     assert values([query.batch() or []]) == numbers(3, 8)
     world.publish(topic, numbers(8, 48))
@@ -132,7 +192,7 @@ def test_tasks_of_a_micro_batch_share_its_work(world: World) -> None:
     query = Query(world.options(topic, startingOffsets="earliest", minPartitions=4))
     end = query.plan()
     assert end is not None
-    assert len(query.reader.partitions(json.loads(query.checkpoint), json.loads(end))) == 4
+    assert len(query.tasks(end)) == 4
     assert values([query.rows(end)]) == numbers(0, 100)
 
 
@@ -156,7 +216,7 @@ def test_available_now_reads_topics_that_came_since_the_checkpoint(world: World)
     prefix = world.topic()
     options = {**world.options(), "subscribePattern": rf"{prefix}(\..*)?", "startingOffsets": "earliest"}
     query = Query(options, available_now=True)
-    assert query.drain() == []
+    assert query.drain() == [[]]
     world.client.create_topic(f"{prefix}.new")
     world.publish(f"{prefix}.new", numbers(0, 3))
     assert values(Query(options, query.checkpoint, available_now=True).drain()) == numbers(0, 3)
@@ -171,6 +231,7 @@ def test_partitions_and_topics_that_appear_are_read_from_their_beginning(
     monkeypatch.setattr("millstream.spark.broker_reader._DISCOVERY_S", 0.0)
     prefix = world.topic()
     query = Query({**world.options(), "subscribePattern": rf"{prefix}(\..*)?"})
+    assert query.batch() == []
     world.publish(prefix, numbers(0, 2))
     assert values(query.drain()) == numbers(0, 2)
     world.client.alter_topic(prefix, partitions=2)
@@ -188,6 +249,7 @@ def test_partitions_and_topics_that_appear_are_read_from_their_beginning(
 def test_a_topic_may_appear_after_the_query(world: World, way: str) -> None:
     topic = f"of-the-future-{way}"
     query = Query(getattr(world, way)(topic))
+    assert query.batch() == []
     assert query.plan() is None
     world.client.create_topic(topic)
     world.publish(topic, numbers(0, 3))
@@ -207,7 +269,7 @@ def test_retention_past_the_checkpoint_is_an_error_that_names_the_ranges(tmp_pat
         query = Query(options)
         planned = query.plan()
         assert planned is not None
-        task = query.reader.partitions(json.loads(query.checkpoint), json.loads(planned))[0]
+        task = query.tasks(planned)[0]
         for start in range(10, 510, 10):
             world.publish(topic, [b"%0100d" % number for number in range(start, start + 10)])
         broker.clock.advance("1h")
@@ -219,7 +281,7 @@ def test_retention_past_the_checkpoint_is_an_error_that_names_the_ranges(tmp_pat
             query.rows(planned)
         with pytest.raises(OffsetOutOfRange, match=rf"{topic}\[0\] 0\.\.9"):
             list(query.reader.read(task))  # planned before, tried after
-        tolerant = Query({**options, "failOnDataLoss": "false"}, query.checkpoint)
+        tolerant = Query({**options, "failOnDataLoss": "false"}, query.start)
         assert tolerant.rows(planned) == []
         assert list(tolerant.reader.read(task)) == []
         longer = task.value._replace(until=510)
@@ -240,7 +302,7 @@ def test_a_topic_that_is_gone_is_data_loss(world: World) -> None:
         query.rows(end)
     with pytest.raises(OffsetOutOfRange, match=rf"{topic}\[0\]"):
         query.plan()
-    tolerant = Query({**options, "failOnDataLoss": "false"}, query.checkpoint)
+    tolerant = Query({**options, "failOnDataLoss": "false"}, query.start)
     assert tolerant.rows(end) == []
     assert tolerant.plan() is None
 
@@ -255,11 +317,33 @@ def test_a_topic_that_the_pattern_leaves_out_now_is_not_gone(world: World) -> No
     query = Query(options)
     end = query.plan()
     assert end is not None
-    narrowed = Query({**options, "subscribePattern": f"(?!.*dlq){topic}.*"}, query.checkpoint)
+    narrowed = Query({**options, "subscribePattern": f"(?!.*dlq){topic}.*"}, query.start)
     assert sorted(row["value"] for row in narrowed.rows(end)) == numbers(0, 5)
     narrowed = Query({**options, "subscribePattern": f"(?!.*dlq){topic}.*"}, end)
     world.publish(topic, numbers(5, 8))
     assert values(narrowed.drain()) == numbers(5, 8)
+
+
+@pytest.mark.parametrize("by", ["subscribe", "assign"])
+def test_what_is_not_chosen_any_more_is_not_gone_and_can_be_chosen_again(world: World, by: str) -> None:
+    kept, left = world.topic(), world.topic(2)
+
+    def options(**partitions: list[int]) -> dict[str, str]:
+        chosen = ",".join(partitions) if by == "subscribe" else json.dumps(partitions)
+        return {**world.options(startingOffsets="earliest"), by: chosen}
+
+    fewer = options(**{kept: [0]}) if by == "subscribe" else options(**{kept: [0], left: [1]})
+    world.publish(kept, numbers(0, 5))
+    world.client.publish_many(left, [Outgoing(value=b"left", partition=0)])
+    query = Query(options(**{kept: [0], left: [0, 1]}))
+    end = query.plan()
+    assert end is not None
+    assert values([Query(fewer, query.start).rows(end)]) == numbers(0, 5)
+    without = Query(fewer, end)
+    world.publish(kept, numbers(5, 8))
+    world.client.publish_many(left, [Outgoing(value=b"later", partition=0)])
+    assert values(without.drain()) == numbers(5, 8)
+    assert values(Query(options(**{kept: [0], left: [0, 1]}), without.checkpoint).drain()) == [b"later"]
 
 
 def remade(world: World, topic: str, messages: list[bytes]) -> None:
@@ -297,9 +381,9 @@ def test_a_batch_whose_topic_was_made_anew_before_it_was_done_again_reads_nothin
     assert end is not None
     remade(world, topic, numbers(50, 60))
     with pytest.raises(OffsetOutOfRange, match=rf"{topic}\[0\] 0\.\.4"):
-        Query(options, query.checkpoint).rows(end)
+        Query(options, query.start).rows(end)
     tolerant = {**options, "failOnDataLoss": "false"}
-    assert Query(tolerant, query.checkpoint).rows(end) == []
+    assert Query(tolerant, query.start).rows(end) == []
     assert values(Query(tolerant, end).drain()) == numbers(50, 60)
 
 
@@ -347,9 +431,8 @@ def test_available_now_from_the_end_reads_nothing_and_is_no_loss(world: World) -
     world.publish(topic, numbers(0, 5))
     query = Query(world.options(topic), available_now=True)
     world.publish(topic, numbers(5, 9))
-    query.checkpoint = json.dumps(query.reader.initialOffset())  # Spark asks for it after it has pinned the ends
-    assert json.loads(query.checkpoint)[topic]["0"] == 9
-    assert query.plan() is None
+    assert json.loads(query.start)[topic]["0"] == 9, "Spark asks for it after it has pinned the ends"
+    assert query.drain() == [[]]
 
 
 # --- waiting and progress ------------------------------------------------------------------------------------------
@@ -359,6 +442,7 @@ def test_waiting_for_more_ends_as_soon_as_there_is_more(world: World, monkeypatc
     monkeypatch.setattr(module, "_POLL_S", 30.0)
     topic = world.topic(3)
     query = Query(world.options(topic))
+    assert query.batch() == []
     publishing = threading.Timer(0.2, world.client.publish, (topic, b"news"))
     publishing.start()
     began_s = time.monotonic()
@@ -370,6 +454,7 @@ def test_waiting_for_more_ends_as_soon_as_there_is_more(world: World, monkeypatc
 def test_waiting_takes_a_tenth_of_a_second_at_most_and_asks_the_broker_for_nothing_new(world: World) -> None:
     topic = world.topic(5)
     query = Query(world.options(topic))
+    assert query.batch() == []
     assert query.plan() is None
     fetches = query.reader._log._watches  # type: ignore[attr-defined]
     watching = dict(fetches)

@@ -71,9 +71,10 @@ class Topics:
     def holds(self, place: Place) -> bool:
         return self.places is None or place in self.places
 
-    def matches(self, topic: str) -> bool:
-        """Whether it is left out by no pattern, as one may be that a checkpoint still has."""
-        return self.pattern is None or re.fullmatch(self.pattern, topic) is not None
+    def chooses(self, place: Place) -> bool:
+        """Whether it is read, as one need not be that a checkpoint still has."""
+        named = place.topic in self.names if self.pattern is None else re.fullmatch(self.pattern, place.topic)
+        return bool(named) and self.holds(place)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Streaming reads: what a micro-batch takes, as offsets that Spark keeps in its checkpoint.
 
 A partition that appears while a query runs is first written into the checkpoint with the offset at which it begins, and
-read from the next micro-batch on.  So both ends of everything that is read are on record: a batch that is done again
-after a crash reads the same, and whatever retention took in the meantime is noticed.  So is a topic that was deleted
-and made again: the checkpoint says which one it means, because its offsets say nothing about the other.
+read from the next micro-batch on.  The same holds for one that a query reads from its end, which is somewhere else a
+moment later: Spark asks where to begin several times before the first micro-batch is on record.  So both ends of
+everything that is read are on record: a batch that is done again after a crash reads the same, and whatever retention
+took in the meantime is noticed.  So is a topic that was deleted and made again: the checkpoint says which one it means,
+because its offsets say nothing about the other.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -59,6 +61,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._triggered_s: float | None = None
         self._published: Offsets = {}
         self._complained = ""
+        #: Where the query begins: Spark asks for it several times before it is on record.
+        self._initial: Position | None = None
+        #: Of the partitions that are read from their end: where that was, until the first micro-batch is on record.
+        self._from_end: Offsets = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
@@ -72,11 +78,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # --- offsets -----------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        if self._initial is None:
+            self._initial = self._begin()
+        return self._initial.as_json()
+
+    def _begin(self) -> Position:
         options = self._options
         seen = self._look()
         lossless = options.fail_on_data_loss
         offsets = resolve(options.starting, "starting", self._log, seen.extents, fail_on_data_loss=lossless)
-        return Position(offsets, seen.uids).as_json()
+        if options.starting.at != "earliest":
+            self._from_end = {place: offset for place, offset in offsets.items() if offset == seen.extents[place].end}
+        return Position(offsets, seen.uids)
 
     def _look(self) -> _Seen:
         while True:
@@ -103,13 +116,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._publish(position, seen)  # Spark asks for more when it is done with what it has
         begin = self._kept(position, seen)
         end = self._reachable(begin, seen.extents)
-        if end == begin and self._pinned is None:
+        from_end, self._from_end = self._from_end, {}
+        if end == begin and self._pinned is None and not from_end:
             self._log.wait(self._ends, _POLL_S)
             seen = self._look()
             begin = self._kept(position, seen)
             end = self._reachable(begin, seen.extents)
+        # Nothing is read from there before it is on record: the next one who asks would be told another end.
+        end.update({place: offset for place, offset in from_end.items() if begin.get(place) == offset})
         if end != begin and not isinstance(limit, ReadAllAvailable):
             end = self._limited(begin, end, seen.extents)
+            if end == begin:
+                sleep(_POLL_S)  # there is not enough yet
         return Position(end, {**position.uids, **seen.uids}).as_json()
 
     def _kept(self, position: Position, seen: _Seen) -> Offsets:
@@ -130,8 +148,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         now = self._log.survey() if doubtful and self._pinned is not None else known
         for place in doubtful:
             extent = now.get(place)
-            if extent is None and not self._options.topics.matches(place.topic):
-                continue  # it may be there as ever
+            if extent is None and not self._options.topics.chooses(place):
+                continue  # it may be there as ever; if it is chosen again, reading goes on here
             if extent is None:
                 lost.append(Range(*place, begin[place], begin[place] + 1))
             elif extent.end < begin[place]:
@@ -178,7 +196,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             place: Range(*place, begin[place], until)
             for place, until in sorted(reached.offsets.items())
             if place in begin and until > begin[place] and position.is_of(place.topic, reached.uids)
-            if self._options.topics.matches(place.topic)
+            if self._options.topics.chooses(place)
         }
         lost = [gap for part in wanted.values() for gap in _gaps(part, extents.get(part.place))]
         if lost and self._options.fail_on_data_loss:
