@@ -213,6 +213,12 @@ def test_a_batch_that_works_starts_the_count_anew(monkeypatch: pytest.MonkeyPatc
     assert stage.now_s == pytest.approx(5), "and the pauses"
 
 
+def test_batches_of_another_query_do_not_start_the_count_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [[FakeQuery(3), FakeQuery(failure="again")] for _ in range(9)]
+    standing = Stage(monkeypatch, failing).runner().run()
+    assert (standing.state, standing.restarts) == ("failed", 2)
+
+
 def test_a_mistake_that_only_spark_sees_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     stage = Stage(monkeypatch, [ConfigInvalid("step 1: no such column")])
     runner = stage.runner()

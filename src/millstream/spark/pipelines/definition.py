@@ -339,7 +339,7 @@ class Sink(Part):
 class Restart(Part):
     """What happens after a failure."""
 
-    #: In a row; a batch that works starts the count anew.  0: never restart.
+    #: In a row; a batch that works starts the count of its query anew.  0: never restart.
     attempts: int = Field(default=10, ge=0, le=1_000_000)
     #: Before the first; twice as long before each further one.
     pause: Millis = Field(default=1000, ge=0)

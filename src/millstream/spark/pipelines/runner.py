@@ -45,10 +45,12 @@ class Watcher(Protocol):
 class _Failed(Exception):
     """A query came to an end that nobody wanted; says why."""
 
-    def __init__(self, sentence: str, *, final: bool = False) -> None:
+    def __init__(self, sentence: str, *, final: bool = False, worked: bool | None = None) -> None:
         super().__init__(sentence)
         #: It would end like this again.
         self.final = final
+        #: Whether it has done a batch since its start; None: it was no query of its own that failed.
+        self.worked = worked
 
 
 @dataclass
@@ -111,7 +113,8 @@ class Runner:
                 if self._stop:
                     self._now("stopped")
                     return self._standing
-                failures = 1 if self._done else failures + 1
+                worked = self._done > 0 if problem.worked is None else problem.worked
+                failures = 1 if worked else failures + 1
                 self._standing.error = str(problem)
                 if problem.final or failures > self._checked.definition.restart.attempts:
                     self._now("failed")
@@ -188,7 +191,8 @@ class Runner:
             for each in running:
                 problem = None if each.query.isActive else each.query.exception()
                 if problem is not None:
-                    raise _Failed(sentence_of(problem)) from problem
+                    self._look(each)  # what came between the look and the end
+                    raise _Failed(sentence_of(problem), worked=each.seen >= 0) from problem
             if not any(each.query.isActive for each in running):
                 for each in running:
                     self._look(each)  # what came between the look and the end
