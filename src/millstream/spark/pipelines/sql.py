@@ -63,7 +63,8 @@ def tables_of(text: str) -> list[str]:
     for at in _places(tokens):
         name = tokens[at].text
         follows = tokens[at + 1].text if at + 1 < len(tokens) else ""
-        if follows not in (".", "(") and name.lower() not in made:
+        is_made = any(name.lower() == each.name and each.first <= at < each.until for each in made)
+        if follows not in (".", "(") and not is_made:
             found.setdefault(name.lower(), name)
     return list(found.values())
 
@@ -100,18 +101,30 @@ def _tokens(text: str) -> list[_Token]:
     return tokens
 
 
-def _made(tokens: list[_Token]) -> set[str]:
-    """Names that stand for a query: `WITH name AS (`, `, name (columns) AS (`."""
-    made: set[str] = set()
+class _Made(NamedTuple):
+    """A name that stands for a query, and the tokens among which it does."""
+
+    name: str
+    first: int
+    until: int
+
+
+def _made(tokens: list[_Token]) -> list[_Made]:
+    """`WITH name AS (...)`, `, name (columns) AS (...)`: what is in these brackets still means a table of that name."""
+    made: list[_Made] = []
+    recursive = any(token.word == "RECURSIVE" for token in tokens)
+    opened: list[int] = []
     for at, token in enumerate(tokens[:-2]):
-        if token.word != "AS" and not (token.is_name and tokens[at + 1].text == "("):
+        if token.text == "(" and not token.quoted:
+            opened.append(at)
+        elif token.text == ")" and not token.quoted:
+            opened.pop()
+        if not token.is_name or token.word == "AS":
             continue
-        if token.word == "AS" and tokens[at + 1].text == "(" and at and tokens[at - 1].is_name:
-            made.add(tokens[at - 1].text.lower())
-        elif token.word != "AS":
-            end = _closing(tokens, at + 1)
-            if [each.word for each in tokens[end + 1 : end + 3]] == ["AS", "("]:
-                made.add(token.text.lower())
+        after = _closing(tokens, at + 1) + 1 if tokens[at + 1].text == "(" else at + 1
+        if [each.word for each in tokens[after : after + 2]] == ["AS", "("]:
+            first = after if recursive else _closing(tokens, after + 1)
+            made.append(_Made(token.text.lower(), first, _closing(tokens, opened[-1]) if opened else len(tokens)))
     return made
 
 
