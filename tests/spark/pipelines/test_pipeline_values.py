@@ -22,13 +22,13 @@ def test_fields_are_dropped_masked_and_hashed_wherever_they_are() -> None:
     value = {
         "email": "a@b.c",
         "customer": {"name": "Ada", "id": 1},
-        "cards": [{"number": 1, "kind": "x"}, 5],
+        "cards": [{"number": 1, "kind": "x"}, {}, None],
         "tags": ["a"],
     }
     assert json.loads(redact(json.dumps(value).encode())) == {
         "email": hashlib.sha256(b"a@b.c").hexdigest(),
         "customer": {"name": "***", "id": 1},
-        "cards": [{"kind": "x"}, 5],
+        "cards": [{"kind": "x"}, {}, None],
         "tags": ["***"],
     }
 
@@ -45,6 +45,31 @@ def test_what_is_not_redacted_keeps_every_digit() -> None:
 
 def test_nothing_stays_nothing_when_it_is_masked_or_hashed() -> None:
     assert make_redactor({"a": "mask", "b": "hash"}, None)(b'{"a":null,"b":null}') == b'{"a":null,"b":null}'
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "sentence"),
+    [
+        ("card.number", b'{"card": [{"number": 1}]}', "there is no JSON object at card, so card.number cannot be"),
+        ("cards[].number", b'{"cards": {"number": 1}}', r"there is no JSON list at cards, so cards\[\].number"),
+        ("cards[].number", b'{"cards": [5]}', r"there is no JSON object at cards\[\], so"),
+        ("card.number", b'{"card": "1"}', "there is no JSON object at card"),
+        ("tags[]", b'{"tags": "a"}', r"there is no JSON list at tags, so tags\[\] cannot be redacted"),
+        ("card", b"[]", "there is no JSON object at the top, so card cannot be redacted"),
+    ],
+)
+def test_a_value_of_another_shape_than_the_path_is_not_let_through(path: str, value: bytes, sentence: str) -> None:
+    with pytest.raises(ValueBroken, match=sentence):
+        make_redactor({path: "mask"}, None)(value)
+
+
+def test_a_field_and_what_is_in_it_can_both_be_redacted() -> None:
+    assert make_redactor({"card": "mask", "card.number": "drop"}, None)(b'{"card":{"number":1}}') == b'{"card":"***"}'
+
+
+@pytest.mark.parametrize("value", [b"null", b"{}", b'{"card":null}', b'{"card":{}}', b'{"card":{"number":null}}'])
+def test_a_field_that_is_not_there_is_no_mistake(value: bytes) -> None:
+    assert make_redactor({"card.number": "mask"}, None)(value) == value
 
 
 @pytest.mark.parametrize("value", [b"", b"no", b'{"a":', b"\xff"])
@@ -173,7 +198,8 @@ def test_a_value_of_any_depth_is_worked_on_or_refused(depth: int, inside: str) -
     """One that ends the worker instead would come again with every attempt, for ever."""
     before, after = inside.split("%s")
     value = (before * depth + "1" + after * depth).encode()
-    redact, split = make_redactor({"a.a": "mask", "[].[]": "hash"}, None), make_splitter("")
+    fields = {"[].[]": "hash"} if before == "[" else {"a.a": "mask"}
+    redact, split = make_redactor(fields, None), make_splitter("")
     for work, made in ((redact, bytes), (split, list)):
         try:
             assert isinstance(work(value), made)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
@@ -58,13 +58,18 @@ def parse_path(path: str, *, lists: bool = True) -> Steps:
 
 
 def make_redactor(fields: Mapping[str, str], salt: bytes | None) -> Callable[[bytes], bytes]:
-    """What drops, masks or hashes fields of JSON values.  A field that is not there is no mistake."""
+    """What drops, masks or hashes fields of JSON values.
+
+    A field that is not there, or is null, is no mistake.  What has another shape than the path says is one: nobody can
+    tell whether what must not be seen is in it.
+    """
     rules = [(parse_path(path), _changes(salt)[action]) for path, action in fields.items()]
+    rules.sort(key=lambda rule: -len(rule[0]))  # what is inside of another field goes first: that may be gone then
 
     def redact(value: bytes) -> bytes:
         document = _json(value)
         for path, change in rules:
-            _change(document, path, change)
+            _change(document, path, 0, change)
         try:
             return _encode(document)
         except RecursionError:
@@ -86,22 +91,31 @@ def _changes(salt: bytes | None) -> dict[str, Callable[[Any], Any] | None]:
     return {"drop": None, "mask": mask, "hash": hashed}
 
 
-def _change(at: Any, path: Sequence[str | None], change: Callable[[Any], Any] | None) -> None:
-    first, *rest = path
-    if first is None:
-        if isinstance(at, list):
-            if rest:
-                for element in at:
-                    _change(element, rest, change)
-            else:
-                at[:] = [] if change is None else [change(element) for element in at]
-    elif isinstance(at, dict) and first in at:
-        if rest:
-            _change(at[first], rest, change)
-        elif change is None:
-            del at[first]
-        else:
-            at[first] = change(at[first])
+def _change(at: Any, path: Steps, depth: int, change: Callable[[Any], Any] | None) -> None:
+    """Change what the path leads to from its step `depth` on."""
+    if at is None:
+        return
+    step, is_last = path[depth], depth + 1 == len(path)
+    fits = isinstance(at, list if step is None else dict)
+    if not fits:
+        kind, where = "list" if step is None else "object", _written(path[:depth]) or "the top"
+        raise ValueBroken(f"there is no JSON {kind} at {where}, so {_written(path)} cannot be redacted")
+    if step is None and is_last:
+        at[:] = [] if change is None else [change(element) for element in at]
+    elif step is None:
+        for element in at:
+            _change(element, path, depth + 1, change)
+    elif step in at and not is_last:
+        _change(at[step], path, depth + 1, change)
+    elif step in at and change is None:
+        del at[step]
+    elif step in at and change is not None:
+        at[step] = change(at[step])
+
+
+def _written(path: Steps) -> str:
+    """As somebody would write it."""
+    return "".join("[]" if step is None else f".{step}" for step in path).removeprefix(".")
 
 
 # --- splitting -------------------------------------------------------------------------------------------------------
