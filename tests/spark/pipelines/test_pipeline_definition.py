@@ -51,6 +51,24 @@ def small(
     return f"name: small\nsources: {{{sources}}}\nsteps: {steps}\nsinks: {sinks}\ncheckpoint: here\n{more}"
 
 
+_MINUTELY, _HOURLY = (
+    f"aggregate: {{measures: {{n: count(*)}}, window: {{size: {size}}}, watermark: 1m}}" for size in ("1m", "1h")
+)
+WINDOWS = f"[{{name: minutes, from: orders, {_MINUTELY}}}, {{name: hours, from: orders, {_HOURLY}}}]"
+
+
+@pytest.mark.parametrize(
+    "sinks",
+    [
+        "[{from: hours, topic: a}, {from: hours, topic: b}, {from: orders, topic: c}]",
+        "[{from: hours, topic: a}, {from: minutes, parquet: b}]",
+        "[{from: hours, topic: a, mode: update}, {from: minutes, topic: b, mode: update}]",
+    ],
+)
+def test_windows_that_do_not_wait_for_each_other_go_together(sinks: str) -> None:
+    assert mistakes_in(small(steps=WINDOWS, sinks=sinks)) == []
+
+
 def test_a_good_file_has_no_mistakes_and_every_default() -> None:
     checked, mistakes = check_pipeline(GOOD, Path("/pipelines"))
     assert mistakes == []
@@ -136,6 +154,10 @@ def test_a_good_file_has_no_mistakes_and_every_default() -> None:
             "'soon' is not a length of time",
         ),
         (small(steps="[{aggregate: {measures: {n: count(*)}}}]"), "when is a sum final?"),
+        (
+            small(steps=WINDOWS, sinks="[{from: hours, topic: a}, {from: minutes, topic: b}]"),
+            "sink 2: windows of 'minutes' and of 'hours' would wait for each other: make two pipelines of it",
+        ),
         (small(sinks="[]"), "sinks: this must not be empty"),
         (small(sinks="[{from: orders}]"), "a sink says where rows go by exactly one of topic, topic_column"),
         (small(sinks="[{topic: orders}]"), "it would read its own messages for ever"),

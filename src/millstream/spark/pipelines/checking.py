@@ -18,7 +18,7 @@ from millstream.spark.pipelines.connecting import sink_options, source_options
 from millstream.spark.pipelines.definition import STEP_KINDS, Definition, Sink, Source, Step
 from millstream.spark.pipelines.document import Document
 from millstream.spark.pipelines.functions import find_function
-from millstream.spark.pipelines.graph import Graph, find_cycle, queries_of
+from millstream.spark.pipelines.graph import Graph, Query, find_cycle, queries_of
 from millstream.spark.pipelines.sql import SqlBroken, check_sql
 from millstream.spark.pipelines.values import PathBroken, parse_path
 
@@ -313,6 +313,7 @@ class Checker:
             if query.kind != "topics" and len(query.sinks) > 1:
                 number = definition.sinks.index(query.sinks[1])
                 self._say(("sinks", number), f"there is another sink {query.name!r}: give this one a `name` of its own")
+            self._windows_wait(query, graph)
         streams = [query.is_stream for query in queries]
         if any(streams):
             if not all(streams):
@@ -336,6 +337,26 @@ class Checker:
             if claim is not None and len(readers) > 1:
                 text = f"claimed messages go to one query, but {_and([query.name for query in readers])} read them"
                 self._say(("sources", name, "options", claim), f"{text}: write to topics only, or read without a claim")
+
+    def _windows_wait(self, query: Query, graph: Graph) -> None:
+        """Spark has one watermark for a query, that of the slowest: a window of one sink would wait for another's."""
+        if not query.is_stream or query.mode != "append":
+            return
+        definition = self._definition
+        marked = [
+            definition.step_name(number).lower()
+            for number, step in enumerate(definition.steps)
+            if step.aggregate is not None and step.aggregate.watermark is not None
+        ]
+        first: list[str] = []
+        for sink in query.sinks:
+            above = graph.upstream(graph.feeds(sink))
+            windows = [name for name in marked if name in above]
+            if first and windows and windows != first:
+                text = f"windows of {_and(windows)} and of {_and(first)} would wait for each other"
+                self._say(("sinks", definition.sinks.index(sink)), f"{text}: make two pipelines of it")
+                return
+            first = first or windows
 
     def _reads_itself(self, path: tuple[str | int, ...], topic: str, feed: str, graph: Graph) -> None:
         """Whether what is written to a topic would be read, and written, again."""
