@@ -75,6 +75,29 @@ def test_messages_stay_in_their_order_however_many_bursts_they_make(spark: Any, 
     assert [pq.read_table(file)["id"][0].as_py() for _, file, _ in plan.left()] == list(range(bursts))
 
 
+def test_a_replay_notes_each_burst_by_a_line_and_reads_notes_of_every_form(tmp_path: Path) -> None:
+    progress = tmp_path / "progress.json"
+    document = {"run": "r", "files": [[f"r/{n}", 10] for n in range(4)], "sent": [[0, 10, 1.5]]}
+    progress.write_text(json.dumps(document))  # as earlier versions wrote it
+
+    def left() -> list[int]:
+        return [number for number, _, _ in replay._Plan(tmp_path).left()]
+
+    assert left() == [1, 2, 3]
+    plan = replay._Plan(tmp_path)
+    plan.note(1, 10, 2.5)
+    first = progress.read_text()
+    plan.note(2, 10, 3.5)
+    assert progress.read_text() == f"{first}[2, 10, 3.5]\n", "what is there is not written again"
+    assert left() == [3]
+    progress.write_text(progress.read_text()[:-5])  # the power was gone
+    assert left() == [2, 3]
+    replay._Plan(tmp_path).note(2, 10, 4.5)
+    assert left() == [3]
+    assert replay._Plan(tmp_path).sent == [(0, 10, 1.5), (1, 10, 2.5), (2, 10, 4.5)]
+    assert replay._Plan(tmp_path).run == "r"
+
+
 def test_files_are_in_the_order_of_their_numbers_which_have_a_digit_more_from_the_thousandth_on() -> None:
     """As Spark names them, which takes as long as to write them."""
     run = "3a0e5c1f-0d0f-4c66-9c8b-6d0b4e8a6f11"
@@ -174,8 +197,7 @@ def test_a_replay_that_was_interrupted_goes_on_and_sends_nothing_twice(
     assert ready.run("replay", **options) == 150
     assert [message.value for message in sent(world, again)] == [b"%d" % n for n in range(250)]
     assert ready.run("replay", **options) == 0  # it is over
-    progress = json.loads((ready.directory / "c/replay/progress.json").read_text())
-    assert sum(rows for _, rows, _ in progress["sent"]) == 250
+    assert sum(rows for _, rows, _ in replay._Plan(ready.directory / "c/replay").sent) == 250
 
 
 @pytest.mark.slow
@@ -185,10 +207,9 @@ def test_a_replay_that_is_stopped_ends_after_its_burst_and_goes_on_later(
     monkeypatch.setattr(replay, "_wait_until", lambda *_: None)
     topic, again = world.topic(), world.topic()
     fill(world, topic, 250)
-    progress = ready.directory / "checkpoint" / "replay" / "progress.json"
 
     def one_is_sent() -> bool:
-        return progress.exists() and bool(json.loads(progress.read_text())["sent"])
+        return bool(replay._Plan(ready.directory / "checkpoint" / "replay").sent)
 
     options = {"topics": topic, "to": again, "rate": 100}
     assert ready.run("replay", one_is_sent, **options) == 100

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from millstream.errors import DataDamaged
-from millstream.spark.pipelines.ready import shelves
+from millstream.spark.pipelines.ready import replay, shelves
 from millstream.spark.pipelines.ready.shelves import ParquetShelf
 from tests.waiting import eventually
 
@@ -74,3 +75,39 @@ def test_what_was_to_be_added_and_is_gone_is_not_taken_for_added(tmp_path: Path)
         shelf._commit([gone], [str(file.relative_to(tmp_path))], {})
     assert shelf.files() == [file], "it was to be replaced, and there is nothing to replace it"
     assert len(shelf.kept()) == 1
+
+
+def half_compacted(root: Path) -> None:
+    """As a crash leaves an archive after the files that are replaced are gone, and before the others are there."""
+    Stand(str(root), 16, 1).add(rows("first"), 0)
+    staged = root / "_archive" / "staged" / "x" / "date=2026-11-18" / "part-0.parquet"
+    staged.parent.mkdir(parents=True)
+    staged.write_text("compacted")
+    move = (str(staged.relative_to(root)), "date=2026-11-18/compact.parquet")
+    (old,) = (root / "date=2026-11-18").glob("*.parquet")
+    pending = {"move": [move], "remove": [str(old.relative_to(root))], "kept": {}}
+    (root / "_archive" / "pending.json").write_text(json.dumps(pending))
+    old.unlink()
+
+
+def read(root: Path) -> list[str]:
+    """What a replay reads."""
+    parquet = SimpleNamespace(parquet=lambda path: [each.read_text() for each in Path(path).glob("date=*/*.parquet")])
+    found: Any = replay._archived(SimpleNamespace(read=parquet), str(root))  # type: ignore[arg-type]
+    return list(found)
+
+
+def test_a_replay_reads_an_archive_whose_compaction_was_cut_short(tmp_path: Path) -> None:
+    half_compacted(tmp_path)
+    assert read(tmp_path) == ["compacted"]
+
+
+def test_a_replay_of_an_archive_that_it_may_not_write_says_so_before_it_leaves_rows_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_compacted(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(DataDamaged, match="was cut short, and it cannot be finished from here"):
+        read(tmp_path)
+    (tmp_path / "_archive" / "pending.json").unlink()
+    assert read(tmp_path) == []

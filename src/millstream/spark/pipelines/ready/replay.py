@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import time
 import uuid
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TextIO
 
 from pydantic import Field
 
@@ -26,6 +27,7 @@ from millstream.spark.pipelines.delta import DeltaTable
 from millstream.spark.pipelines.ready.archive import dated
 from millstream.spark.pipelines.ready.page import Figure, Page, card, shown_time
 from millstream.spark.pipelines.ready.plots import buckets, short, stacked
+from millstream.spark.pipelines.ready.shelves import ParquetShelf
 from millstream.spark.pipelines.ready.work import Moment, ReadyJob, Work
 from millstream.spark.pipelines.sql import SqlBroken, check_sql
 
@@ -188,7 +190,8 @@ def _archived(spark: SparkSession, place: str) -> DataFrame:
         return dated(spark.read.parquet(*files))  # files that are named one by one are in no directory of a date
     if table.is_there or not any(Path(local).rglob("*.parquet")):
         raise ConfigInvalid(f"there is no archive in {place}")
-    return spark.read.parquet(place)
+    with ParquetShelf(local, 0, 0).settled():  # Spark makes its list of files here
+        return spark.read.parquet(place)
 
 
 def _day(moment: datetime) -> str:
@@ -202,12 +205,16 @@ class _Plan:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._progress = directory / "progress.json"
-        document: dict[str, Any] = json.loads(self._progress.read_text()) if self._progress.exists() else {}
+        lines = self._progress.read_text().split("\n") if self._progress.exists() else ["{}"]
+        document: dict[str, Any] = json.loads(lines[0])
+        #: Whether another line may be added: not to one that was cut off, nor to a file of an earlier version.
+        self._is_whole = not lines.pop()
         self.made = bool(document)
         self.run: str = document.get("run", uuid.uuid4().hex)
         self._rows: list[tuple[str, int]] = [(name, rows) for name, rows in document.get("files", [])]
         #: Number, rows, when.
         self.sent: list[tuple[int, int, float]] = [(*each,) for each in document.get("sent", [])]
+        self.sent += [(*json.loads(line),) for line in lines[1:]]
 
     def make(self, rows: DataFrame, burst: int) -> None:
         import pyarrow.parquet as pq
@@ -228,13 +235,26 @@ class _Plan:
 
     def note(self, number: int, rows: int, at: float) -> None:
         self.sent.append((number, rows, at))
-        self._save()
+        if not self._is_whole:
+            self._save()
+            return
+        with self._progress.open("a") as file:
+            _write_line(file, self.sent[-1])
 
     def _save(self) -> None:
+        """All of it as one line; those that are added are bursts."""
         document = {"run": self.run, "files": self._rows, "sent": self.sent}
         beside = self._progress.with_name(".progress.json")
-        beside.write_text(json.dumps(document))
+        with beside.open("w") as file:
+            _write_line(file, document)
         beside.replace(self._progress)
+        self._is_whole = True
+
+
+def _write_line(file: TextIO, content: object) -> None:
+    file.write(f"{json.dumps(content)}\n")
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _place_of(file: Path) -> tuple[int, int]:
