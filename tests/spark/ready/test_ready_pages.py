@@ -30,6 +30,22 @@ def test_an_archive_has_a_page_also_with_messages_of_the_year_58000(tmp_path: Pa
     assert "Messages by day, 2 in all" in page
 
 
+def test_a_page_about_an_archive_looks_into_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    read = pq.read_metadata
+    monkeypatch.setattr(pq, "read_metadata", lambda file: (looked.append(file.name), read(file))[1])
+    shelf, counted = ParquetShelf(str(tmp_path), 0, 1000), dict[Path, int]()
+    (tmp_path / "date=2026-11-16").mkdir()
+    for name in ("a", "b", "c"):
+        pq.write_table(pa.table({"offset": [1, 2]}), tmp_path / "date=2026-11-16" / f"{name}.parquet")
+        page = catalogue("orders", shelf, counted).html()
+    assert looked == ["a.parquet", "b.parquet", "c.parquet"]
+    assert "Messages by day, 6 in all" in page
+    (tmp_path / "date=2026-11-16" / "b.parquet").unlink()
+    assert "Messages by day, 4 in all" in catalogue("orders", shelf, counted).html()
+    assert len(counted) == 2
+
+
 def test_usage_by_day_leaves_out_what_has_no_place_in_a_plot() -> None:
     def published(day: str, messages: int) -> dict[str, Any]:
         return {"day": day, "namespace": "default", "topic": "orders", "messages": messages}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from pydantic import Field
@@ -67,11 +68,12 @@ class Archive(ReadyStream):
         source = work.checked.definition.sources["messages"]
         rows = work.spark.readStream.format("millstream").options(**work.checked.source_options(source)).load()
         shelf = self.shelf(work)
+        counted: dict[Path, int] = {}
 
         def add(batch_rows: DataFrame, batch: int) -> None:
             shelf.add(batch_rows, batch)
             if self.report is not None:
-                work.write(self.report, catalogue(work.checked.definition.name, shelf).html())
+                work.write(self.report, catalogue(work.checked.definition.name, shelf, counted).html())
 
         return dated(rows).writeStream.foreachBatch(add)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final
 
 import pyarrow.parquet as pq
@@ -17,13 +18,22 @@ __all__ = ["catalogue"]
 _DATES_SHOWN: Final = 60
 
 
-def catalogue(name: str, shelf: Shelf) -> Page:
-    """How much there is of each day, and how far it goes."""
+def catalogue(name: str, shelf: Shelf, counted: dict[Path, int] | None = None) -> Page:
+    """How much there is of each day, and how far it goes.
+
+    `counted` remembers from one page to the next how many rows a file has: once it is there it never changes.
+    """
     now = datetime.now(UTC)
     page = Page(f"Archive: {name}", "Messages by the day of their time, one row for each offset.", now)
     days: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-    for file in shelf.files():
-        days[date_of(file)].append((pq.read_metadata(file).num_rows, file.stat().st_size))
+    known = {} if counted is None else counted
+    there = shelf.files()
+    for gone in known.keys() - set(there):
+        del known[gone]
+    for file in there:
+        if file not in known:
+            known[file] = pq.read_metadata(file).num_rows
+        days[date_of(file)].append((known[file], file.stat().st_size))
     rows = {day: sum(count for count, _ in files) for day, files in days.items()}
     sizes = {day: sum(size for _, size in files) for day, files in days.items()}
     files = sum(map(len, days.values()))

@@ -25,6 +25,9 @@ __all__ = ["Latency"]
 _FAILED: Final = ("nacked", "timeout", "returned", "rejected")
 _PERCENTILES: Final = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _PLACE: Final = ("topic", "partition", "offset")
+_PUBLISHED: Final = (
+    "topic string not null, partition int not null, offset bigint not null, timestamp timestamp not null"
+)
 _HOUR_S: Final = 3600
 
 
@@ -67,7 +70,7 @@ class Latency(TopicReporting):
         if not topics:
             return None
         failed = events.filter(F.col("event").isin(*_FAILED)).select(*_PLACE, "group", F.lit(True).alias("failed"))
-        published = work.other(subscribe=",".join(topics), failOnDataLoss="false").select(
+        published = work.other(_PUBLISHED, subscribe=",".join(topics), failOnDataLoss="false").select(
             *_PLACE, F.col("timestamp").alias("published")
         )
         joined = (

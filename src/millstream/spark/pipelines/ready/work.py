@@ -68,10 +68,11 @@ class Work:
         given = {**self.checked.source_options(source), **options}
         return self.spark.read.format("millstream").options(**given).load()
 
-    def other(self, **options: str) -> DataFrame:
-        """Something else of the same broker."""
+    def other(self, columns: str | None = None, /, **options: str) -> DataFrame:
+        """Something else of the same broker; of messages only these columns, so that no others travel to Spark."""
         given = {**self.checked.sink_options(None), **options}
-        return self.spark.read.format("millstream").options(**given).load()
+        reader = self.spark.read.format("millstream").options(**given)
+        return (reader if columns is None else reader.schema(columns)).load()
 
     def write(self, path: str, text: str) -> None:
         """A file that is there whole or not at all."""
