@@ -114,7 +114,9 @@ def _deltalake() -> Any:
 def _file_system(path: str) -> tuple[Any, str]:
     if "://" not in path and not path.startswith("file:"):
         return pyarrow.fs.LocalFileSystem(), path.rstrip("/")
-    system, root = pyarrow.fs.FileSystem.from_uri(path)
+    # What Hadoop calls s3a everybody else calls s3.
+    uri = f"s3://{path.removeprefix('s3a://')}" if path.startswith("s3a://") else path
+    system, root = pyarrow.fs.FileSystem.from_uri(uri)
     return system, root.rstrip("/")
 
 
