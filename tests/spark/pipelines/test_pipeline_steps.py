@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -68,6 +69,16 @@ def test_a_lookup_adds_one_row_of_another_table_at_most(spark: Any, missing: str
     lookup = {"from": "countries", "match": {"country": "code"}, "missing": missing}
     found = steps.enrich(rows, Enrich.model_validate({"lookup": lookup}), other).collect()
     assert sorted((row.country, row["name"], None) for row in found) == expected
+
+
+def test_of_several_rows_with_one_key_a_lookup_takes_the_newest(spark: Any) -> None:
+    rows = spark.createDataFrame([("DE",), ("FR",)], "country string")
+    found = [(code, age, f"{code} {age}") for age in (3, 0, 7, 1, 5) for code in ("FR", "DE")]
+    for age in ("offset bigint", "timestamp bigint"):
+        other = spark.createDataFrame(found, f"code string, {age}, name string")
+        lookup = {"from": "countries", "match": {"country": "code"}, "columns": ["name"]}
+        joined = steps.enrich(rows, Enrich.model_validate({"lookup": lookup}), other).collect()
+        assert sorted((row.country, row["name"]) for row in joined) == [("DE", "DE 7"), ("FR", "FR 7")]
 
 
 def test_rows_of_which_a_lookup_knows_nothing_can_fail(spark: Any) -> None:
@@ -185,6 +196,21 @@ def test_route_takes_the_first_topic_whose_condition_holds(spark: Any) -> None:
     assert failed(steps.route(rows, Route(topics=topics))) == [(b"c", "no route takes this row")]
 
 
+def test_rows_that_are_computed_once_stay_in_the_order_of_their_partition_whoever_has_read_them(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.SparkContext.defaultParallelism", 3)
+    columns = ("'orders' AS topic", "cast(id div 15000 AS int) AS partition", "id AS offset", "map('a', id) AS more")
+    rows = spark.range(0, 30_000, 1, 12).selectExpr(*columns)
+    found = steps.once(rows).collect()
+    for partition in (0, 1):
+        offsets = [row.offset for row in found if row.partition == partition]
+        assert offsets == list(range(15_000 * partition, 15_000 * (partition + 1)))
+    assert all(row.more == {"a": row.offset} for row in found)
+    others = steps.once(rows.drop("offset"))
+    assert others.count() == 30_000
+
+
 def test_a_row_that_fails_without_dead_letters_fails_everything_and_says_where_it_is(spark: Any) -> None:
     rows = steps.redact(messages(spark, b"{}", b"broken"), Redact(fields={"a": "drop"}))
     with pytest.raises(Exception, match=r"a row fails in step 2: the value is not JSON.*; it is orders\[0\] at 1"):
@@ -251,3 +277,15 @@ def test_files_of_a_delta_table_are_found_whatever_they_are_called(tmp_path: Pat
     found = table.files()
     assert len(found) == 3
     assert all(Path(file).is_file() for file in found), found
+
+
+def test_files_of_a_delta_table_are_looked_for_where_spark_has_written_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    from millstream.spark.pipelines import delta
+
+    asked: list[str] = []
+    systems = SimpleNamespace(from_uri=lambda uri: (asked.append(uri), (None, "bucket/table/"))[1])
+    monkeypatch.setattr(delta.pyarrow.fs, "FileSystem", systems)
+    assert delta._file_system("s3a://bucket/table/")[1] == "bucket/table"
+    delta._file_system("s3://bucket/table")
+    delta._file_system("gs://bucket/table")
+    assert asked == ["s3://bucket/table/", "s3://bucket/table", "gs://bucket/table"]

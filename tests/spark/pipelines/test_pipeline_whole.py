@@ -146,12 +146,15 @@ def throw(rows):
 """
 
 
-def test_a_row_of_a_step_that_rolls_dice_is_published_or_a_dead_letter_and_never_both_or_neither(bench: Bench) -> None:
+def test_a_row_of_a_step_that_rolls_dice_is_published_or_a_dead_letter_and_never_both_or_neither(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pyspark.SparkContext.defaultParallelism", 3)
     source, odd, even = bench.world.topic(2), bench.world.topic(), bench.world.topic()
     (bench.directory / "dice.py").write_text(DICE)
     bench.write(f"""
 sources:
-  orders: {{topic: {source}, options: {{startingOffsets: earliest, maxOffsetsPerTrigger: 70}}}}
+  orders: {{topic: {source}, options: {{startingOffsets: earliest, maxOffsetsPerTrigger: 70, minPartitions: 5}}}}
 steps:
   - {{python: "dice:throw", dead_letter: {{topic: {source}.dlq}}}}
   - {{name: odd, from: step_1, filter: "right(string(value), 1) IN ('1', '3', '5', '7', '9')"}}
@@ -168,6 +171,11 @@ sinks:
     assert published
     assert letters
     assert Counter(published + letters) == Counter(range(200))
+    partition = {int(message.value): message.partition for message in bench.messages(source)}
+    for found in (bench.read(odd), bench.read(even), letters):
+        for each in (0, 1):
+            mine = [number for number in found if partition[number] == each]
+            assert mine == sorted(mine), "in their order, although several tasks have read each partition"
 
 
 @pytest.mark.slow
@@ -269,9 +277,9 @@ steps: [{{redact: {{fields: {{email: drop}}}}, dead_letter: true}}]
 sinks: [{{topic: {source}.clean}}]
 """)
     world.client.queue(source, group="billing").close()
-    world.publish(source, [b"{}", b"broken", b"[]"])
+    world.publish(source, [b"{}", b"broken", b'{"id": 1}'])
     assert bench.run().state == "finished"
-    assert bench.read(f"{source}.clean") == [{}, []]
+    assert bench.read(f"{source}.clean") == [{}, {"id": 1}]
     assert [letter.value for letter in world.client.dead_letters.list(topic=source)] == [b"broken"]
     info = world.client.queues.describe(source, "billing")
     assert (info.ready, info.leased, info.settled) == (0, 0, {"acked": 3})

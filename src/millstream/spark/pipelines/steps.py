@@ -7,7 +7,7 @@ What becomes of such rows is decided elsewhere: they are taken out as dead lette
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
@@ -30,6 +30,7 @@ from millstream.spark.pipelines.definition import (
     Route,
     Split,
 )
+from millstream.spark.pipelines.ordering import TASK, in_order
 from millstream.spark.pipelines.values import ValueBroken, make_redactor, make_splitter
 
 __all__ = [
@@ -89,11 +90,8 @@ def _looked_up(rows: DataFrame, how: Lookup, other: DataFrame) -> DataFrame:
     if twice:
         raise InvalidArgument(f"the rows have a column {twice[0]!r} already: say in `columns` which to add")
     keys = {mine: f"_match_{number}" for number, mine in enumerate(how.match)}
-    chosen = other.select(
-        *[F.col(_quoted(theirs)).alias(keys[mine]) for mine, theirs in how.match.items()],
-        *[F.col(_quoted(name)) for name in added],
-        F.lit(True).alias("_found"),
-    ).dropDuplicates(list(keys.values()))  # one row stays one row
+    chosen = _newest(other, {keys[mine]: theirs for mine, theirs in how.match.items()}, added)
+    chosen = chosen.withColumn("_found", F.lit(True))
     condition = [F.col(_quoted(mine)).eqNullSafe(F.col(theirs)) for mine, theirs in keys.items()]
     on = condition[0]
     for each in condition[1:]:
@@ -104,6 +102,17 @@ def _looked_up(rows: DataFrame, how: Lookup, other: DataFrame) -> DataFrame:
             ERROR, F.when(F.col("_found").isNull(), F.lit("the lookup knows nothing of this row"))
         )
     return joined.drop("_found")
+
+
+def _newest(other: DataFrame, keys: Mapping[str, str], added: list[str]) -> DataFrame:
+    """One row for each key, so that one row stays one row: the newest, if there is a time or an offset to tell."""
+    matched = [F.col(_quoted(theirs)).alias(name) for name, theirs in keys.items()]
+    content = [F.col(_quoted(name)) for name in added]
+    age = [F.col(name) for name in ("timestamp", "offset") if name in other.columns]
+    if not (age and content):
+        return other.select(*matched, *content).dropDuplicates(list(keys))
+    newest = other.groupBy(*matched).agg(F.max_by(F.struct(*content), F.struct(*age)).alias(_MADE))
+    return newest.select(*keys, f"{_MADE}.*")
 
 
 def keep(rows: DataFrame, condition: str) -> DataFrame:
@@ -309,20 +318,24 @@ def once(rows: DataFrame) -> DataFrame:
 
     Spark reuses a shuffle that two of them read, if it is the same: if nobody's filters and choice of columns have
     moved below it.  They do not move through a function that takes whole rows and might be any.  The rows of a
-    partition stay together, in their order.
+    partition stay together, in their order, also if several tasks have read them; Spark itself sorts no stream.
     """
     parts = rows.sparkSession.sparkContext.defaultParallelism
+    log = [F.col(name) for name in ("topic", "partition") if name in rows.columns]
+    by = log if len(log) == 2 else [F.spark_partition_id()]
     functions: Any = F  # its stubs are older than it
-    same = functions.arrow_udf(_as_they_are, rows.schema).asNondeterministic()
-    whole = F.struct(*[F.col(_quoted(name)) for name in rows.columns])
-    return rows.repartition(parts, F.spark_partition_id()).select(same(whole).alias(_MADE)).select(f"{_MADE}.*")
+    same = functions.arrow_udf(_in_order, rows.schema).asNondeterministic()
+    whole = F.struct(*[F.col(_quoted(name)) for name in (*rows.columns, TASK)])
+    rows = rows.withColumn(TASK, F.spark_partition_id()).repartition(parts, *by)
+    return rows.select(same(whole).alias(_MADE)).select(f"{_MADE}.*")
 
 
-def _as_they_are(rows: pa.Array) -> pa.Array:
-    return rows
+def _in_order(rows: Iterator[pa.Array]) -> Iterator[pa.Array]:
+    return (batch.to_struct_array() for batch in in_order(map(pa.RecordBatch.from_struct_array, rows)))
 
 
-_as_they_are.__annotations__ = {"rows": pa.Array, "return": pa.Array}  # Spark reads them, and texts are none to it
+# Spark reads them, and texts are none to it.
+_in_order.__annotations__ = {"rows": Iterator[pa.Array], "return": Iterator[pa.Array]}
 
 
 def survivors(rows: DataFrame) -> DataFrame:

@@ -1,0 +1,88 @@
+"""Rows of one task in the order in which others have read them, however they came together.  No Spark here.
+
+After a shuffle a task gets rows of many others: those of each in their order, but one task after the other as they
+come.  Spark would sort them, but not in a stream.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["TASK", "in_order"]
+
+#: The column with the number of the task that a row comes from.
+TASK: Final = "_task"
+#: What is kept in memory until all is there; with more than that, all of it waits in a file.
+_MEMORY_BYTES: Final = 64 * 1024 * 1024
+#: What belongs together is handed out together up to so many rows.
+_ROWS: Final = 10_000
+
+
+class _Run(NamedTuple):
+    """Rows of one task."""
+
+    task: int
+    rows: pa.RecordBatch
+
+
+def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """All rows by the number of their task, without it."""
+    incoming = iter(batches)
+    runs: list[_Run] = []
+    size = 0
+    for batch in incoming:
+        runs += _runs(batch)
+        size += batch.nbytes
+        if runs and size > _MEMORY_BYTES:
+            yield from _in_order_by_file(runs, incoming)
+            return
+    yield from _gathered(runs[number].rows for number in _sorted([run.task for run in runs]))
+
+
+def _in_order_by_file(runs: list[_Run], incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same, of which so much is here already."""
+    tasks: list[int] = []
+    with tempfile.NamedTemporaryFile(prefix="millstream-order-") as file:
+        with pa.ipc.new_file(file.name, runs[0].rows.schema) as stored:
+            while runs:
+                for run in runs:
+                    tasks.append(run.task)
+                    stored.write_batch(run.rows)
+                runs = next((some for batch in incoming if (some := _runs(batch))), [])
+        with pa.memory_map(file.name) as mapped:
+            reader = pa.ipc.open_file(mapped)
+            yield from _gathered(map(reader.get_batch, _sorted(tasks)))
+
+
+def _runs(batch: pa.RecordBatch) -> list[_Run]:
+    if not batch.num_rows:
+        return []
+    tasks = batch.column(TASK).to_numpy()
+    rows = batch.drop_columns([TASK])
+    cuts = [0, *(np.flatnonzero(np.diff(tasks)) + 1).tolist(), batch.num_rows]
+    return [_Run(int(tasks[at]), rows.slice(at, until - at)) for at, until in pairwise(cuts)]
+
+
+def _sorted(tasks: list[int]) -> list[int]:
+    """Places in a list; those of one task stay as they came."""
+    return sorted(range(len(tasks)), key=tasks.__getitem__)
+
+
+def _gathered(runs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Few batches instead of many small ones."""
+    some: list[pa.RecordBatch] = []
+    count = 0
+    for run in runs:
+        some.append(run)
+        count += run.num_rows
+        if count >= _ROWS:
+            yield pa.concat_batches(some) if len(some) > 1 else run
+            some, count = [], 0
+    if some:
+        yield pa.concat_batches(some) if len(some) > 1 else some[0]
