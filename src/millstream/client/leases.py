@@ -87,6 +87,7 @@ class Lease:
 
     __slots__ = (
         "acked",
+        "announced",
         "begin_by_ms",
         "count",
         "decided",
@@ -125,6 +126,8 @@ class Lease:
         self.said = 0
         #: How many of the marks that say ACKED were sent.
         self.acked = 0
+        #: Places that another thread has spoken about, and the event loop has not heard of yet: the first word counts.
+        self.announced: set[int] = set()
         #: Marks are written without a lock; `kept` is the same object for those who read them.
         self.kept = bytearray(part.span)
         self.marks: Marks = self.kept
@@ -154,6 +157,13 @@ class Lease:
             return self.granted
         return int(self.kept[::-1].translate(_AS_BINARY), 2)
 
+    def unsaid_bits(self) -> int:
+        """Of these, the messages whose fate is not on its way to the broker."""
+        bits = self.acked_bits() & ~self.decided
+        for place in tuple(self.announced):
+            bits &= ~(1 << place)
+        return bits
+
     def last(self, since_ms: int, until_ms: int, length_ms: int) -> None:
         """It lasts for `length_ms`, counted by the broker from some moment between these two on.  Never shorter.
 
@@ -165,7 +175,8 @@ class Lease:
     def settled_before(self, offset: int) -> bool:
         """Whether a word about this message is a second one."""
         place = offset - self.start
-        return bool(self.said >> place & 1) or (self.marks is self.kept and self.kept[place] == ACKED)
+        acked = self.marks is self.kept and self.kept[place] == ACKED and place not in self.announced
+        return acked or bool(self.said >> place & 1)
 
     def due(self) -> None:
         owner = self.owner()

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from millstream.client.leases import ACKED, AutoMarks, Lease, Owner, QueueMessage, RefusedMarks
+from millstream.client.messages import Message
 from millstream.client.settings import QueueSettings
 from millstream.errors import InvalidArgument, MessageGone, MillstreamError, ReceiptInvalid
 from millstream.wire.leases import Scope, Settle, Settled, SettleEntry, decode_settle_result, lasting_ms
@@ -244,6 +245,26 @@ class Settling:
             for held in list(self._leases.values()):
                 self._collect(held)
 
+    def checked(self, kind: Settle, messages: Iterable[QueueMessage], reason: str) -> list[QueueMessage]:
+        """The messages, if all of them can be settled here; raises before anything is said about any.
+
+        Changes nothing, so that any thread may ask.
+        """
+        if not isinstance(reason, str):  # found out when it is sent, it would cost everything that travels with it
+            raise InvalidArgument(f"a reason is text, not {reason!r}")
+        if isinstance(messages, Message) or not isinstance(messages, Iterable):
+            raise InvalidArgument(f"a queue settles messages that are given as a list, not {messages!r}")
+        chosen = list(messages)
+        for message in chosen:
+            if not isinstance(message, QueueMessage):
+                raise InvalidArgument(f"a queue settles messages that it has delivered, not {message!r}")
+            lease = message.source.lease
+            if lease.owner is not self._owner:
+                raise InvalidArgument(f"{message!r} was delivered by another queue, which must settle it")
+            if isinstance(lease.marks, AutoMarks) and kind != Settle.ACK:
+                raise ReceiptInvalid(f"{message!r} was acked when it was sent, as its queue has auto_ack")
+        return chosen
+
     def settle(
         self,
         kind: Settle,
@@ -252,17 +273,14 @@ class Settling:
         reason: str,
         ticket: Ticket | None,
     ) -> None:
-        """One entry for each message; the caller sends them.  A message whose lease was lost is refused here."""
-        if not isinstance(reason, str):  # found out when it is sent, it would cost everything that travels with it
-            raise InvalidArgument(f"a reason is text, not {reason!r}")
+        """One entry for each message, all of them `checked`; the caller sends them.
+
+        A message whose lease was lost is refused here.
+        """
         for index, message in enumerate(messages):
             lease = message.source.lease
             place = message.offset - lease.start
-            if lease.owner is not self._owner:
-                raise InvalidArgument(f"{message!r} was delivered by another queue, which must settle it")
             if isinstance(lease.marks, AutoMarks):
-                if kind != Settle.ACK:
-                    raise ReceiptInvalid(f"{message!r} was acked when it was sent, as its queue has auto_ack")
                 if ticket is not None:
                     ticket.settle(index, Settled.DONE)
                 continue
@@ -274,9 +292,12 @@ class Settling:
             self._collect(lease)  # what was said before comes first
             entry = SettleEntry(kind, lease.nonce, Scope.ONE, message.offset, value, 0, reason)
             self._items.append(Item(entry, lease, 1, ticket, index, lease.settled_before(message.offset)))
-            if kind != Settle.EXTEND and not lease.decided >> place & 1:
+            if kind == Settle.EXTEND:
+                continue
+            if not lease.decided >> place & 1:
                 lease.left = max(1, lease.left - 1)
                 self._note_decided(lease, 1 << place, kind)
+            lease.announced.discard(place)
 
     def tend(self, now_ms: int) -> None:
         """Make leases longer that are half over: what the user works on, and what waits for the user.
@@ -310,7 +331,7 @@ class Settling:
         marked = lease.marked
         if marked > lease.acked:
             lease.acked = marked
-            self._decide(lease, lease.acked_bits() & ~lease.decided, Settle.ACK)
+            self._decide(lease, lease.unsaid_bits(), Settle.ACK)
 
     def _decide(self, lease: Lease, bits: int, kind: Settle) -> None:
         if not bits:
@@ -350,7 +371,7 @@ class Settling:
         if self._leases.pop(lease.nonce, None) is None:
             return
         self._unsettled -= lease.open
-        unsaid = lease.acked_bits() & ~lease.decided
+        unsaid = lease.unsaid_bits()
         lease.decided = lease.granted
         lease.marks = RefusedMarks(self._note_refused, lease.said)
         self.disturbed = True

@@ -13,7 +13,7 @@ import pytest
 from fake_queues import FakeQueues
 
 from millstream import aio
-from millstream.errors import Forbidden, ReceiptInvalid, TopicNotFound
+from millstream.errors import Forbidden, InvalidArgument, ReceiptInvalid, TopicNotFound
 from millstream.wire.leases import Scope, Settled
 from tests.waiting import eventually_async
 
@@ -157,6 +157,44 @@ async def test_messages_may_be_settled_in_threads(fake: FakeQueues, client: aio.
         await asyncio.to_thread(settle)
         await eventually_async(lambda: len(fake.acked) == 3 and fake.nacked)
     assert threading.active_count() < threads + 10, "settling does not cost a thread each"
+
+
+@in_a_loop
+async def test_a_reason_that_is_not_text_is_refused_in_the_thread_that_gives_it(
+    fake: FakeQueues, client: aio.Client
+) -> None:
+    """The loop refused it, nobody heard of that, and the worker acked a message that had failed."""
+    await fill(client, 1)
+    async with client.queue("t") as queue:
+        (message,) = await queue.lease()
+
+        def settle() -> None:
+            with pytest.raises(InvalidArgument, match="a reason is text, not 5"):
+                message.nack(5)  # type: ignore[arg-type]
+
+        await asyncio.to_thread(settle)
+        assert (queue.stats.nacked, queue.stats.acked) == (0, 0)
+        await message.nack("no", wait=True)
+
+
+@in_a_loop
+async def test_the_first_word_of_a_thread_counts(fake: FakeQueues, client: aio.Client) -> None:
+    """The loop heard of the nack when the ack was there already."""
+    await fill(client, 3)
+    async with client.queue("t") as queue:
+        first, second, third = await queue.lease(max=3)
+
+        def settle() -> None:
+            first.nack("no")
+            first.ack()
+            second.ack()
+            second.nack("too late")
+            third.ack()
+
+        await asyncio.to_thread(settle)
+        await eventually_async(lambda: len(fake.acked) == 2 and fake.nacked)
+    assert sorted(at for _, _, at in fake.acked) == [1, 2]
+    assert [(at, reason) for at, reason, _ in fake.nacked] == [(0, "no")]
 
 
 @in_a_loop

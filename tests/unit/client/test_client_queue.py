@@ -289,6 +289,26 @@ def test_a_reason_that_is_not_text_is_refused_where_it_is_given(fake: FakeQueues
         assert queue.stats.connections == 1
 
 
+@pytest.mark.parametrize("wrong", [5, "text", None, "message of another queue"])
+def test_what_is_no_message_of_the_queue_costs_nothing_but_the_call(
+    fake: FakeQueues, client: millstream.Client, wrong: object
+) -> None:
+    """It ended the connection, and with it all leases; or what stood before it in the list was settled."""
+    fill(client, 5)
+    fill(client, 1, "other")
+    with client.queue("t") as queue, client.queue("other") as other:
+        messages = queue.lease(max=5)
+        if wrong == "message of another queue":
+            (wrong,) = other.lease()
+        with pytest.raises(InvalidArgument, match="delivered"):
+            queue.reject([messages[0], wrong], "no")  # type: ignore[list-item]
+        with pytest.raises(InvalidArgument, match="a queue settles messages that are given as a list"):
+            queue.ack(messages[0])  # type: ignore[arg-type]
+        assert queue.ack(messages) == [Settled.DONE] * 5
+        assert queue.stats.connections == 1
+    assert fake.rejected == []
+
+
 def test_many_at_once_have_a_result_each(fake: FakeQueues, client: millstream.Client) -> None:
     fill(client, 4)
     with client.queue("t") as queue:

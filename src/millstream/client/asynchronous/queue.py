@@ -230,7 +230,7 @@ class AsyncQueue:
     async def _settle_many(
         self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str
     ) -> list[Settled]:
-        chosen = list(messages)
+        chosen = self._leasing.checked(kind, messages, reason)
         if not chosen:
             return []
         ticket, answer = self._ticket(len(chosen))
@@ -243,10 +243,15 @@ class AsyncQueue:
         """See leases.Owner."""
         if wait:
             return self._settle_one(kind, messages, value, reason)
-        if threading.get_ident() != self._thread:
-            self._loop.call_soon_threadsafe(self._settle_now, kind, list(messages), value, reason)
-        else:
-            self._settle_now(kind, messages, value, reason)
+        chosen = self._leasing.checked(kind, messages, reason)  # here: nobody hears what the loop would raise
+        if threading.get_ident() == self._thread:
+            self._settle_now(kind, chosen, value, reason)
+            return None
+        for message in chosen:
+            lease = message.source.lease
+            if kind != Settle.EXTEND and not lease.settled_before(message.offset):
+                lease.announced.add(message.offset - lease.start)
+        self._loop.call_soon_threadsafe(self._settle_now, kind, chosen, value, reason)
         return None
 
     async def _settle_one(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> None:

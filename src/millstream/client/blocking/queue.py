@@ -253,7 +253,7 @@ class Queue:
             self._say(everything=True)
 
     def _settle_many(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> list[Settled]:
-        chosen = list(messages)
+        chosen = self._leasing.checked(kind, messages, reason)
         if not chosen:
             return []
         ticket = Ticket(missing=len(chosen))
@@ -271,8 +271,9 @@ class Queue:
             (result,) = self._settle_many(kind, (message,), value, reason)
             raise_refused(result, again=again)
             return None
+        chosen = self._leasing.checked(kind, messages, reason)
         with self._turns, _Whole(self):
-            self._leasing.settle(kind, messages, value, reason, None)
+            self._leasing.settle(kind, chosen, value, reason, None)
             if kind == Settle.EXTEND or self._leasing.urgent:
                 self._say(everything=False)
         return None
