@@ -45,6 +45,8 @@ class Subscribing:
         self._timeout_s = timeout_s
         self._reply = reply
         self._ready: deque[list[Message]] = deque()
+        #: The delivery that is being handed out; who closes the subscription takes what is left out of it.
+        self._current: list[Message] = []
         self._pending: Iterator[Message] = iter(())
         self._closed = False
 

@@ -1,4 +1,4 @@
-"""What is closed while it connects again keeps no connection."""
+"""What is closed hands out nothing more, and keeps no connection even if that was just being opened."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from fake_queues import FakeQueues
 import millstream
 from millstream import aio
 from millstream.errors import ConnectionLost, MillstreamError
+from millstream.testing.broker import BrokerForTests
 from tests.either import EitherClient
 from tests.waiting import eventually, eventually_async
 
@@ -136,3 +137,54 @@ def test_what_another_thread_opens_while_its_client_is_closed_keeps_no_connectio
         assert not opening.is_alive()
         eventually(lambda: not fake._peers)
         assert not opened, "it is of no use, and nobody would have said so"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+@pytest.mark.parametrize("kind", ["stream", "group", "subscribe"])
+def test_what_is_closed_hands_out_nothing_more(broker: BrokerForTests, kind: str, asynchronous: bool) -> None:
+    """What had come already was still handed out, after the group was left and others got the same."""
+    either = EitherClient(broker.address, asynchronous=asynchronous)
+    client = either.client
+    either.do(client.publish("t", b"0"))
+
+    def open_one() -> Any:
+        options = {"group": "g"} if kind == "group" else {}
+        reader = either.do(client.subscribe("t") if kind == "subscribe" else client.stream("t", **options))
+        either.do(client.publish_many("t", [b"x"] * 10))
+        return reader
+
+    reader = open_one()
+    assert either.next(reader) is not None
+    either.do(reader.close())
+    assert either.next(reader) is None
+    reader = open_one()
+    assert _taken_by_who_closes_it(either, reader) == 1
+    reader = open_one()
+    assert either.next(reader) is not None
+    either.do(reader.close())
+    assert _lists_of(either, reader) == []
+    either.end()
+
+
+def _taken_by_who_closes_it(either: EitherClient, reader: Any) -> int:
+    async def take() -> int:
+        taken = 0
+        async for _ in reader:
+            taken += 1
+            await reader.close()
+        return taken
+
+    if either.loop is not None:
+        return either.loop.run_until_complete(take())
+    taken = 0
+    for _ in reader:
+        taken += 1
+        reader.close()
+    return taken
+
+
+def _lists_of(either: EitherClient, reader: Any) -> list[Any]:
+    async def take() -> list[Any]:
+        return [messages async for messages in reader.batches()]
+
+    return list(reader.batches()) if either.loop is None else either.loop.run_until_complete(take())

@@ -134,6 +134,7 @@ class AsyncStream(Following):
         while not self._closed:
             if not self._attention_in_s():
                 await self._attend()
+                continue  # meanwhile it may have been closed
             if operator.length_hint(self._pending):
                 return True
             if self._ready:
@@ -287,7 +288,7 @@ class AsyncStream(Following):
         try:
             await self._let_go()
         finally:
-            self._closed = True
+            self._closed = self._attention = True  # what is left of the handout is for others
             self._link.forget(self._on_trouble)
             self._link.close()
             self._ring()

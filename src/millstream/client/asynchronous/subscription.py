@@ -81,7 +81,8 @@ class AsyncSubscription(Subscribing):
         looked = False
         while not self._closed:
             if self._ready:
-                self._pending = iter(self._ready.popleft())
+                self._current = self._ready.popleft()
+                self._pending = iter(self._current)
                 if not self._ready:
                     self._ahead_bytes = 0
                     if self._connection is not None:
@@ -165,6 +166,7 @@ class AsyncSubscription(Subscribing):
         if self._closed:
             return
         self._closed = True
+        self._current.clear()
         self._opening.cancel()
         self._link.forget(self._on_trouble)
         self._link.close()

@@ -60,7 +60,7 @@ class Stream(Following):
 
     def _forked(self) -> None:
         """The member of the group is the parent."""
-        self._closed = True
+        self._closed = self._attention = True
 
     def open(self) -> None:
         """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""
@@ -138,6 +138,7 @@ class Stream(Following):
         while not self._closed:
             if not self._attention_in_s():
                 _complete(self._attend())
+                continue  # meanwhile it may have been closed
             if operator.length_hint(self._pending):
                 return True
             if self._ready:
@@ -299,7 +300,7 @@ class Stream(Following):
         try:
             _complete(self._let_go())
         finally:
-            self._closed = True
+            self._closed = self._attention = True  # what is left of the handout is for others
             if self._membership is not None:
                 self._membership.stop()
             transport = self._transport

@@ -69,7 +69,7 @@ class Subscription(Subscribing):
             return None
         for message in self._pending:  # a call of `next` could be interrupted with the message in nobody's hands
             return message
-        raise AssertionError("there is one")
+        return None  # closed meanwhile, by another thread
 
     def batches(self) -> Iterator[list[Message]]:
         """Messages in lists, each from one partition: less work per message."""
@@ -84,13 +84,17 @@ class Subscription(Subscribing):
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._closed:
             if self._ready:
-                self._pending = iter(self._ready[0])
+                self._current = self._ready[0]
+                self._pending = iter(self._current)
                 del self._ready[0]  # not by a call: see `next`
+                if self._closed:  # meanwhile, by another thread: it has emptied what it knew of
+                    break
                 return True
             remaining_s = 1.0 if deadline_s is None else deadline_s - time.monotonic()
             self._receive(max(0.0, min(1.0, remaining_s)))
             if remaining_s <= 0 and not self._ready:
                 return False
+        self._current.clear()
         return False
 
     def _receive(self, wait_s: float) -> None:
@@ -211,6 +215,7 @@ class Subscription(Subscribing):
         if self._closed:
             return
         self._closed = True
+        self._current.clear()
         transport = self._transport
         if transport is not None:
             transport.close()
