@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.knock import Flag
+from millstream.client.blocking.ongoing import Ongoing
 from millstream.client.blocking.transport import Transport
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.metadata import is_repeatable
@@ -27,7 +28,10 @@ class Link:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._lock = threading.Lock()
+        #: One thread connects, the others wait for it.
+        self._opening = Ongoing()
+        #: Why it did not come to it yet.
+        self._trouble = ""
         self._wake = Flag()
         self._closed = False
         self._connection: Connection | None = None
@@ -66,29 +70,35 @@ class Link:
 
     def get(self, deadline_s: float) -> Connection:
         """A usable connection.  Tries until the deadline; raises ConnectionLost after it."""
-        connection = self._connection
-        if connection is not None and connection.usable:
-            return connection
+        while True:
+            connection = self._connection
+            if connection is not None and connection.usable:
+                return connection
+            ours = self._opening.do(partial(self._open_again, deadline_s), deadline_s)
+            if not ours and time.monotonic() >= deadline_s:
+                raise ConnectionLost(self._trouble or str(self._target.unreachable(TimeoutError())))
+
+    def _open_again(self, deadline_s: float) -> None:
         backoff = Backoff()
-        with self._lock:  # one thread connects, the others wait for it
-            while True:
-                connection = self._connection
-                if self._closed:
-                    if connection is not None:
-                        connection.close()  # opened since, perhaps: `close` has closed the one that it knew of
-                    raise ConnectionLost("the client is closed")
-                if connection is not None and connection.usable:
-                    return connection
+        while True:
+            connection = self._connection
+            if self._closed:
                 if connection is not None:
-                    connection.retire()
-                try:
-                    remaining_s = max(0.05, deadline_s - time.monotonic())
-                    self._connection = self._connect(remaining_s)
-                except (ConnectionLost, ShuttingDown) as error:
-                    wait_s = backoff.next_s()
-                    if time.monotonic() + wait_s >= deadline_s:
-                        raise ConnectionLost(str(error)) from None
-                    self._wake.wait(wait_s)
+                    connection.close()  # opened since, perhaps: `close` has closed the one that it knew of
+                raise ConnectionLost("the client is closed")
+            if connection is not None and connection.usable:
+                return
+            if connection is not None:
+                connection.retire()
+            try:
+                self._connection = self._connect(max(0.05, deadline_s - time.monotonic()))
+                self._trouble = ""
+            except (ConnectionLost, ShuttingDown) as error:
+                self._trouble = str(error)
+                wait_s = backoff.next_s()
+                if time.monotonic() + wait_s >= deadline_s:
+                    raise ConnectionLost(str(error)) from None
+                self._wake.wait(wait_s)
 
     def call(self, call: Call, kind: Any) -> Any:
         """Make a call; one whose answer is lost is made again if that cannot do harm."""
@@ -112,7 +122,7 @@ class Link:
 
     def _forked(self) -> None:
         """The next request connects: nobody here waits for an answer on the parent's connection."""
-        self._lock = threading.Lock()
+        self._opening = Ongoing()
         self._connection = None
 
     def keep_alive(self, now_s: float) -> None:

@@ -5,13 +5,14 @@ Whoever waits for a reply reads the socket, as with any answer; see connection.p
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.link import Link
+from millstream.client.blocking.ongoing import Ongoing
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import Message, Receipt, TopicPartition, receipt
 from millstream.client.requests import Inbox
@@ -34,7 +35,7 @@ class Requester:
         self._inbox = Inbox()
         #: The connection on which the inbox is open.
         self._open_on: Connection | None = None
-        self._lock = threading.Lock()
+        self._opening = Ongoing()
         self._replies: dict[int, Message] = {}
 
     def _forked(self) -> None:
@@ -93,11 +94,13 @@ class Requester:
 
     def _open(self, connection: Connection, deadline_s: float) -> None:
         """Make sure that replies arrive on this connection."""
-        if self._open_on is connection:
-            return
-        with self._lock:
-            if self._open_on is connection:
-                return
+        opening = partial(self._open_inbox, connection, deadline_s)
+        while self._open_on is not connection and not self._opening.do(opening, deadline_s):
+            if time.monotonic() >= deadline_s:
+                raise RequestTimeout("the broker did not answer in time")
+
+    def _open_inbox(self, connection: Connection, deadline_s: float) -> None:
+        if self._open_on is not connection:
             connection.call(OpenInbox(address=self._inbox.address), Subscribed, deadline_s=deadline_s)
             self._open_on = connection
 

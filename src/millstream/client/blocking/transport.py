@@ -34,6 +34,8 @@ _STEPS: Final = 2
 _yield: Final[Callable[[], None]] = getattr(os, "sched_yield", lambda: None)
 _HEARTBEAT_FRAME: Final = encode_frame(FrameType.HEARTBEAT, b"")
 _RECEIVE_BYTES: Final = 64 * 1024
+#: More pieces than this the system does not take at once (IOV_MAX).
+_PIECES_MAX: Final = 1024
 _RESPONSE: Final = int(FrameType.RESPONSE)  # an IntEnum compares slowly
 
 
@@ -111,7 +113,9 @@ class Transport:
     # --- out -----------------------------------------------------------------------------------------------------
 
     def send(self, *parts: bytes) -> None:
-        """Send the pieces as one, without joining them.  Raises ConnectionLost."""
+        """Send the pieces as one, without joining them unless they are very many.  Raises ConnectionLost."""
+        if len(parts) > _PIECES_MAX:
+            parts = (b"".join(parts),)
         size = sum(map(len, parts))
         try:
             with self._send_lock:
