@@ -12,6 +12,7 @@ import pytest
 from fake_broker import FAULTS, FakeBroker, FakePartition, Fault
 
 import millstream
+from millstream.client.accumulator import Accumulator
 from millstream.client.blocking.producer import _close_all
 from millstream.errors import (
     ConnectionLost,
@@ -621,3 +622,58 @@ def test_an_idle_producer_says_that_it_is_alive() -> None:
 def test_settings_are_checked(client: millstream.Client, options: dict[str, object]) -> None:
     with pytest.raises(InvalidArgument):
         client.producer("t", **options)  # type: ignore[arg-type]
+
+
+# --- messages that are past the gate when the producer is closed ----------------------------------------------------
+
+
+def _pile(producer: millstream.Producer) -> list[bytes]:
+    return producer._accumulator._open_piles[0].entries  # type: ignore[return-value]
+
+
+def test_what_is_added_while_a_producer_is_closed_is_sent_as_well(
+    fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was given up, with an error for who closed the producer."""
+    producer = client.producer("t", linger_ms=1000)
+    producer.send(b"in time")
+    flush = producer.flush
+
+    def add_behind(timeout_s: float | None = None) -> None:
+        flush(timeout_s)
+        monkeypatch.undo()
+        _pile(producer).append(b"just in time")
+
+    monkeypatch.setattr(producer, "flush", add_behind)
+    producer.close()
+    assert fake.values("t") == [b"in time", b"just in time"]
+
+
+def test_what_is_added_after_a_producer_was_closed_is_reported_to_who_sends_it(
+    client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost without a word."""
+    failures: list[millstream.BatchFailure] = []
+    producer = client.producer("t", linger_ms=1000, on_error=failures.append)
+    producer.send(b"first")
+    put = Accumulator.put
+
+    def close_before(*arguments: object) -> bool:
+        monkeypatch.undo()
+        producer.close()
+        return put(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Accumulator, "put", close_before)
+    with pytest.raises(ConnectionLost, match="the producer was closed"):
+        producer.send("too late")
+    assert [failure.messages for failure in failures] == [1]
+
+
+def test_what_is_added_at_the_very_end_is_reported_to_who_closes_the_producer(
+    client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = client.producer("t", linger_ms=1000)
+    producer.send(b"first")
+    monkeypatch.setattr(producer._thread, "join", lambda timeout: _pile(producer).append(b"too late"))
+    with pytest.raises(ConnectionLost, match="the producer was closed"):
+        producer.close()

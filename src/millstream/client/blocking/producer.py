@@ -94,6 +94,7 @@ class Producer:
         self._busy = 0
         self._closing = False
         self._ended = False
+        self._is_copy = False
         self._goodbye = _Goodbye()
         #: Rings beside `_wake`: without confirmations the thread that rests listens to the broker meanwhile.
         self._bell = None if self._outbox.wants_answers else Bell()
@@ -142,6 +143,8 @@ class Producer:
         entry, partition = make_entry(value, key, headers, **options), options.get("partition")
         if not self._accumulator.take(entry, partition):
             self._send_closely(entry, partition)
+        elif self._ended:  # closed in between
+            self._report_late()
 
     def _send_closely(self, entry: AnyEntry, partition: int | None) -> None:
         """The slow path: whatever may be in the way of a message is dealt with here."""
@@ -186,14 +189,14 @@ class Producer:
         deadline_s = time.monotonic() + self._limit_s(timeout_s)
         try:
             self.flush(timeout_s)
+            while not self._accumulator.empty and not self._ended:  # threads were past the gate when it closed
+                self.flush(max(0.0, deadline_s - time.monotonic()))
             if not self._outbox.wants_answers:
                 self._say_goodbye(deadline_s - time.monotonic())
         finally:
             with self._lock:
-                if not self._ended:
-                    # A thread that was past the gate when it closed may have added a message behind the flush's back.
-                    self._outbox.abandon(ConnectionLost("the producer was closed"))
-                    self._ended = True
+                self._ended = True  # first: a thread that is past the gate even now sees it, or is seen
+                self._give_up()
                 _live.discard(self)
                 self._wake_up()
                 if self._transport is not None:
@@ -201,6 +204,18 @@ class Producer:
             self._report()
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=5)
+        self._report_late()
+
+    def _give_up(self) -> None:
+        """Fail what was taken and is not sent any more; not in a child, whose copy the parent sends."""
+        if not self._is_copy:
+            self._outbox.abandon(ConnectionLost("the producer was closed"))
+
+    def _report_late(self) -> None:
+        """A message that was past the gate when it closed may have come too late even to be given up."""
+        with self._lock:
+            self._give_up()
+        self._report()
         self._raise_failure()
 
     def _say_goodbye(self, limit_s: float) -> None:
@@ -248,7 +263,7 @@ class Producer:
     def _forked(self) -> None:
         """What waits here is sent by the parent, whose thread and connection this is."""
         self._lock = RLock()
-        self._closing = self._ended = True
+        self._closing = self._ended = self._is_copy = True
         _live.discard(self)
         self._accumulator.close_gate()
 
