@@ -12,7 +12,7 @@ import pytest
 
 import millstream
 from millstream.client import Client
-from millstream.errors import InvalidName, NoReplyAddress, RequestTimeout
+from millstream.errors import ConnectionLost, InvalidName, NoReplyAddress, RequestTimeout
 from millstream.options import CORRELATION_ID, REPLY_TO
 from millstream.testing.broker import BrokerForTests
 from tests.native import NativeClient
@@ -212,6 +212,21 @@ def test_an_async_request_outlives_its_connection(tmp_path: Path) -> None:
                 assert (await waiting).value == b"!"
                 await asked.close()
                 await client.close()
+
+    asyncio.run(run())
+
+
+def test_an_async_request_ends_with_its_client(broker: BrokerForTests) -> None:
+    """It waited for its whole time: nobody looked for replies any more, and nobody said so."""
+
+    async def run() -> None:
+        async with asyncio.timeout(20), millstream.aio.connect(broker.address) as client:
+            async with client.subscribe("ask") as asked:
+                waiting = asyncio.create_task(client.request("ask", b"?", timeout=60))
+                assert await asked.next(10) is not None
+            await client.close()
+            with pytest.raises(ConnectionLost, match="the client is closed"):
+                await waiting
 
     asyncio.run(run())
 

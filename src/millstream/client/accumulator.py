@@ -143,6 +143,14 @@ class Accumulator:
         for number in range(len(self._open_piles), partitions):
             self._open_piles.append(self._open_pile(number))
 
+    def limit(self, message_bytes_max: int) -> None:
+        """A message of the topic may have this many bytes now."""
+        if message_bytes_max < self.message_bytes_max:
+            for pile in self._all_piles():
+                pile.measure()
+                pile.grant(_CLOSED_LEFT)  # which was granted for larger ones: the next message is looked at
+        self.message_bytes_max = message_bytes_max
+
     def _open_pile(self, number: int) -> Pile:
         pile = Pile(self._delivery.open_line(number, self._producer), self._surcharge)
         pile.reset(self._grant(self.batch_bytes))

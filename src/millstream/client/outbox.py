@@ -109,6 +109,7 @@ class Outbox:
         return time.monotonic() - self.topic.loaded_s > METADATA_AGE_S
 
     def learn(self, topic: Topic) -> None:
+        self.accumulator.limit(topic.message_bytes_max)
         if len(topic.uids) >= len(self.topic.uids):
             self.topic = topic
             self.accumulator.grow(len(topic.uids))

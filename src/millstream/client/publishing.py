@@ -27,7 +27,7 @@ __all__ = [
     "Attempt",
     "Identity",
     "acks_number",
-    "as_entry",
+    "as_entries",
     "encode_goodbye",
     "fsync_number",
     "plan_batches",
@@ -95,8 +95,14 @@ _OPTIONS: Final = tuple(name for name in Outgoing.__struct_fields__ if name not 
 _options_of: Final = attrgetter(*_OPTIONS)
 
 
-def as_entry(item: Value | Outgoing | Message) -> tuple[AnyEntry, int | None]:
-    """What `publish_many` is given, and the partition it asks for."""
+def as_entries(messages: Iterable[Value | Outgoing | Message]) -> list[tuple[AnyEntry, int | None]]:
+    """What `publish_many` is given, each with the partition it asks for.  What is no message stops all of them."""
+    if isinstance(messages, str | bytes | bytearray | memoryview | Outgoing | Message):
+        raise InvalidArgument("publish_many takes a list of messages; publish is for a single one")
+    return [_as_entry(item) for item in messages]
+
+
+def _as_entry(item: Value | Outgoing | Message) -> tuple[AnyEntry, int | None]:
     if isinstance(item, Outgoing):
         options = dict(zip(_OPTIONS, _options_of(item), strict=True))
         return make_entry(item.value, item.key, traced(item.headers), **options), item.partition

@@ -13,7 +13,14 @@ from fake_broker import FAULTS, FakeBroker, FakePartition, Fault
 
 import millstream
 from millstream import aio
-from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, QuotaExceeded, RequestTimeout
+from millstream.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    MillstreamError,
+    PartitionNotFound,
+    QuotaExceeded,
+    RequestTimeout,
+)
 from tests.forgetful import forget_to_pause
 from tests.waiting import eventually, eventually_async
 
@@ -418,3 +425,14 @@ def test_a_close_that_is_cancelled_at_its_very_end_says_so_and_has_closed(fake: 
 
     run(fake, scenario)
     assert fake.values("t") == [b"a"]
+
+
+def test_a_producer_that_is_refused_keeps_no_connection(fake: FakeBroker) -> None:
+    async def scenario(client: aio.Client) -> None:
+        await client.ping()
+        connections = len(fake._peers)
+        with pytest.raises(PartitionNotFound):
+            await client.producer("t", partition=7)
+        await eventually_async(lambda: fake.connections == 2 and len(fake._peers) == connections)
+
+    run(fake, scenario)

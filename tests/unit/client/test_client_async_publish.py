@@ -7,7 +7,7 @@ import time
 
 import pytest
 from async_scenarios import numbered, run
-from fake_broker import FAULTS, FakeBroker, Fault, flow_notice
+from fake_broker import FAULTS, FakeBroker, FakePartition, Fault, flow_notice
 
 import millstream
 from millstream import aio
@@ -16,6 +16,7 @@ from millstream.client.asynchronous.producer import AsyncProducer
 from millstream.errors import (
     ConnectionLost,
     InvalidArgument,
+    PartitionNotFound,
     PayloadTooLarge,
     QuotaExceeded,
     RequestTimeout,
@@ -320,3 +321,71 @@ def test_nobody_is_slowed_down_by_a_notice_of_a_broker_that_is_gone(
             assert time.monotonic() - started_s < 4
 
     run(fake, scenario, timeout_s=20)
+
+
+# --- topics that are not what they were, and clients that are closed ------------------------------------------------
+
+
+def test_a_topic_that_was_made_again_with_fewer_partitions_is_looked_up_again() -> None:
+    """Keys that belonged to the partitions that were gone were refused for ever."""
+
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"before")
+        fake.topics["t"] = [FakePartition(uid=200)]
+        fake.faults.append(Fault(error=PartitionNotFound("topic 't' has partition 0, not 3")))
+        with pytest.raises(PartitionNotFound):
+            await client.publish("t", b"refused")
+        receipts = await asyncio.gather(*(client.publish("t", value, key=value) for value in numbered(8)))
+        assert [(receipt.partition, receipt.partition_uid) for receipt in receipts] == [(0, 200)] * 8
+
+    with FakeBroker(partitions=4) as fake:
+        run(fake, scenario)
+        assert sorted(fake.values("t"), key=str) == numbered(8)
+
+
+def test_what_waits_while_its_topic_is_changed_is_published_afterwards(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was told that the producer was closed, by a client that had none."""
+    monkeypatch.setattr(client_module, "_PUBLISH_BUFFER_BYTES", 1)
+
+    async def scenario(client: aio.Client) -> None:
+        await client.publish("t", b"0")
+        fake.hold_answers.clear()
+        first = asyncio.create_task(client.publish("t", b"1"))
+        await asyncio.to_thread(fake.wait_for, lambda: len(fake.publishes) == 2)
+        waiting = asyncio.create_task(client.publish("t", b"2"))
+        await asyncio.sleep(0.01)
+        changing = asyncio.create_task(client._forget("t"))
+        await asyncio.sleep(0.01)
+        fake.hold_answers.set()
+        await asyncio.gather(first, waiting, changing)
+
+    run(fake, scenario)
+    assert fake.values("t") == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("messages", [[b"ok", b"x" * 200], [millstream.Outgoing(value=b"ok"), "x" * 200]])
+def test_of_messages_one_of_which_is_too_large_none_is_stored(messages: list[bytes]) -> None:
+    async def scenario(client: aio.Client) -> None:
+        for _ in range(2):  # a topic that is new, and one that is known
+            with pytest.raises(PayloadTooLarge) as caught:
+                await client.publish_many("t", messages)
+            assert caught.value.confirmed == {}
+
+    with FakeBroker(max_message_bytes=100) as fake:
+        run(fake, scenario)
+        assert fake.publishes == []
+
+
+def test_the_exception_that_ends_a_block_is_not_replaced_by_what_its_client_has_to_report(fake: FakeBroker) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            producer = await client.producer("t", linger_ms=60_000)
+            await producer.send(b"x")
+            fake.faults.append(Fault(error=QuotaExceeded("no room")))
+            raise ValueError("what the program has to say")
+
+    with pytest.raises(ValueError, match="what the program has to say"):
+        asyncio.run(main())
+    assert fake.publishes, "it was sent nevertheless"

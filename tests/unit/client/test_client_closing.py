@@ -111,6 +111,18 @@ def test_a_client_that_is_closed_opens_nothing_more(kind: str, asynchronous: boo
             either.loop.close()
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_a_client_that_is_closed_publishes_nothing_more(fake: FakeSubscriptions, asynchronous: bool) -> None:
+    either = EitherClient(fake.address, asynchronous=asynchronous)
+    either.do(either.client.publish("t", b"x"))
+    either.do(either.client.close())
+    for value in (b"y", "y"):
+        with pytest.raises(ConnectionLost, match="the client is closed"):
+            either.do(either.client.publish("t", value))
+    if either.loop is not None:
+        either.loop.close()
+
+
 @pytest.mark.parametrize("kind", ["producer", "stream", "subscribe", "queue"])
 def test_what_another_thread_opens_while_its_client_is_closed_keeps_no_connection(kind: str) -> None:
     asked, go_on = threading.Event(), threading.Event()

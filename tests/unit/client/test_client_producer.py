@@ -624,6 +624,25 @@ def test_settings_are_checked(client: millstream.Client, options: dict[str, obje
         client.producer("t", **options)  # type: ignore[arg-type]
 
 
+def test_a_producer_learns_how_large_messages_may_be(fake: FakeBroker, client: millstream.Client) -> None:
+    """It kept to what was true when it was opened."""
+    fake.max_message_bytes = 100
+    with client.producer("t", linger_ms=1000) as producer:
+        with pytest.raises(PayloadTooLarge):
+            producer.send(b"x" * 200)
+        fake.max_message_bytes = 1000
+        producer._look_again()
+        producer.send(b"x" * 200)
+        producer.send(b"x" * 80)
+        fake.max_message_bytes = 50
+        producer._look_again()
+        for value in (b"x" * 80, "x" * 80):
+            with pytest.raises(PayloadTooLarge):
+                producer.send(value)
+        producer.send(b"x" * 40)
+    assert [len(value or b"") for value in fake.values("t")] == [200, 80, 40]
+
+
 # --- messages that are past the gate when the producer is closed ----------------------------------------------------
 
 

@@ -27,13 +27,13 @@ from millstream.client.asynchronous.work import AsyncWork
 from millstream.client.functions import refuse_asynchronous
 from millstream.client.messages import BatchFailure, Message, Outgoing, Receipt, TopicPartition
 from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable
-from millstream.client.publishing import as_entry, fsync_number
+from millstream.client.publishing import as_entries, fsync_number
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
 from millstream.client.spans import traced
 from millstream.client.values import Headers, Key, Value, make_entry
 from millstream.durations import Duration
 from millstream.entries import AnyEntry, Priority
-from millstream.errors import ConnectionLost, MillstreamError, RequestError
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestError
 from millstream.names import DEFAULT_NAMESPACE, check_topic
 from millstream.vigil import Vigil
 from millstream.wire import calls
@@ -108,6 +108,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         self._publishers_limit = _PUBLISHERS_MAX
         #: Those that are being opened, each once for all who wait for it.
         self._opening: dict[tuple[str, str | None], Ongoing[AsyncProducer]] = {}
+        #: Those whose topic is not what it was, while they are being closed.
+        self._leaving: set[asyncio.Task[None]] = set()
         self._children: weakref.WeakSet[_Child] = weakref.WeakSet()
         self._closed = False
 
@@ -119,8 +121,12 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     async def __aenter__(self) -> AsyncClient:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
+    async def __aexit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            await self.close()
+            return
+        with contextlib.suppress(MillstreamError):  # the exception that ended the block says more
+            await self.close()
 
     async def close(self) -> None:
         """Stop workers, close queues, streams and producers (which flush), then the connection.
@@ -138,6 +144,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
                 await child.close()
             except Exception as error:  # also of a callback of the user's: the others have messages to send
                 failure = failure or error
+        if self._leaving:
+            await asyncio.wait(self._leaving)
         await self._requester.close()
         self._link.close()
         if failure is not None:
@@ -164,8 +172,18 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         """A topic is no longer what it was."""
         self._topics.pop(topic, None)
         for key in [key for key in self._publishers if key[0] == topic]:
-            with contextlib.suppress(MillstreamError):  # those who published were told
-                await self._publishers.pop(key).close()
+            publisher = self._publishers.pop(key, None)
+            if publisher is not None:
+                await _close_quietly(publisher)
+
+    def _drop(self, key: tuple[str, str | None], publisher: AsyncProducer) -> None:
+        """The broker does not know its topic any more, or not all partitions: what comes next is for another one."""
+        self._topics.pop(key[0], None)
+        if self._publishers.get(key) is publisher:
+            del self._publishers[key]
+            leaving = asyncio.get_running_loop().create_task(_close_quietly(publisher))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
 
     async def call(self, call: calls.Call, kind: Any) -> Any:
         """Any call of the control protocol, for what has no method of its own."""
@@ -254,12 +272,14 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         What the broker refuses raises its error, with the receipts of what is stored nevertheless, by their place in
         `messages`, as its `confirmed`.
         """
-        entries = [as_entry(item) for item in messages]  # first of all: what is no message stops all of them
+        entries = as_entries(messages)
         futures: list[asyncio.Future[Receipt]] = []
         failure: BaseException | None = None
         try:
             if entries and (topic, None) not in self._publishers:
                 await self._open_publisher(topic, None, *zip(*entries, strict=True))
+            if (publisher := self._publishers.get((topic, None))) is not None:
+                publisher.check_sizes(entries)  # of all of them before the first is sent
             for entry, partition in entries:
                 publisher = self._publishers.get((topic, None))
                 quick = publisher and publisher.submit_quickly(entry, partition, alone=False)
@@ -281,10 +301,15 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     async def _submit(
         self, topic: str, entry: AnyEntry, partition: int | None, fsync: str | None, *, alone: bool
     ) -> asyncio.Future[Receipt]:
-        publisher = self._publishers.get((topic, fsync))
-        if publisher is None:
-            publisher = await self._open_publisher(topic, fsync, (entry,), (partition,))
-        return await publisher.submit(entry, partition, alone=alone)
+        while True:
+            publisher = self._publishers.get((topic, fsync))
+            if publisher is None or publisher.closing:
+                publisher = await self._open_publisher(topic, fsync, (entry,), (partition,))
+            try:
+                return await publisher.submit(entry, partition, alone=alone)
+            except InvalidArgument:
+                if not publisher.closing:
+                    raise  # else its topic was changed, or the client is closed
 
     async def _open_publisher(
         self, topic: str, fsync: str | None, entries: Sequence[AnyEntry], partitions: Sequence[int | None]
@@ -292,8 +317,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         fsync_number(fsync)
         key = (topic, fsync)
         while True:
-            if self._closed:
-                raise ConnectionLost("the client is closed")
+            self._check_open()
             if (known := self._publishers.get(key)) is not None:
                 return known
             opening = self._opening.get(key)
@@ -325,6 +349,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
                 partition=None,
                 fsync=fsync,
             )
+            publisher: AsyncProducer
             publisher = self._publishers[topic, fsync] = AsyncProducer(
                 self._link,
                 await self._topic(topic, entries, partitions),
@@ -333,6 +358,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
                 request_timeout_s=self._target.timeout_s,
                 new_identity=self._new_identity,
                 look_up=self._look_up,
+                on_gone=lambda: self._drop((topic, fsync), publisher),
                 owns_link=False,
                 flow=self._flow,
                 vigil=self._vigil,
@@ -347,8 +373,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         closing = [self._publishers.pop(key) for key in unused]
         self._publishers_limit = max(_PUBLISHERS_MAX, 2 * len(self._publishers))
         for publisher in closing:
-            with contextlib.suppress(MillstreamError):
-                await publisher.close()
+            await _close_quietly(publisher)
 
     # --- producers and streams -----------------------------------------------------------------------------------
 
@@ -393,19 +418,19 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             await link.open()
             try:
                 self._check_open()  # again: nobody would close what it makes now
-            except ConnectionLost:
+                producer = AsyncProducer(
+                    link,
+                    known,
+                    settings,
+                    identity,
+                    request_timeout_s=self._target.timeout_s,
+                    new_identity=self._new_identity,
+                    look_up=self._look_up,
+                    on_error=on_error,
+                )
+            except BaseException:
                 link.close()
                 raise
-            producer = AsyncProducer(
-                link,
-                known,
-                settings,
-                identity,
-                request_timeout_s=self._target.timeout_s,
-                new_identity=self._new_identity,
-                look_up=self._look_up,
-                on_error=on_error,
-            )
             self._adopt(producer)
             return producer
 
@@ -462,6 +487,11 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             return stream
 
         return OpeningStream(open_stream)
+
+
+async def _close_quietly(publisher: AsyncProducer) -> None:
+    with contextlib.suppress(MillstreamError):  # those who published were told
+        await publisher.close()
 
 
 async def _outcomes(futures: Sequence[asyncio.Future[Receipt]]) -> list[Receipt | BaseException]:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeAlias, Unpack
 
 import mmh3
@@ -22,7 +22,15 @@ from millstream.client.outbox import Outbox, settled_all
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import HeaderItems, Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
-from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestError, RequestTimeout
+from millstream.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    MillstreamError,
+    PartitionNotFound,
+    RequestError,
+    RequestTimeout,
+    TopicNotFound,
+)
 from millstream.vigil import Vigil
 from millstream.wire.frames import FrameType
 from millstream.wire.messages import PublishResult
@@ -56,11 +64,14 @@ class AsyncProducer:
         new_identity: Callable[[], Awaitable[int]],
         look_up: Callable[[str], Awaitable[Topic]],
         on_error: Callable[[BatchFailure], None] | None = None,
+        on_gone: Callable[[], None] | None = None,
         owns_link: bool = True,
         flow: FlowNotices | None = None,
         vigil: Vigil | None = None,
     ) -> None:
-        """`flow` is where the broker's notices are, for a link that carries more than this.
+        """`on_gone` is told when the broker does not know the topic, or a partition of it, any more.
+
+        `flow` is where the broker's notices are, for a link that carries more than this.
 
         `vigil` is told when messages leave that somebody waits for, and when they are confirmed.
         """
@@ -70,6 +81,7 @@ class AsyncProducer:
         self._new_identity = new_identity
         self._look_up = look_up
         self._on_error = on_error
+        self._on_gone = on_gone
         self._outbox = Outbox(
             topic, settings, identity, request_timeout_s=request_timeout_s, correlations=link.correlations, flow=flow
         )
@@ -267,6 +279,18 @@ class AsyncProducer:
             await self.close()
 
     @property
+    def closing(self) -> bool:
+        """Nothing more is taken."""
+        return self._closing
+
+    def check_sizes(self, entries: Iterable[tuple[AnyEntry, int | None]]) -> None:
+        """Raises PayloadTooLarge if the topic does not allow one of them."""
+        limit = self._accumulator.message_bytes_max
+        for entry, _ in entries:
+            if type(entry) is not bytes or len(entry) > limit:
+                self._accumulator.check_size(entry)
+
+    @property
     def unused_s(self) -> float:
         """For how long nothing was published by `submit`; -1 while something is under way."""
         busy = self._coming or not self._outbox.delivery.idle or not self._accumulator.empty
@@ -373,6 +397,8 @@ class AsyncProducer:
                 self._look_beside().add_done_callback(lambda _: self._confirm(batch, result))
             return
         assert error is not None
+        if self._on_gone is not None and isinstance(error, TopicNotFound | PartitionNotFound):
+            self._on_gone()
         refused = isinstance(error, RequestError) and not settled.in_doubt and batch.count > 1
         again: list[tuple[AnyEntry, _Ticket]] = []
         for future, entry in tickets:

@@ -54,6 +54,8 @@ class AsyncRequester:
             raise RequestTimeout(f"no reply came within {timeout_s:g} s") from None
         finally:
             del self._waiting[number]
+            if not future.cancel() and not future.cancelled():
+                future.exception()  # of one that ended before anybody came to wait for it
 
     async def reply(self, address: str, batch: tuple[bytes, bytes], timeout_s: float) -> Receipt | None:
         """Send a reply to somebody's inbox; None when that is gone."""
@@ -105,9 +107,12 @@ class AsyncRequester:
                     break
             except MillstreamError:
                 break
+        self._fail("the connection is lost, and with it the replies")
+
+    def _fail(self, why: str) -> None:
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(ConnectionLost("the connection is lost, and with it the replies"))
+                future.set_exception(ConnectionLost(why))
 
     def take(self, payload: memoryview) -> None:
         """Hand a DELIVERY to whoever waits for it."""
@@ -120,6 +125,7 @@ class AsyncRequester:
 
     async def close(self) -> None:
         self._link.forget(self._on_trouble)
+        self._fail("the client is closed")
         if self._reopening is not None:
             self._reopening.cancel()
             await asyncio.wait((self._reopening,))  # who is cancelled himself meanwhile hears of it

@@ -35,7 +35,7 @@ from millstream.client.messages import (
     receipts,
 )
 from millstream.client.metadata import METADATA_AGE_S, Topic
-from millstream.client.publishing import as_entry, fsync_number, plan_batches
+from millstream.client.publishing import as_entries, fsync_number, plan_batches
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
 from millstream.client.spans import traced
 from millstream.client.values import Headers, Key, Value, make_entry
@@ -273,7 +273,7 @@ class Client(Admin, PubSub, Work):
         What the broker refuses raises its error, with the receipts of what is stored nevertheless, by their place in
         `messages`, as its `confirmed`; what is behind the refused batch is not sent.
         """
-        entries = [as_entry(item) for item in messages]  # first of all: what is no message stops all of them
+        entries = as_entries(messages)
         wanted = [entry for entry, _ in entries], [partition for _, partition in entries]
         known = self._topic(topic, *wanted)
         if any(partition is not None and partition >= len(known.uids) for _, partition in entries):
