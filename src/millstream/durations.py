@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import re
 from datetime import timedelta
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeGuard
 
 from millstream.errors import InvalidArgument
 
-__all__ = ["DURATION_MS_MAX", "Duration", "format_ms", "parse_ms"]
+__all__ = ["DURATION_MS_MAX", "Duration", "format_ms", "is_span", "parse_ms"]
 
 Duration: TypeAlias = float | str | timedelta
 
@@ -20,6 +20,11 @@ _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 _TEXT: Final = re.compile(rf"(?:{_PART.pattern}\s*)+")
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
+
+
+def is_span(value: object) -> TypeGuard[float]:
+    """A number that can be a length of time."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def parse_ms(span: Duration, name: str = "duration") -> int:
@@ -35,7 +40,7 @@ def parse_ms(span: Duration, name: str = "duration") -> int:
             return round(ms)
     else:
         seconds = span.total_seconds() if isinstance(span, timedelta) else span
-        if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds < math.inf:
+        if is_span(seconds):
             return round(seconds * 1000)
     raise InvalidArgument(
         f"{name}={span!r} is not a length of time: use seconds, a timedelta or text such as '30s', '5m', '1h30m'"

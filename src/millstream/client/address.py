@@ -12,6 +12,7 @@ from typing import Final
 from millstream.addresses import TLS_SCHEME, parse_address
 from millstream.client.tls import client_context
 from millstream.client.values import encode_call, key_bytes
+from millstream.durations import is_span
 from millstream.errors import ConnectionLost, InvalidArgument
 from millstream.names import DEFAULT_NAMESPACE, check_namespace
 from millstream.version import VERSION
@@ -54,8 +55,8 @@ class Target:
         stay_awake: bool = True,
     ) -> Target:
         host, port = parse_address(address)
-        if timeout_s <= 0:
-            raise InvalidArgument(f"timeout_s must be more than 0, not {timeout_s}")
+        if not is_span(timeout_s) or not timeout_s:
+            raise InvalidArgument(f"timeout_s must be a number of seconds, and more than 0, not {timeout_s!r}")
         name = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         key = os.environ.get(KEY_VARIABLE) if key is None else key
         key_bytes(key)  # a text, and said here, where nobody repeats it

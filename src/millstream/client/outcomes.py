@@ -6,16 +6,16 @@ import logging
 from typing import Any, Final
 
 from millstream.client.leases import QueueMessage
-from millstream.client.settings import QueueSettings
+from millstream.client.settings import QueueSettings, is_count
 from millstream.durations import Duration
 from millstream.errors import InvalidArgument, ReceiptInvalid
 
 __all__ = [
-    "PREFETCH_PER_TASK",
     "Reject",
     "Retry",
     "check_concurrency",
     "check_settles",
+    "prefetch_for",
     "settle_failure",
     "settle_success",
 ]
@@ -23,7 +23,7 @@ __all__ = [
 _log = logging.getLogger("millstream.worker")
 
 #: How many messages a worker leases for each thing it does at a time: enough to be busy, too few to hoard.
-PREFETCH_PER_TASK: Final = 4
+_PREFETCH_PER_TASK: Final = 4
 
 
 class Reject(Exception):
@@ -74,8 +74,12 @@ def _settle_as_said(message: QueueMessage, problem: BaseException) -> None:
 
 
 def check_concurrency(concurrency: int) -> None:
-    if concurrency < 1:
-        raise InvalidArgument(f"concurrency must be 1 or more, not {concurrency}")
+    if not is_count(concurrency, 1):
+        raise InvalidArgument(f"concurrency must be 1 or more, not {concurrency!r}")
+
+
+def prefetch_for(prefetch: int | None, concurrency: int) -> int:
+    return concurrency * _PREFETCH_PER_TASK if prefetch is None else prefetch
 
 
 def check_settles(settings: QueueSettings) -> None:

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias, TypedDict
+from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeGuard
 
 from millstream.client.delivery import WINDOW_MAX
 from millstream.client.messages import TopicPartition
 from millstream.client.publishing import acks_number, fsync_number
-from millstream.durations import Duration, parse_ms
+from millstream.durations import Duration, is_span, parse_ms
 from millstream.errors import ConfigInvalid, InvalidArgument
 from millstream.names import check_group, check_pattern, check_topic, is_pattern
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN, QueuePolicy
 from millstream.records import PRODUCED_MAX, Codec
 from millstream.wire.frames import FRAME_BYTES_MAX
 
-__all__ = ["ProducerSettings", "QueueOptions", "QueueSettings", "StartAt", "StreamSettings", "lease_length_ms"]
+__all__ = [
+    "ProducerSettings",
+    "QueueOptions",
+    "QueueSettings",
+    "StartAt",
+    "StreamSettings",
+    "check_timeout",
+    "is_count",
+    "lease_length_ms",
+]
 
 #: Where a stream begins: a word, a moment (local time without a time zone), an offset, or an offset per partition.
 StartAt: TypeAlias = str | datetime | int | Mapping[int, int]
@@ -51,9 +61,17 @@ def lease_length_ms(lease: Duration | None) -> int:
     return lease_ms
 
 
+def is_count(value: object, least: int, most: float = math.inf) -> TypeGuard[int]:
+    return type(value) is int and least <= value <= most
+
+
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
         raise InvalidArgument(sentence)
+
+
+def check_timeout(timeout_s: object) -> None:
+    _require(timeout_s is None or is_span(timeout_s), f"timeout_s is a number of seconds or None, not {timeout_s!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +94,22 @@ class ProducerSettings:
         partition = self.partition
         _require(partition is None or type(partition) is int, f"partition is a number, not {partition!r}")
         _require(self.compression in _CODECS, f"compression is 'lz4', 'zstd' or None, not {self.compression!r}")
-        _require(0 <= self.linger_ms <= 60_000, f"linger_ms is between 0 and 60000, not {self.linger_ms}")
         _require(
-            1 <= self.batch_bytes <= FRAME_BYTES_MAX // 2,
-            f"batch_bytes is between 1 and {FRAME_BYTES_MAX // 2}, not {self.batch_bytes}",
+            is_span(self.linger_ms) and self.linger_ms <= 60_000,
+            f"linger_ms is between 0 and 60000, not {self.linger_ms!r}",
         )
         _require(
-            1 <= self.batch_messages <= PRODUCED_MAX,
-            f"batch_messages is 1 to {PRODUCED_MAX}, not {self.batch_messages}",
+            is_count(self.batch_bytes, 1, FRAME_BYTES_MAX // 2),
+            f"batch_bytes is between 1 and {FRAME_BYTES_MAX // 2}, not {self.batch_bytes!r}",
         )
-        _require(1 <= self.window <= WINDOW_MAX, f"window is between 1 and {WINDOW_MAX}, not {self.window}")
-        _require(self.buffer_bytes >= 1, f"buffer_bytes must be more than 0, not {self.buffer_bytes}")
+        _require(
+            is_count(self.batch_messages, 1, PRODUCED_MAX),
+            f"batch_messages is 1 to {PRODUCED_MAX}, not {self.batch_messages!r}",
+        )
+        _require(is_count(self.window, 1, WINDOW_MAX), f"window is between 1 and {WINDOW_MAX}, not {self.window!r}")
+        _require(is_count(self.buffer_bytes, 1), f"buffer_bytes must be more than 0, not {self.buffer_bytes!r}")
+        for name, span in (("delivery_timeout_s", self.delivery_timeout_s), ("send_timeout_s", self.send_timeout_s)):
+            _require(is_span(span), f"{name} is a number of seconds, not {span!r}")
         _require(self.delivery_timeout_s > 0, f"delivery_timeout_s must be more than 0, not {self.delivery_timeout_s}")
 
     @property
@@ -125,11 +148,19 @@ class StreamSettings:
             _is_start(start),
             f"start is 'earliest', 'latest', a datetime, an offset or offsets by partition, not {start!r}",
         )
-        _require(self.session_ms >= 1, f"session_ms must be 1 or more, not {self.session_ms}")
+        _require(is_count(self.session_ms, 1), f"session_ms must be 1 or more, not {self.session_ms!r}")
+        _require(is_count(self.rebalance_ms, 1), f"rebalance_ms must be 1 or more, not {self.rebalance_ms!r}")
         _require(self.commit in ("auto", "manual"), f"commit is 'auto' or 'manual', not {self.commit!r}")
-        _require(self.commit_interval_s > 0, f"commit_interval_s must be more than 0, not {self.commit_interval_s}")
+        _require(
+            is_span(self.commit_interval_s) and self.commit_interval_s > 0,
+            f"commit_interval_s must be more than 0, not {self.commit_interval_s!r}",
+        )
+        check_timeout(self.timeout_s)
         _require(self.on_damage in ("raise", "skip"), f"on_damage is 'raise' or 'skip', not {self.on_damage!r}")
-        _require(1 <= self.max_bytes <= FRAME_BYTES_MAX, f"max_bytes is 1 to {FRAME_BYTES_MAX}, not {self.max_bytes}")
+        _require(
+            is_count(self.max_bytes, 1, FRAME_BYTES_MAX),
+            f"max_bytes is 1 to {FRAME_BYTES_MAX}, not {self.max_bytes!r}",
+        )
 
     @property
     def commits_itself(self) -> bool:
@@ -209,12 +240,16 @@ class QueueSettings:
     def __post_init__(self) -> None:
         check_pattern(self.topic) if is_pattern(self.topic) else check_topic(self.topic)
         check_group(self.group)
-        _require(1 <= self.prefetch <= 1_000_000, f"prefetch is between 1 and 1000000, not {self.prefetch}")
+        _require(is_count(self.prefetch, 1, 1_000_000), f"prefetch is between 1 and 1000000, not {self.prefetch!r}")
+        check_timeout(self.timeout_s)
         _require(self.start in ("", "earliest", "latest"), f"start is 'earliest' or 'latest', not {self.start!r}")
         _require(
             1 <= self.ack_linger_ms <= 60_000, f"ack_linger is between 1 ms and 1 min, not {self.ack_linger_ms} ms"
         )
-        _require(1 <= self.max_bytes <= FRAME_BYTES_MAX, f"max_bytes is 1 to {FRAME_BYTES_MAX}, not {self.max_bytes}")
+        _require(
+            is_count(self.max_bytes, 1, FRAME_BYTES_MAX),
+            f"max_bytes is 1 to {FRAME_BYTES_MAX}, not {self.max_bytes!r}",
+        )
         try:
             QueuePolicy.from_mapping(self.policy)
         except ConfigInvalid as problem:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from millstream.client.messages import Message, TopicPartition, batches_in, messages_of
+from millstream.client.settings import check_timeout
 from millstream.errors import InvalidArgument
 from millstream.names import check_pattern
 from millstream.wire.deliveries import Delivered, decode_delivery
@@ -37,6 +38,7 @@ class Subscribing:
     def __init__(self, patterns: tuple[str, ...], *, timeout_s: float | None, reply: Callable[..., Any] | None) -> None:
         if not patterns:
             raise InvalidArgument("a subscription needs at least one pattern")
+        check_timeout(timeout_s)
         self.patterns = tuple(map(check_pattern, patterns))
         #: Messages that came too fast for us: the broker did not send them, and will not.
         self.missed = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import millstream
 from millstream.errors import InvalidArgument
 from millstream.headers import decode_headers
 from millstream.records import Batch, Columns
+from tests.either import EitherClient
 
 
 def batches(fake: FakeBroker) -> list[Batch]:
@@ -143,3 +145,50 @@ def test_a_rate_that_is_no_number_does_not_mean_none(rate: float, client: millst
 def test_a_lease_that_is_extended_by_nothing_does_not_get_the_usual_length(client: millstream.Client) -> None:
     with pytest.raises(InvalidArgument, match="an extension is more than 0"):
         client.queues.settle("extend", ["t:0:0:1:0000010175cc0b28"], delay=0)
+
+
+@pytest.mark.parametrize("messages", ["hello", b"hello", bytearray(b"hello"), millstream.Outgoing(value="hello")])
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_a_single_message_is_not_taken_for_many(fake: FakeBroker, messages: Any, asynchronous: bool) -> None:
+    """Each letter of a text was published as a message."""
+    either = EitherClient(fake.address, asynchronous=asynchronous)
+    with pytest.raises(InvalidArgument, match="publish_many takes a list of messages; publish is for a single one"):
+        either.do(either.client.publish_many("t", messages))
+    either.end()
+    assert fake.publishes == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "sentence"),
+    [
+        ("producer", {"linger_ms": "5"}, "linger_ms is between 0 and 60000, not '5'"),
+        ("producer", {"batch_bytes": "5"}, "batch_bytes is between 1 and 5242880, not '5'"),
+        ("producer", {"window": None}, "window is between 1 and 16, not None"),
+        ("producer", {"buffer_bytes": "1"}, "buffer_bytes must be more than 0, not '1'"),
+        ("producer", {"delivery_timeout_s": math.inf}, "delivery_timeout_s is a number of seconds, not inf"),
+        ("producer", {"delivery_timeout_s": 0}, "delivery_timeout_s must be more than 0, not 0"),
+        ("producer", {"send_timeout_s": "1"}, "send_timeout_s is a number of seconds, not '1'"),
+        ("stream", {"timeout_s": math.inf}, "timeout_s is a number of seconds or None, not inf"),
+        ("stream", {"max_bytes": "1"}, "max_bytes is 1 to 10485760, not '1'"),
+        ("stream", {"commit_interval_s": "1"}, "commit_interval_s must be more than 0, not '1'"),
+        ("subscribe", {"timeout_s": "1"}, "timeout_s is a number of seconds or None, not '1'"),
+        ("queue", {"prefetch": "10"}, "prefetch is between 1 and 1000000, not '10'"),
+        ("queue", {"timeout_s": math.nan}, "timeout_s is a number of seconds or None, not nan"),
+        ("worker", {"concurrency": "8"}, "concurrency must be 1 or more, not '8'"),
+        ("worker", {"prefetch": 0}, "prefetch is between 1 and 1000000, not 0"),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_an_option_that_cannot_be_is_refused_in_words(
+    fake: FakeBroker, kind: str, options: dict[str, Any], sentence: str, asynchronous: bool
+) -> None:
+    either = EitherClient(fake.address, asynchronous=asynchronous)
+    with pytest.raises(InvalidArgument, match=sentence):
+        either.do(getattr(either.client, kind)("t", **options))
+    either.end()
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, math.nan, "5", 0])
+def test_a_client_without_a_time_limit_is_refused(fake: FakeBroker, timeout_s: Any) -> None:
+    with pytest.raises(InvalidArgument, match="timeout_s must be a number of seconds, and more than 0"):
+        millstream.connect(fake.address, timeout_s=timeout_s)

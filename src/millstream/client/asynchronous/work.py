@@ -10,7 +10,7 @@ from millstream.client.asynchronous.opening import OpeningQueue
 from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.queues import AsyncQueues
 from millstream.client.asynchronous.worker import AsyncWorker, run_workers
-from millstream.client.outcomes import PREFETCH_PER_TASK, check_concurrency, check_settles
+from millstream.client.outcomes import check_concurrency, check_settles, prefetch_for
 from millstream.client.queue_requests import explain_call
 from millstream.client.settings import QueueOptions, QueueSettings
 from millstream.wire import calls, queue_calls
@@ -72,7 +72,7 @@ class AsyncWork:
         Coroutine functions run as `concurrency` tasks, plain functions in that many threads.
         """
         check_concurrency(concurrency)
-        settings = QueueSettings.of(topic, group, prefetch or concurrency * PREFETCH_PER_TASK, options)
+        settings = QueueSettings.of(topic, group, prefetch_for(prefetch, concurrency), options)
         check_settles(settings)
         return lambda handler: self.make_worker(handler, settings, concurrency)
 

@@ -36,6 +36,8 @@ _log = logging.getLogger("millstream.client")
 
 #: A fetch is answered within its waiting time; a broker this much later is gone.
 _SILENCE_S: Final = FETCH_WAIT_MS / 1000 + 15
+#: However long a message is waited for, the stream looks around this often.
+_LOOK_S: Final = 1.0
 _T = TypeVar("_T")
 
 
@@ -148,8 +150,8 @@ class Stream(Following):
                 if not handout.messages:
                     self._finish()
                 continue
-            remaining_s = 1.0 if deadline_s is None else deadline_s - time.monotonic()
-            self._fetch(max(0.0, min(remaining_s, self._attention_in_s())))
+            remaining_s = _LOOK_S if deadline_s is None else deadline_s - time.monotonic()
+            self._fetch(max(0.0, min(remaining_s, self._attention_in_s(), _LOOK_S)))
             if remaining_s <= 0 and not self._ready:
                 return False
         return False

@@ -9,7 +9,7 @@ from millstream.client.address import Target
 from millstream.client.blocking.queue import Queue
 from millstream.client.blocking.queues import Queues
 from millstream.client.blocking.worker import Worker, make_worker, run_workers
-from millstream.client.outcomes import PREFETCH_PER_TASK, check_concurrency, check_settles
+from millstream.client.outcomes import check_concurrency, check_settles, prefetch_for
 from millstream.client.queue_requests import explain_call
 from millstream.client.settings import QueueOptions, QueueSettings
 from millstream.wire import calls, queue_calls
@@ -76,7 +76,7 @@ class Work:
         functions run in `concurrency` threads, coroutine functions as that many tasks of one event loop.
         """
         check_concurrency(concurrency)
-        settings = QueueSettings.of(topic, group, prefetch or concurrency * PREFETCH_PER_TASK, options)
+        settings = QueueSettings.of(topic, group, prefetch_for(prefetch, concurrency), options)
         check_settles(settings)
 
         def decorate(handler: Callable[[Any], Any]) -> Worker:
