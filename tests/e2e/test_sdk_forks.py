@@ -59,6 +59,20 @@ if child:
     assert client.request("echo", "after", timeout=5).text == "after"
 """
 
+_IDLES = """
+import os, sys, threading, millstream
+client = millstream.connect(sys.argv[1], timeout_s=10)
+child = os.fork()
+if not child:
+    assert threading.active_count() == 1, "a thread for a client that nobody uses"
+client.publish("t", b"x")
+names = [thread.name for thread in threading.enumerate()]
+assert names.count("millstream-keepalive") == 1, names
+client.close()
+if child:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
 
 @pytest.fixture
 def run(broker: BrokerForTests) -> Callable[[str], None]:
@@ -94,6 +108,12 @@ def test_a_child_that_ends_leaves_the_parents_queue_and_producer_alone(
     broker.connect().publish("t", b"work")
     run(_WORKS)
     assert values(broker) == [b"work", b"from the producer"]
+
+
+def test_the_connection_of_a_child_is_kept_alive_as_well(broker: BrokerForTests, run: Callable[[str], None]) -> None:
+    """The broker closed it when the child had been idle for a while: the thread for it was left with the parent."""
+    run(_IDLES)
+    assert values(broker) == [b"x", b"x"]
 
 
 def test_parent_and_child_ask_with_one_client_and_each_gets_its_own_replies(

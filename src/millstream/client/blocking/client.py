@@ -24,6 +24,7 @@ from millstream.client.blocking.queue import Queue
 from millstream.client.blocking.stream import Stream
 from millstream.client.blocking.subscription import Subscription
 from millstream.client.blocking.work import Work
+from millstream.client.forks import belongs_to_one_process
 from millstream.client.functions import refuse_asynchronous
 from millstream.client.messages import (
     BatchFailure,
@@ -98,10 +99,34 @@ class Client(Admin, PubSub, Work):
         self._children_lock = threading.RLock()  # the background thread looks at them, and a signal's handler may
         self._closing = False
         self._closed = Flag()
-        self._keeper = threading.Thread(
-            target=_keep_alive, args=(weakref.ref(self), self._closed), name="millstream-keepalive", daemon=True
-        )
-        self._keeper.start()
+        self._keeper: threading.Thread | None = None
+        self._keep()
+        me = weakref.ref(self)
+
+        def connected() -> None:
+            client = me()
+            if client is not None:
+                client._publisher.connected()
+                with contextlib.suppress(RuntimeError):  # no more threads, or the program ends
+                    client._keep()
+
+        self._link.on_open = connected
+        belongs_to_one_process(self)
+
+    def _keep(self) -> None:
+        """Have a thread keep connections alive.  In a child it begins when it is needed: most never use the client."""
+        with self._children_lock:
+            if self._keeper is None:
+                keeper = threading.Thread(
+                    target=_keep_alive, args=(weakref.ref(self), self._closed), name="millstream-keepalive", daemon=True
+                )
+                keeper.start()
+                self._keeper = keeper
+
+    def _forked(self) -> None:
+        """The thread is the parent's, and the lock may be held by another one that is not here."""
+        self._keeper = None
+        self._children_lock = threading.RLock()
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -119,6 +144,7 @@ class Client(Admin, PubSub, Work):
         """Before it connects, if it can be: who closes the client closes it, however far it has come."""
         with self._children_lock:
             self._check_open()
+            self._keep()
             self._children.add(child)
 
     def _check_open(self) -> None:

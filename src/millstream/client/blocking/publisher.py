@@ -46,17 +46,15 @@ class Publisher:
         self._identities: list[Identity] = []
         #: What the broker says about how fast to publish.
         self.flow = FlowNotices()
-        flow = self.flow
-
-        def opened() -> None:
-            flow.forget()
-            topics.clear()  # the broker may have been restarted, and what it keeps in memory has other partitions then
-
-        link.on_open = opened
         belongs_to_one_process(self)
 
     def _forked(self) -> None:
         self._identities.clear()
+
+    def connected(self) -> None:
+        """There is another connection."""
+        self.flow.forget()
+        self._topics.clear()  # the broker may have been restarted, and what it keeps in memory has other partitions
 
     def new_identity(self) -> int:
         answer: calls.ProducerIdentity = self._link.call(calls.NewProducer(), calls.ProducerIdentity)
