@@ -49,7 +49,8 @@ class QueueStats:
     nacked: int = 0
     rejected: int = 0
     released: int = 0
-    #: Settled too late: their lease had ended, and they are delivered again unless somebody else has settled them.
+    #: Settled too late, as their lease had ended, or in vain, as the broker has failed: they are delivered again unless
+    #: somebody else has settled them.
     refused: int = 0
     #: Settled too late: they are not in the log any more, and are not delivered again.
     gone: int = 0
@@ -429,6 +430,8 @@ class Settling:
         except MillstreamError as error:
             _log.warning("queue %s: %d settles failed: %s", self._settings.name, len(items), error)
             for item in items:
+                if item.entry.kind not in (Settle.EXTEND, Settle.RELEASE):
+                    self.stats.refused += item.messages
                 if item.ticket is not None:
                     item.ticket.finish(error=error)
             return

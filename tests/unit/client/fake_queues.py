@@ -55,6 +55,7 @@ class FakeQueues(FakeBroker):
     settles: list[SettleEntry] = field(default_factory=list)
     lease_requests: list[LeaseRequest] = field(default_factory=list)
     lease_errors: list[MillstreamError] = field(default_factory=list)
+    settle_errors: list[MillstreamError] = field(default_factory=list)
     acked: list[tuple[str, int, int]] = field(default_factory=list)
     nacked: list[tuple[int, str, int]] = field(default_factory=list)
     rejected: list[tuple[int, str]] = field(default_factory=list)
@@ -77,6 +78,8 @@ class FakeQueues(FakeBroker):
         if isinstance(body, LeaseRequest):
             self.lease_requests.append(body)
             threading.Thread(target=self._lease, args=(peer, correlation, body), daemon=True).start()
+        elif isinstance(body, SettleRequest) and self.settle_errors:
+            peer.send(encode_error(self.settle_errors.pop(0), correlation))
         elif isinstance(body, SettleRequest):
             with self._state:
                 results = [self._settle(entry) for entry in body.entries]

@@ -13,7 +13,7 @@ import pytest
 from fake_queues import FakeQueues
 
 from millstream import aio
-from millstream.errors import Forbidden, InvalidArgument, ReceiptInvalid, TopicNotFound
+from millstream.errors import Forbidden, InvalidArgument, ReceiptInvalid, StorageFailed, TopicNotFound
 from millstream.wire.leases import Scope, Settled
 from tests.waiting import eventually_async
 
@@ -326,6 +326,34 @@ def test_a_queue_that_is_closed_while_it_connects_again_keeps_no_connection(fake
         await eventually_async(lambda: len(fake._peers) == connections - 1)
 
     scenario(fake)
+
+
+@in_a_loop
+async def test_a_close_that_is_given_up_while_the_broker_is_told_keeps_no_connection(
+    fake: FakeQueues, client: aio.Client
+) -> None:
+    answer = threading.Event()
+    queue = await client.queue("t")
+    fake.before["CloseQueue"] = lambda: answer.wait(20) and None
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await queue.close()
+    answer.set()
+    await eventually_async(lambda: fake.consumer_is_gone(1))
+    assert await queue.next(5) is None
+
+
+@in_a_loop
+async def test_acks_that_the_broker_could_not_take_are_counted(fake: FakeQueues, client: aio.Client) -> None:
+    await fill(client, 3)
+    async with client.queue("t") as queue:
+        messages = await queue.lease(max=3)
+        fake.settle_errors.append(StorageFailed("the disk is full"))
+        messages[0].ack()
+        messages[1].ack()
+        messages[2].extend("2m")
+        queue.flush()
+        await eventually_async(lambda: queue.stats.refused == 2)
 
 
 # --- queues that nobody holds any more -------------------------------------------------------------------------------

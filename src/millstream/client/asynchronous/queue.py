@@ -427,14 +427,16 @@ class AsyncQueue:
         """Tell the broker what was settled, give back everything else, end the iteration."""
         if self._closed:
             return
-        self.drain()
-        if self._connection is not None:
-            ticket, answer = self._ticket()
-            self._send([self._leasing.goodbye(ticket)])
-            with contextlib.suppress(TimeoutError, MillstreamError):
-                async with asyncio.timeout(min(_CLOSE_S, self._target.timeout_s)):
-                    await answer
-        self._end()
+        try:
+            self.drain()
+            if self._connection is not None:
+                ticket, answer = self._ticket()
+                self._send([self._leasing.goodbye(ticket)])
+                with contextlib.suppress(TimeoutError, MillstreamError):
+                    async with asyncio.timeout(min(_CLOSE_S, self._target.timeout_s)):
+                        await answer
+        finally:
+            self._end()
 
     def _end(self) -> None:
         self._closed = True
