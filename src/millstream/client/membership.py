@@ -125,6 +125,8 @@ class Membership:
             raise RequestTimeout(f"group {self._group!r} did not admit this member within {timeout_s:g} s{why}")
         if self.failure is not None:
             raise self.failure
+        if self._stopping and not self._admitted:
+            raise ConnectionLost("the stream was closed before the group had admitted it")
 
     def changes(self, held: set[TopicPartition], epoch: int) -> Changes:
         """What a stream that reads these partitions, and has followed up to `epoch`, has to do."""
@@ -169,6 +171,7 @@ class Membership:
         """Commit what was asked for, leave the group, end."""
         with self._lock:
             self._stopping = True
+        self._joined.set()  # who waits for that waits no longer
         self._bell.ring()
         if wait_s and threading.current_thread() is not self._thread and self._thread.is_alive():
             self._thread.join(wait_s)
@@ -209,6 +212,7 @@ class Membership:
             _log.exception("group %s: the membership ended in a way it does not know", self._group)
             self._fail(InternalError(f"the membership in group {self._group!r} failed: {error!r}"))
         finally:
+            self._joined.set()
             for ticket in self._tickets:
                 ticket.finish(self.failure or ConnectionLost("the stream is closed"))
             self._disconnect()

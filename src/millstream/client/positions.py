@@ -93,6 +93,8 @@ class Handout(NamedTuple):
     next_offset: int
     #: Raised before the messages are handed out.
     damage: DataDamaged | None
+    #: Of the answer, in bytes.
+    size: int = 0
 
 
 class Positions:
@@ -277,4 +279,4 @@ class Positions:
                 f"messages {first} to {after - 1} of {position.place} are damaged and were left out; "
                 f"reading goes on behind them"
             )
-        return Handout(position, messages, position.fetch_offset, damage)
+        return Handout(position, messages, position.fetch_offset, damage, len(result.batches))

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from async_scenarios import fill, numbered, run
 from fake_broker import FakeBroker, Fault
 
+import millstream
 from millstream import aio
+from millstream.client.asynchronous import stream as stream_module
 from millstream.client.messages import TopicPartition
 from millstream.errors import InvalidArgument, RequestTimeout, Throttled, TopicNotFound, Unauthorized
 from tests.waiting import eventually_async
@@ -245,3 +249,52 @@ def test_a_close_that_is_given_up_while_the_group_is_left_keeps_no_connection(fa
         await eventually_async(lambda: len(fake._peers) == connections)
 
     run(fake, scenario)
+
+
+def test_what_waits_to_be_handed_out_is_limited_however_many_partitions_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An answer of each of them was kept, up to `max_bytes` each."""
+    monkeypatch.setattr(stream_module, "_AHEAD_BYTES_MAX", 100_000)
+    partitions = 40
+
+    async def scenario(client: aio.Client) -> None:
+        async with client.stream("t", max_bytes=1, timeout_s=10) as stream:
+            seen = []
+            async for message in stream:
+                seen.append(message.partition)
+                await asyncio.sleep(0.3 if len(seen) == 1 else 0)
+                assert sum(handout.size for handout in stream._ready) < 400_000
+                if len(seen) == partitions:
+                    break
+            assert sorted(seen) == list(range(partitions))
+            stream.pause()
+            assert await stream.next(0.1) is None
+            stream.resume()
+            await client.publish("t", b"late", partition=0)
+            late = await stream.next(10)
+            assert late is not None
+            assert late.value == b"late"
+
+    with FakeBroker(partitions=partitions) as fake:
+        with millstream.connect(fake.address) as filling:
+            for partition in range(partitions):
+                filling.publish("t", b"x" * 60_000, partition=partition)
+        run(fake, scenario)
+
+
+def test_an_opening_that_is_cancelled_keeps_no_thread_waiting(fake: FakeBroker) -> None:
+    """It was blocked for as long as a request may take."""
+    go_on = threading.Event()
+
+    async def scenario(client: aio.Client) -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        fake.topic("t")
+        fake.before["JoinGroup"] = lambda: go_on.wait(1) and None
+        begun_s = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await client.stream("t", group="g")
+        assert time.monotonic() - begun_s < 10
+
+    run(fake, scenario, timeout_s=20)

@@ -26,6 +26,7 @@ from millstream.errors import (
     TopicNotFound,
     Unauthorized,
 )
+from millstream.wire.messages import Hello, encode_error
 from tests.either import EitherClient
 from tests.waiting import eventually
 
@@ -291,3 +292,31 @@ def test_who_is_told_that_a_partition_goes_may_commit_it(fake: FakeBroker, reade
     assert reader.next(0.5) is None
     assert fake.committed["g", "t", 0] == 1
     fake.wait_for(lambda: member(fake).owned == {("t", 1)})
+
+
+class _Refusing(FakeBroker):
+    """Asks those who connect to come again later, so many times."""
+
+    refusals = 0
+
+    def _handle(self, peer: Any, correlation: int, body: Any) -> None:
+        if isinstance(body, Hello) and self.refusals:
+            self.refusals -= 1
+            peer.send(encode_error(Throttled("too many connect at once"), correlation))
+        else:
+            super()._handle(peer, correlation, body)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_a_stream_that_is_asked_to_connect_later_does_so(asynchronous: bool) -> None:
+    """It ended, where queues and subscriptions went on."""
+    with _Refusing() as fake:
+        either = EitherClient(fake.address, asynchronous=asynchronous)
+        for value in (b"first", b"second"):
+            either.do(either.client.publish("t", value))
+        stream = either.do(either.client.stream("t", max_bytes=1))
+        assert either.values(stream, 1) == [b"first"]
+        fake.refusals = 4
+        fake.drop_all()
+        assert either.values(stream, 1) == [b"second"]
+        either.end()

@@ -1,4 +1,7 @@
-"""The asynchronous stream.  Each partition has at most one answer waiting and one fetch under way."""
+"""The asynchronous stream.  Each partition has at most one answer waiting and one fetch under way.
+
+When much waits to be handed out, the socket is left alone until half of it is: partitions may be many.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from typing import Any, Final
 from millstream.client.address import Target
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
 from millstream.client.asynchronous.weak import weakly
+from millstream.client.backoff import Backoff
 from millstream.client.commits import CommitTicket
 from millstream.client.following import Following
 from millstream.client.membership import Membership
@@ -21,13 +25,15 @@ from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS, Place
 from millstream.client.settings import StreamSettings
 from millstream.clock import monotonic_ms
-from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout, ShuttingDown
+from millstream.errors import ConnectionLost, MillstreamError, RequestTimeout
 from millstream.wire import calls
 from millstream.wire.messages import encode_fetch
 
 __all__ = ["AsyncStream"]
 
 _SILENCE_S: Final = FETCH_WAIT_MS / 1000 + 15
+#: Received and not handed out; beyond it nothing more is read.
+_AHEAD_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class AsyncStream(Following):
@@ -47,7 +53,10 @@ class AsyncStream(Following):
         self._on_answer = weakly(self._answered)
         self._link.listen(self._on_trouble)
         self._connection: AsyncConnection | None = None
+        self._backoff = Backoff()
         self._arrived = asyncio.Event()
+        self._ahead_bytes = 0
+        self._is_reading = True
         self._failure: MillstreamError | None = None
         self._heard_s = 0.0
 
@@ -59,8 +68,11 @@ class AsyncStream(Following):
             return
         try:
             # Connected first: whatever becomes of the broker after it was asked, it costs us this connection.
-            with contextlib.suppress(ConnectionLost, ShuttingDown):
+            try:
                 await self._link.open()
+            except MillstreamError as error:
+                if not error.retriable:
+                    raise
             self._connection = self._link.current
             await self._find_topics()
         except BaseException:
@@ -91,6 +103,7 @@ class AsyncStream(Following):
         try:
             await asyncio.to_thread(self._membership.wait_joined, self._target.timeout_s)
         except BaseException:
+            self._membership.stop(wait_s=0)  # at once: who waits for it keeps a thread busy, which others may need
             await self.close()
             raise
         self._attention = True
@@ -139,6 +152,8 @@ class AsyncStream(Following):
                 return True
             if self._ready:
                 handout = self._begin()
+                self._ahead_bytes -= handout.size
+                self._read_on()
                 self._request()  # travels while this handout is being handled
                 if handout.damage is not None:
                     raise handout.damage
@@ -161,6 +176,7 @@ class AsyncStream(Following):
         self._arrived.clear()
         if not await self._connected(wait_s):
             return
+        self._read_on()
         if not self._look_up_in_s():
             await self._look_up_again()
         self._request()
@@ -204,13 +220,27 @@ class AsyncStream(Following):
             fetched = self._positions.accept(correlation, answer, monotonic_ms())
             if fetched is not None:
                 fetched.position.queued = True
-                self._ready.append(self._positions.decode(fetched))
+                self._ready.append(handout := self._positions.decode(fetched))
+                self._ahead_bytes += handout.size
+                if self._ahead_bytes > _AHEAD_BYTES_MAX and self._connection is not None:
+                    self._is_reading = False
+                    self._connection.pause_reading()
             else:
                 self._request()
         except MillstreamError as error:
             self._failure = self._failure or error
         if self._ready or self._failure is not None or self._out_of_range():
             self._ring()
+
+    def _read_on(self) -> None:
+        """Read again, if enough of what waited was handed out or given back."""
+        if not self._ready:
+            self._ahead_bytes = 0
+        if not self._is_reading and self._ahead_bytes <= _AHEAD_BYTES_MAX // 2:
+            self._is_reading = True
+            self._heard_s = time.monotonic()  # until now it was we who did not listen
+            if self._connection is not None:
+                self._connection.resume_reading()
 
     async def _connected(self, wait_s: float) -> bool:
         connection = self._connection
@@ -225,12 +255,21 @@ class AsyncStream(Following):
                 self._connection = await self._link.get(None)
         except TimeoutError:
             return False
-        except ConnectionLost:
+        except MillstreamError as error:
             if self._closed:  # meanwhile, by another task
                 return False
-            raise
+            if not error.retriable:
+                raise
+            await self._pause(min(max(0.25, wait_s), self._backoff.next_s()))
+            return False
+        self._backoff.reset()
         self._heard_s = time.monotonic()
         return True
+
+    async def _pause(self, wait_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await self._arrived.wait()
 
     # --- how to wait (see following.py) ------------------------------------------------------------------------------
 

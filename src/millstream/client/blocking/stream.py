@@ -25,7 +25,7 @@ from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS, Place
 from millstream.client.settings import StreamSettings
 from millstream.clock import monotonic_ms
-from millstream.errors import ConnectionLost, MillstreamError, ShuttingDown
+from millstream.errors import ConnectionLost, MillstreamError
 from millstream.wire import calls
 from millstream.wire.frames import Frame
 from millstream.wire.messages import encode_fetch
@@ -238,7 +238,9 @@ class Stream(Following):
             receive_bytes = self._settings.max_bytes + 64 * 1024
             timeout_s = min(self._target.timeout_s, self._backoff.patience_s(wait_s))
             self._transport = Transport.open(self._target, timeout_s=timeout_s, receive_bytes=receive_bytes)
-        except (ConnectionLost, ShuttingDown) as error:
+        except MillstreamError as error:
+            if not error.retriable:
+                raise
             self._retry_at_s = time.monotonic() + self._backoff.next_s()
             if self._backoff.attempts == 1:
                 _log.warning("stream: %s; trying again", error)
