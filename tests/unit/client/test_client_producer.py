@@ -643,6 +643,33 @@ def test_a_producer_learns_how_large_messages_may_be(fake: FakeBroker, client: m
     assert [len(value or b"") for value in fake.values("t")] == [200, 80, 40]
 
 
+def test_who_has_a_time_limit_does_not_wait_for_another_thread_that_writes(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """It wrote for half a minute to a broker that took nothing, and everybody else waited for it."""
+    producer = client.producer("t", acks="none", linger_ms=0)
+
+    def send() -> None:
+        with contextlib.suppress(MillstreamError):
+            while True:
+                producer.send(b"x" * 500_000)
+
+    fake.hold_answers.clear()  # it does not read any more
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    written = -1
+    while written != (written := producer._outbox._stats.messages_sent) or not written:
+        time.sleep(0.2)
+    begun_s = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"not confirmed yet after 0.2 s"):
+        producer.flush(0.2)
+    with pytest.raises(MillstreamError):
+        producer.close(0.2)
+    assert time.monotonic() - begun_s < 8
+    sending.join(10)
+    assert not sending.is_alive()
+
+
 # --- messages that are past the gate when the producer is closed ----------------------------------------------------
 
 

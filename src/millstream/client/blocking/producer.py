@@ -45,6 +45,11 @@ _hash: Final = mmh3.hash
 _IDLE_S: Final = 1.0
 #: How long callers are trusted to take in answers by themselves.
 _BUSY_S: Final = 0.005
+#: The shortest that a broker may take nothing before its connection is given up, however little time `send` has.
+_WRITE_S_MIN: Final = 1.0
+#: While another thread writes, those who have a time limit look first after the one, and less and less often.
+_LOOK_S: Final = 0.0001
+_LOOK_S_MAX: Final = 0.01
 #: How long the end of the program waits for what its producers have taken.
 _EXIT_S: Final = 5.0
 #: The number of the question whether everything was taken; those of batches begin with 1.
@@ -95,6 +100,8 @@ class Producer:
         self._closing = False
         self._ended = False
         self._is_copy = False
+        #: Somebody who holds the lock writes, which may take as long as the broker likes.
+        self._writing = False
         self._goodbye = _Goodbye()
         #: Rings beside `_wake`: without confirmations the thread that rests listens to the broker meanwhile.
         self._bell = None if self._outbox.wants_answers else Bell()
@@ -165,13 +172,17 @@ class Producer:
         outbox = self._outbox
         self._check_thread()
         marks: list[SealedBatch] = []
+        limit_s = self._limit_s(timeout_s)
+        deadline_s = time.monotonic() + limit_s
+        if not self._is_free(deadline_s):
+            raise RequestTimeout(f"messages are not confirmed yet after {limit_s:g} s")
         with self._lock:
             if not self._ended:
                 outbox.seal_all()
                 self._pump()
                 self._wake_up()
                 marks = outbox.marks()
-        self._await(lambda: settled_all(marks), self._limit_s(timeout_s), "messages are not confirmed yet")
+        self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
         self._report()
         self._raise_failure()
 
@@ -182,11 +193,13 @@ class Producer:
         refused.  A second close waits for the same messages, for its own time.
         """
         self._check_thread()
+        limit_s = self._limit_s(timeout_s)
+        deadline_s = time.monotonic() + limit_s
+        self._hurry(limit_s)
         with self._lock:
             self._closing = True
             # Before the flush: behind it, a message on the fast path would be taken and never sent.
             self._accumulator.close_gate()
-        deadline_s = time.monotonic() + self._limit_s(timeout_s)
         try:
             self.flush(timeout_s)
             while not self._accumulator.empty and not self._ended:  # threads were past the gate when it closed
@@ -205,6 +218,26 @@ class Producer:
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=5)
         self._report_late()
+
+    def _is_free(self, deadline_s: float) -> bool:
+        """Wait until nobody writes: the lock cannot be waited for with a limit that an interrupt would leave intact."""
+        pause_s = _LOOK_S
+        while self._writing:
+            if time.monotonic() >= deadline_s:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(_LOOK_S_MAX, 2 * pause_s)
+        return True
+
+    def _hurry(self, limit_s: float) -> None:
+        """Wait no longer than this for a broker that takes nothing, whoever writes."""
+        transport = self._transport
+        if transport is not None:
+            transport.hurry(max(0.01, limit_s))
+            if not self._is_free(time.monotonic() + limit_s):
+                transport.close()
+                if not self._outbox.wants_answers:
+                    self._outbox.doubt(transport.lost)
 
     def _give_up(self) -> None:
         """Fail what was taken and is not sent any more; not in a child, whose copy the parent sends."""
@@ -329,10 +362,14 @@ class Producer:
                     self._disconnect()
                 return
             while (frame := outbox.next_frame()) is not None:
+                self._writing = True
                 transport.send(*frame[1:])
+                self._writing = False
         except ConnectionLost:
+            self._writing = False
             self._disconnect()
         except BaseException:  # an interrupt of the user's: half of a frame may be sent, or an answer forgotten
+            self._writing = False
             self._disconnect()
             raise
 
@@ -375,6 +412,8 @@ class Producer:
         deadline_s = time.monotonic() + limit_s
         knock = Knock()
         while True:
+            if not self._is_free(deadline_s):
+                raise RequestTimeout(f"{what} after {limit_s:g} s")
             with self._lock:
                 if reached() or self._ended:
                     return
@@ -475,6 +514,7 @@ class Producer:
 
     def _connect(self, timeout_s: float) -> Transport:
         transport = Transport.open(self._target, timeout_s=timeout_s)
+        transport.hurry(max(_WRITE_S_MIN, self._outbox.settings.send_timeout_s))
         self._outbox.flow.forget()
         transport.on_push = self._on_push
         return transport
