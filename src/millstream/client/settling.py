@@ -139,6 +139,10 @@ class Settling:
         return bool(self._ready) or operator.length_hint(self.pending) > 0
 
     @property
+    def ready_count(self) -> int:
+        return operator.length_hint(self.pending) + sum(len(lease.messages) for lease in self._ready)
+
+    @property
     def urgent(self) -> bool:
         """What there is to say should be said now: it is much, or the consumer may be waiting for its effect."""
         return bool(self._items) and (self._unsaid >= self._quarter or not self.ready)

@@ -143,6 +143,33 @@ async def test_many_tasks_take_from_one_queue(fake: FakeQueues, client: aio.Clie
 
 
 @in_a_loop
+async def test_a_message_wakes_one_task_and_not_all_that_wait(fake: FakeQueues, client: aio.Client) -> None:
+    """What a message cost grew with the number of tasks of a worker."""
+    async with client.queue("t") as queue:
+        looks, refill = 0, queue._leasing.refill
+
+        def look(now_ms: int) -> bool:
+            nonlocal looks
+            looks += 1
+            return refill(now_ms)
+
+        queue._leasing.refill = look  # type: ignore[method-assign]
+        tasks = [asyncio.create_task(queue.next()) for _ in range(50)]
+        await eventually_async(lambda: looks >= 50)
+        costs = []
+        for number in range(5):
+            before = looks
+            await client.publish("t", b"x")
+            await eventually_async(lambda: sum(task.done() for task in tasks) == number + 1)  # noqa: B023
+            costs.append(looks - before)
+        assert min(costs) < 10, "every second all of them look by themselves"
+        tasks[-1].cancel()
+        await asyncio.wait(tasks[-1:])
+        await client.publish_many("t", [b"x"] * 44)
+        await asyncio.wait(tasks)
+
+
+@in_a_loop
 async def test_messages_may_be_settled_in_threads(fake: FakeQueues, client: aio.Client) -> None:
     await fill(client, 4)
     threads = threading.active_count()

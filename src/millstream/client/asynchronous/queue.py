@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from millstream.client.address import Target
+from millstream.client.asynchronous.arrivals import Arrivals
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
 from millstream.client.asynchronous.weak import beginning, weakly
 from millstream.client.backoff import Backoff
@@ -66,7 +67,7 @@ class AsyncQueue:
         self._connecting = asyncio.Lock()
         self._opening = beginning(self, self._link)
         self._backoff = Backoff()
-        self._arrived = asyncio.Event()
+        self._arrivals = Arrivals()
         self._failure: MillstreamError | None = None
         self._heard_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -170,19 +171,19 @@ class AsyncQueue:
             if remaining_s <= 0 and looked:
                 return False
             looked = True
-            self._arrived.clear()
-            if await self._connected(remaining_s):
-                self._say(everything=True)  # nobody knows how long we wait
-                await self._wait(remaining_s)
+            with self._arrivals.expecting() as arrival:
+                if await self._connected(remaining_s):
+                    self._say(everything=True)  # nobody knows how long we wait
+                    await self._wait(arrival, remaining_s)
         return False
 
-    async def _wait(self, wait_s: float) -> None:
+    async def _wait(self, arrival: asyncio.Future[None], wait_s: float) -> None:
         retry_ms = self._leasing.retry_in_ms(monotonic_ms())
         if retry_ms is not None:
             wait_s = min(wait_s, retry_ms / 1000)
         try:
             async with asyncio.timeout(max(0.001, wait_s)):
-                await self._arrived.wait()
+                await arrival
         except TimeoutError:
             if self._leasing.waits and time.monotonic() - self._heard_s > _SILENCE_S and self._connection is not None:
                 self._connection.close()
@@ -324,8 +325,7 @@ class AsyncQueue:
             self._failure = self._failure or error
         self._say(everything=False)
         self._look_soon()
-        if leasing.ready or self._failure is not None:
-            self._arrived.set()
+        self._arrivals.wake(leasing.ready_count if self._failure is None else None)
 
     def _look_after(self) -> None:
         """Say what has lingered, make leases longer, give up those that are over; again as long as there are any."""
@@ -408,7 +408,7 @@ class AsyncQueue:
             connection.close()
             if not self._closed:
                 _log.info("queue %s: %s; connecting again", self._settings.name, error)
-        self._arrived.set()
+        self._arrivals.wake()
 
     # --- end -----------------------------------------------------------------------------------------------------
 
@@ -416,7 +416,7 @@ class AsyncQueue:
         """Hand out nothing more, and give back what was leased ahead; what is in hand can still be settled."""
         self._draining = True
         self._give_back()
-        self._arrived.set()
+        self._arrivals.wake()
 
     def _give_back(self) -> None:
         if not self._closed:
@@ -446,7 +446,7 @@ class AsyncQueue:
         self._opening.cancel()
         self._link.forget(self._on_trouble)
         self._link.close()
-        self._arrived.set()
+        self._arrivals.wake()
 
     async def __aenter__(self) -> AsyncQueue:
         return self

@@ -87,15 +87,17 @@ class Subscription(Subscribing):
                 self._current = self._ready[0]
                 self._pending = iter(self._current)
                 del self._ready[0]  # not by a call: see `next`
-                if self._closed:  # meanwhile, by another thread: it has emptied what it knew of
-                    break
-                return True
+                return self._is_open()
             remaining_s = 1.0 if deadline_s is None else deadline_s - time.monotonic()
             self._receive(max(0.0, min(1.0, remaining_s)))
             if remaining_s <= 0 and not self._ready:
                 return False
-        self._current.clear()
         return False
+
+    def _is_open(self) -> bool:
+        if self._closed:  # meanwhile, by another thread: it has emptied what it knew of
+            self._current.clear()
+        return not self._closed
 
     def _receive(self, wait_s: float) -> None:
         transport = self._connected(wait_s)
