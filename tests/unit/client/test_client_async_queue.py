@@ -218,7 +218,9 @@ async def test_the_first_word_of_a_thread_counts(fake: FakeQueues, client: aio.C
             second.nack("too late")
             third.ack()
 
-        await asyncio.to_thread(settle)
+        thread = threading.Thread(target=settle)
+        thread.start()
+        thread.join()  # the loop hears of all of it at once
         await eventually_async(lambda: len(fake.acked) == 2 and fake.nacked)
     assert sorted(at for _, _, at in fake.acked) == [1, 2]
     assert [(at, reason) for at, reason, _ in fake.nacked] == [(0, "no")]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,6 +15,7 @@ from fake_broker import FakeBroker, Fault
 import millstream
 from millstream import aio
 from millstream.client.asynchronous import stream as stream_module
+from millstream.client.membership import Membership
 from millstream.client.messages import TopicPartition
 from millstream.errors import InvalidArgument, RequestTimeout, Throttled, TopicNotFound, Unauthorized
 from tests.waiting import eventually_async
@@ -283,18 +283,35 @@ def test_what_waits_to_be_handed_out_is_limited_however_many_partitions_there_ar
         run(fake, scenario)
 
 
-def test_an_opening_that_is_cancelled_keeps_no_thread_waiting(fake: FakeBroker) -> None:
+def test_an_opening_that_is_cancelled_keeps_no_thread_waiting(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It was blocked for as long as a request may take."""
-    go_on = threading.Event()
+    let_go, go_on = threading.Event(), threading.Event()
+    wait_joined = Membership.wait_joined
+
+    def waiting(membership: Membership, timeout_s: float) -> None:
+        try:
+            wait_joined(membership, timeout_s)
+        finally:
+            let_go.set()
+
+    monkeypatch.setattr(Membership, "wait_joined", waiting)
 
     async def scenario(client: aio.Client) -> None:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
         fake.topic("t")
-        fake.before["JoinGroup"] = lambda: go_on.wait(1) and None
-        begun_s = time.monotonic()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await client.stream("t", group="g")
-        assert time.monotonic() - begun_s < 10
+        fake.before["JoinGroup"] = lambda: go_on.wait(20) and None
 
-    run(fake, scenario, timeout_s=20)
+        async def open_one() -> None:
+            await client.stream("t", group="g")
+
+        opening = asyncio.create_task(open_one())
+        await eventually_async(lambda: not fake.before)
+        opening.cancel()
+        await eventually_async(let_go.is_set, within_s=5)
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    run(fake, scenario)
