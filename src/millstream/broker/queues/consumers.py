@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from millstream.errors import MillstreamError
-from millstream.wire.leases import LeasePart, SettleResults
+from millstream.wire.leases import LeasePart, SettleResults, bytes_in, messages_in
 from millstream.wire.queue_calls import ConsumerInfo
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class Consumer:
         "number",
         "on_settled",
         "orphaned",
+        "ready",
         "session",
-        "turn",
         "waiting",
     )
 
@@ -67,13 +67,32 @@ class Consumer:
         self.waiting: dict[LeaseHandle, None] = {}
         #: Why there will never be anything for it again.
         self.orphaned: MillstreamError | None = None
-        #: Which group is asked first the next time, so that one busy topic of a pattern does not hide the others.
-        self.turn = 0
+        #: If it has several groups, those that may have something.  The one that gave last is the last to be asked
+        #: again, so that one busy topic of a pattern does not hide the others.
+        self.ready: dict[QueueGroup, None] = {}
         self.delivered = 0
         self.acked = 0
         self.failed = 0
         #: Time between delivery and ack, summed over acked messages.
         self.busy_us = 0
+
+    def take(self, want: int, room: int, now_us: int) -> list[LeasePart]:
+        """What there is for it, from all of its groups; see QueueGroup.take."""
+        if len(self.groups) == 1:
+            return self.groups[0].take(self, want, room, first=True, now_us=now_us)
+        found: list[LeasePart] = []
+        for group in list(self.ready):
+            got = group.take(self, want, room, first=not found, now_us=now_us)
+            if got or not group.is_ready:
+                del self.ready[group]
+            if got and group.is_ready:
+                self.ready[group] = None
+            found += got
+            want -= messages_in(got)
+            room -= bytes_in(got)
+            if found and (want <= 0 or room <= 0):
+                break
+        return found
 
     def held(self, group: QueueGroup | None = None) -> int:
         """Messages that it has and that are not settled; those of one group, or all."""

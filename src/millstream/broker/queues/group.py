@@ -45,6 +45,8 @@ class QueueGroup:
         #: Parts that may have something, and the consumers that were told since that there is nothing for them.  The
         #: part that gave last is the last one to be asked again.
         self._ready: dict[QueuePart, set[int]] = {}
+        #: Its consumers that have other groups too; each of them knows which of its groups may have something.
+        self._roaming: dict[Consumer, None] = {}
         #: Messages since the broker started.
         self.delivered = 0
         self.redelivered = 0
@@ -74,7 +76,7 @@ class QueueGroup:
             if self.gone is not None:
                 raise self.gone
             part = parts[number] = self._host.open_part(self, number)
-            self._ready[part] = set()
+            self._may_have_some(part)
             part.changed(self._host.now_us())
         return part
 
@@ -140,6 +142,47 @@ class QueueGroup:
         for part in self.open_parts():
             part.configure()
 
+    # --- who consumes it -----------------------------------------------------------------------------------------
+
+    def admit(self, consumer: Consumer) -> None:
+        """Let a consumer take from the group, also with the requests that it has waiting."""
+        if consumer.number not in self.consumers:
+            self.consumers[consumer.number] = consumer
+            consumer.groups.append(self)
+            for handle in consumer.waiting:
+                self.waiting[handle] = None
+            if len(consumer.groups) > 1:
+                for group in (consumer.groups[0], self):
+                    group._have_roaming(consumer)
+        # Where there was nothing for anybody there is something for who comes now only if it is kept from the others.
+        for part in self.parts():
+            if part not in self._ready and part.ledger.ready_again:
+                self._may_have_some(part)
+        self.serve()
+
+    def _have_roaming(self, consumer: Consumer) -> None:
+        self._roaming[consumer] = None
+        if self._ready:
+            consumer.ready[self] = None
+
+    def dismiss(self, consumer: Consumer) -> None:
+        """A consumer takes nothing from the group any more; what it holds is another matter."""
+        self.consumers.pop(consumer.number, None)
+        self._roaming.pop(consumer, None)
+        consumer.ready.pop(self, None)
+        for handle in consumer.waiting:
+            self.waiting.pop(handle, None)
+        for refused in self._ready.values():
+            refused.discard(consumer.number)
+
+    def after_one_left(self) -> None:
+        """Whoever is alone now may have what was meant for another."""
+        if len(self.consumers) == 1:
+            for part in self.open_parts():
+                if part.ledger.ready_again and not part.closed:
+                    self._may_have_some(part)
+            self.serve()
+
     # --- whose turn it is ----------------------------------------------------------------------------------------
 
     def take(self, consumer: Consumer, want: int, room: int, *, first: bool, now_us: int) -> list[LeasePart]:
@@ -173,13 +216,23 @@ class QueueGroup:
 
     def woken(self, part: QueuePart) -> None:
         """A part may have something now, also for those who were refused before."""
+        self._may_have_some(part)
+        self.serve()
+
+    def _may_have_some(self, part: QueuePart) -> None:
+        if not self._ready:
+            for consumer in self._roaming:
+                consumer.ready[self] = None
         self._ready[part] = set()
-        if self.waiting:
-            self.serve()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether any part may have something."""
+        return bool(self._ready)
 
     def serve(self) -> None:
         """Deal to those who wait, in their order, as long as there is something."""
-        if self.policy.paused:
+        if not self.waiting or not self._ready or self.policy.paused:
             return
         now_us = self._host.now_us()
         if len(self.consumers) == 1:
@@ -191,6 +244,8 @@ class QueueGroup:
             lines = [[handle for handle in self.waiting if _fails(handle) == last] for last in (False, True)]
         for line in lines:
             for asked in rounds(line, _whose):
+                if not self._ready:
+                    return
                 if len(asked) > 1:
                     self._deal(asked, now_us)
                 else:

@@ -45,7 +45,7 @@ from millstream.errors import (
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.queues.moment import Moment
 from millstream.queues.records import INVALID, REFUSED, Outcome, Result
-from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, SettleResults, bytes_in, messages_in
+from millstream.wire.leases import LeasePart, LeaseRequest, Settle, SettleEntry, SettleResults, messages_in
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Session
@@ -369,19 +369,12 @@ class Queues:
             return
         if group.gone is not None:
             raise group.gone
-        if consumer.number not in group.consumers:
-            group.consumers[consumer.number] = consumer
-            consumer.groups.append(group)
-            for handle in consumer.waiting:
-                group.waiting[handle] = None
-        for part in group.parts():
-            part.wake()
+        group.admit(consumer)
 
     def leave(self, consumer: Consumer, group: QueueGroup) -> None:
-        if group.consumers.pop(consumer.number, None) is not None:
+        if consumer.number in group.consumers:
             consumer.groups.remove(group)
-            for handle in consumer.waiting:
-                group.waiting.pop(handle, None)
+            group.dismiss(consumer)
 
     def withdraw(self, consumer: Consumer, group: QueueGroup) -> None:
         """Have a consumer leave a group that goes on; what it holds goes back at once, unless it is detached."""
@@ -389,10 +382,10 @@ class Queues:
         self._give_back(consumer, group, self.now_us())
 
     def _give_back(self, consumer: Consumer, group: QueueGroup, now_us: int) -> None:
-        for part in group.open_parts():
-            if not consumer.detached:
+        if not consumer.detached:
+            for part in group.open_parts():
                 part.return_from(consumer, now_us)
-            part.wake()  # whoever is alone now may have what was meant for another
+        group.after_one_left()
 
     def remove_consumer(self, consumer: Consumer) -> None:
         """End a consumer; what it holds goes back at once, unless it is detached.  To do it twice changes nothing."""
@@ -405,9 +398,9 @@ class Queues:
         del mine[consumer.number]
         if not mine:
             del self._of_session[consumer.session]
-        groups = list(consumer.groups)
+        groups, consumer.groups = consumer.groups, []
         for group in groups:
-            self.leave(consumer, group)
+            group.dismiss(consumer)
         self.registry.forget_consumer(consumer)
         now_us = self.now_us()
         for group in groups:
@@ -450,18 +443,7 @@ class Queues:
 
     def take(self, consumer: Consumer, want: int, max_bytes: int, now_us: int) -> list[LeasePart]:
         """What there is for a consumer, from all of its groups."""
-        groups = consumer.groups
-        if len(groups) == 1:
-            found = groups[0].take(consumer, want, max_bytes, first=True, now_us=now_us)
-        else:
-            found = []
-            consumer.turn += 1
-            for place in range(len(groups)):
-                group = groups[(consumer.turn + place) % len(groups)]
-                left, room = want - messages_in(found), max_bytes - bytes_in(found)
-                if left <= 0 or room <= 0:
-                    break
-                found += group.take(consumer, left, room, first=not found, now_us=now_us)
+        found = consumer.take(want, max_bytes, now_us)
         if found:
             messages = messages_in(found)
             consumer.delivered += messages
