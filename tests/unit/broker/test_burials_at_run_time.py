@@ -7,20 +7,22 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from millstream.broker.queues import burials
 from millstream.broker.queues.keeper import PartitionKeeper
 from millstream.broker.queues.source import StoredRun, _Window
 from millstream.broker.transfer import Target, Transfer
-from millstream.errors import StorageFailed
+from millstream.errors import MillstreamError, StorageFailed
 from millstream.queues.letters import dead_letter_batch
 from millstream.queues.records import Dead
 from millstream.records import Batch, BatchHeader
 from millstream.wire import calls
-from millstream.wire.leases import Scope, Settle, SettleEntry
+from millstream.wire.leases import Scope, Settle, SettleEntry, SettleResults
 from millstream.wire.letter_calls import ListLetters
 from tests.simulated_broker import Client
 from tests.unit.broker.test_queues_at_run_time import lives, publish
+from tests.waiting import eventually_async
 
 
 async def reject(client: Client, consumer: int, most: int) -> int:
@@ -169,6 +171,74 @@ def test_a_message_that_cannot_be_read_keeps_no_other_that_died_with_it_from_its
         assert await client.read_all("orders.dlq") == [b"good", b"fine", b"bad"]
 
     lives(work)
+
+
+async def rejected(client: Client, count: int) -> list[MillstreamError | SettleResults]:
+    """Publish so many messages, lease each by itself and reject them all; what each settle is answered with."""
+    await client.call(calls.CreateTopic(name="orders"))
+    consumer = await client.open_queue()
+    await publish(client, [b"%d" % number for number in range(count)])
+    leased = [(await client.lease(consumer, 1))[0] for _ in range(count)]
+    settled = []
+    for message in leased:
+        settled.append(asyncio.get_running_loop().create_future())
+        entry = SettleEntry(Settle.REJECT, message.part.nonce, Scope.REST)
+        client.broker.settle(client.session, [entry], settled[-1].set_result)
+    return await asyncio.gather(*settled)
+
+
+def test_letters_that_a_full_disk_refused_are_tried_again_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burials, "_RETRY_S_FIRST", 0.4)
+    refused: list[int] = []
+    moves: list[int] = []
+    move, full = Transfer.move, True
+
+    async def counted(transfer: Transfer, target: Target, batch: bytearray, *facts: Any, **more: Any) -> int:
+        (refused if full else moves).append(BatchHeader(batch).count)
+        if full:
+            raise StorageFailed("no space left on device")
+        return await move(transfer, target, batch, *facts, **more)
+
+    monkeypatch.setattr(Transfer, "move", counted)
+
+    async def work(client: Client) -> None:
+        nonlocal full
+        with capture_logs() as entries:
+            answers = await rejected(client, 600)
+            await asyncio.sleep(0)
+        assert all(isinstance(answer, StorageFailed) for answer in answers)
+        assert len(refused) < 100, "it is the disk, and each by itself would fare no better"
+        assert [entry["messages"] for entry in entries if entry["event"] == "dead letters wait"] == [600]
+        full = False
+        await eventually_async(lambda: _has_letters(client, 600))
+        assert len(moves) <= 3
+
+    lives(work)
+
+
+def test_many_that_cannot_be_read_keep_no_others_from_their_letters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(burials, "_LETTERS_MAX", 100)
+    run_at = PartitionKeeper.run_at
+
+    async def failing(keeper: PartitionKeeper, offset: int) -> StoredRun | None:
+        if offset < 60:
+            raise StorageFailed("the disk does not answer")
+        return await run_at(keeper, offset)
+
+    monkeypatch.setattr(PartitionKeeper, "run_at", failing)
+
+    async def work(client: Client) -> None:
+        answers = await rejected(client, 300)
+        refused = [number for number, answer in enumerate(answers) if isinstance(answer, StorageFailed)]
+        assert set(range(60)) <= set(refused) <= set(range(100))
+        monkeypatch.setattr(PartitionKeeper, "run_at", run_at)
+        await eventually_async(lambda: _has_letters(client, 300))
+
+    lives(work)
+
+
+async def _has_letters(client: Client, count: int) -> bool:
+    return sorted(map(int, filter(None, await client.read_all("orders.dlq")))) == list(range(count))
 
 
 def test_what_lies_behind_a_gap_is_found_although_its_segment_has_not_been_checked(

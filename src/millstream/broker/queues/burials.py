@@ -11,7 +11,6 @@ is when letters are many, they cost the disk a write for hundreds and not for ea
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -43,6 +42,8 @@ _LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024
 _LETTERS_MAX: Final = 500
 #: Those of messages that lie so near to each other in the log.
 _NEAR: Final = 65_536
+#: When so many in a row could not be written each by itself, it is not their fault.
+_REFUSED_MAX: Final = 20
 _RETRY_S_FIRST: Final = 0.1
 _RETRY_S_MAX: Final = 30.0
 
@@ -50,12 +51,8 @@ _RETRY_S_MAX: Final = 30.0
 class _Burial(NamedTuple):
     """Some that died together, by their numbers; done when it is certain that all their letters will be stored."""
 
-    numbers: list[int]
+    numbers: set[int]
     certain: asyncio.Future[None]
-
-    def end(self) -> None:
-        if not self.certain.done():
-            self.certain.set_result(None)
 
 
 class Burials:
@@ -67,8 +64,14 @@ class Burials:
         self.entity = f"burials/{part.group.name}"
         self._owed: dict[int, Dead] = {}
         self._number = 0
-        self._waiting: deque[_Burial] = deque()
+        #: Whom to tell what became of letters.
+        self._burials: dict[int, _Burial] = {}
+        self._waiting: list[int] = []
         self._writing = False
+        #: Those that could not be written when it was last tried, and why.
+        self._failed: list[int] = []
+        self._trouble: Exception | None = None
+        self._trying_again = False
         for fact in part.keeper.journal.claim(self.entity, self._snapshot):
             self._apply(fact)
 
@@ -96,7 +99,8 @@ class Burials:
         certain: asyncio.Future[None] = self._host.loop.create_future()
         # Not everybody waits for it, and asyncio complains about errors that nobody looked at.
         certain.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._waiting.append(_Burial(numbers, certain))
+        self._burials |= dict.fromkeys(numbers, _Burial(set(numbers), certain))
+        self._waiting += numbers
         if not self._writing:
             self._writing = True
             self._host.own(self._write_waiting())
@@ -137,56 +141,97 @@ class Burials:
     # --- writing -------------------------------------------------------------------------------------------------
 
     async def _write_waiting(self) -> None:
-        """Write what has come until now, then what came meanwhile.  What fails together is tried again apart."""
+        """Write what has come until now, then what came meanwhile."""
         try:
             while self._waiting:
-                together = [self._waiting.popleft() for _ in range(min(len(self._waiting), _LETTERS_MAX))]
-                try:
-                    await self._write_all([number for burial in together for number in burial.numbers])
-                except Exception as error:  # of one of them, perhaps, which has nothing to do with the others
-                    alone = len(together) == len(together[0].numbers) == 1
-                    for burial in together:
-                        self._host.own(self._try_again(burial, error if alone else None))
-                else:
-                    for burial in together:
-                        burial.end()
+                numbers, self._waiting = self._waiting, []
+                await self._write_apart(numbers)
         finally:
             self._writing = False
 
-    async def _try_again(self, burial: _Burial, error: Exception | None) -> None:
-        """Each by itself, until all are written: what is not can neither be forgotten nor be delivered again."""
+    async def _write_apart(self, numbers: Sequence[int]) -> None:
+        """Write letters, many at a time; those of a write that fails by halves.  What is left is tried again later.
+
+        One that can never be written must not keep the others, and a full disk must not make single ones of all.
+        """
+        pieces = [numbers[at : at + _LETTERS_MAX] for at in range(0, len(numbers), _LETTERS_MAX)][::-1]
+        refused: list[int] = []
+        in_a_row = 0
+        while pieces and in_a_row < 2 * _REFUSED_MAX:
+            piece = [number for number in pieces.pop() if number in self._owed]
+            try:
+                await self._write_all(piece)
+            except Exception as error:  # also what nobody foresaw: a letter that is owed is never given up
+                self._trouble = error
+                self._disappoint(number for number in piece if number not in self._owed)
+                if len(piece) > 1 and in_a_row < _REFUSED_MAX:
+                    half = len(piece) // 2
+                    pieces += [piece[half:], piece[:half]]
+                else:
+                    refused += piece
+                    in_a_row += 1
+            else:
+                in_a_row = 0
+        # What has had no chance is the first to have one.
+        self._keep([number for piece in reversed(pieces) for number in piece] + refused)
+
+    def _keep(self, numbers: Iterable[int]) -> None:
+        """Letters that cannot be written now: those who wait for them are told, and all are tried again together."""
+        owed = [number for number in numbers if number in self._owed]
+        self._failed += owed
+        self._disappoint(owed)
+        if self._failed and not self._trying_again:
+            self._trying_again = True
+            self._host.own(self._try_again())
+
+    async def _try_again(self) -> None:
+        """Until all are written: what is not can neither be forgotten nor be delivered again."""
         wait_s = _RETRY_S_FIRST
-        while True:
-            if error is not None:
-                self._complain(burial, error)
+        try:
+            while self._failed:
+                self._complain()
                 await asyncio.sleep(wait_s)
                 wait_s = min(_RETRY_S_MAX, wait_s * 2)
-            error = None
-            for number in burial.numbers:
-                try:
-                    await self._write_all([number])
-                except Exception as problem:  # also what nobody foresaw: a letter that is owed is never given up
-                    error = problem
-            if error is None:
-                break
-        burial.end()
+                numbers, self._failed = self._failed, []
+                await self._write_apart(numbers)
+        finally:
+            self._trying_again = False
 
-    def _complain(self, burial: _Burial, error: Exception) -> None:
-        group = self._part.group
-        foreseen = isinstance(error, MillstreamError)
+    def _complain(self) -> None:
+        group, error = self._part.group, self._trouble
         _log.error(
             "dead letters wait",
             topic=group.topic.name,
             group=group.name,
+            partition=self._part.number,
+            messages=sum(self._owed[number].bits.bit_count() for number in self._failed if number in self._owed),
             reason=str(error),
-            exc_info=None if foreseen else error,
+            exc_info=None if isinstance(error, MillstreamError) else error,
         )
-        if not burial.certain.done():
-            burial.certain.set_exception(error if foreseen else InternalError(f"a dead letter waits: {error!r}"))
+
+    def _disappoint(self, numbers: Iterable[int]) -> None:
+        """Tell those who wait for these letters that they must not rely on them."""
+        error = self._trouble
+        told = error if isinstance(error, MillstreamError) else InternalError(f"a dead letter waits: {error!r}")
+        for number in numbers:
+            burial = self._burials.pop(number, None)
+            if burial is not None and not burial.certain.done():
+                burial.certain.set_exception(told)
+
+    def _end(self, numbers: Iterable[int]) -> None:
+        """These letters are certain, or nobody wants them any more."""
+        for number in numbers:
+            burial = self._burials.pop(number, None)
+            if burial is not None:
+                burial.numbers.discard(number)
+                if not burial.numbers and not burial.certain.done():
+                    burial.certain.set_result(None)
 
     async def _write_all(self, numbers: Sequence[int]) -> None:
         while not self._part.closed and (owed := [number for number in numbers if number in self._owed]):
             await self._write_some(owed)
+            self._end(number for number in owed if number not in self._owed)
+        self._end(numbers)  # also those of a group that is gone
 
     async def _write_some(self, numbers: Sequence[int]) -> None:
         """Write as many letters as fit into one batch, of the first in the log and those near to it."""
