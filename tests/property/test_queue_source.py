@@ -144,3 +144,50 @@ def test_small_batches_become_one_run() -> None:
     (piece,) = run.pieces(0, 2**100 - 1)
     assert isinstance(piece, bytes), "whole runs are not even copied"
     assert len(run.pieces(3, 2**94 - 1)) == 1
+
+
+class CountedPartition(FakePartition):
+    """A log that answers with about as much as was asked for, and knows how much that was in all."""
+
+    def __init__(self, count: int, size: int) -> None:
+        batches = []
+        for number in range(count):
+            data = encode_batch([bytes(size)], base_timestamp_us=1)
+            # Far from each other in time: each is a run.
+            stamp(memoryview(data), 0, base_offset=number, append_time_us=number * 1_000_000, leader_epoch=0)
+            batches.append(Batch.parse(bytes(data)))
+        super().__init__(batches, [])
+        self.reads = 0
+        self.bytes_read = 0
+
+    def read(self, offset: int, max_bytes: int, *, before: int) -> Chunk:
+        data = b""
+        while offset < before and (not data or len(data) + len(raw(self.batches[offset])) <= max_bytes):
+            data += raw(self.batches[offset])
+            offset += 1
+        self.reads += 1
+        self.bytes_read += len(data)
+        return Chunk([data], offset, None)
+
+
+def test_a_window_that_is_in_use_does_not_give_way_to_one_that_is_not() -> None:
+    windows = LogWindows(bytes_max=3 * 256 * 1024)
+    partitions = [CountedPartition(50, 20_000) for _ in range(8)]
+    busy, *others = [PartitionSource(partition, windows) for partition in partitions]  # type: ignore[arg-type]
+    for source in others:
+        assert busy.batch_at(0) is not None
+        assert source.batch_at(0) is not None
+    assert partitions[0].reads == 1
+
+
+def test_partitions_that_are_drained_together_read_little_of_it_twice() -> None:
+    windows = LogWindows(bytes_max=1024 * 1024)
+    partitions = [CountedPartition(500, 2_000) for _ in range(20)]
+    sources = [PartitionSource(partition, windows) for partition in partitions]  # type: ignore[arg-type]
+    for offset in range(500):
+        for source in sources:
+            run = source.batch_at(offset)
+            assert run is not None
+            assert run.base_offset == offset
+    stored = sum(len(raw(batch)) for partition in partitions for batch in partition.batches)
+    assert sum(partition.bytes_read for partition in partitions) < 3 * stored

@@ -28,6 +28,7 @@ T = TypeVar("T")
 Piece = bytes | memoryview
 
 _WINDOW_BYTES: Final = 256 * 1024
+_WINDOW_BYTES_MIN: Final = 16 * 1024
 _WINDOWS_BYTES_MAX: Final = 8 * 1024 * 1024
 #: Of one partition: lanes, waiting messages and groups read at different places, but not at many.
 _WINDOWS_MAX: Final = 16
@@ -253,7 +254,9 @@ class LogWindows:
         self._windows[window] = None
         self._bytes += window.size
         while self._bytes > self._bytes_max and len(self._windows) > 1:
-            self.remove(next(iter(self._windows)))
+            oldest = next(iter(self._windows))
+            self.remove(oldest)
+            oldest.source.lost = (oldest.start, oldest.end)
 
     def remove(self, window: _Window) -> None:
         window.source.windows.remove(window)
@@ -279,6 +282,10 @@ class PartitionSource:
         self.lanes = LaneMap()
         self.windows: list[_Window] = []
         self._shared = windows
+        #: From where to where the window was that had to give way to others last; and how much is read at a time, which
+        #: is less where windows give way before they are used up.
+        self.lost = (0, 0)
+        self._window_bytes = _WINDOW_BYTES
         #: An offset that was asked for and lies in a segment that must be checked first, away from the loop.
         self.cold: int | None = None
         #: Why the disk could not be read when somebody asked last.
@@ -323,10 +330,10 @@ class PartitionSource:
         windows = self.windows
         for window in reversed(windows):
             if window.start <= offset < window.end:
+                self._shared.used(window)
                 if window is not windows[-1]:  # keep the one that was used last where it is found first
                     windows.remove(window)
                     windows.append(window)
-                    self._shared.used(window)
                 return window
         return self._read(offset)
 
@@ -342,7 +349,7 @@ class PartitionSource:
         if log.cold_segment(offset) is not None:
             raise Unchecked(offset)
         try:
-            chunk = log.read(offset, _WINDOW_BYTES, before=self.end)
+            chunk = log.read(offset, self._fitting_bytes(offset), before=self.end)
         except OffsetOutOfRange:
             return None
         if chunk.next_offset <= offset:
@@ -353,6 +360,16 @@ class PartitionSource:
         self.windows.append(window)
         self._shared.added(window)
         return window
+
+    def _fitting_bytes(self, offset: int) -> int:
+        """How much to read: as much as can be used before the memory is needed for other partitions."""
+        start, end = self.lost
+        if start <= offset < end:
+            self._window_bytes = max(self._window_bytes // 2, _WINDOW_BYTES_MIN)
+        else:
+            self._window_bytes = min(self._window_bytes + self._window_bytes // 8, _WINDOW_BYTES)
+        self.lost = (0, 0)
+        return self._window_bytes
 
     def forget(self) -> None:
         """Let go of everything, because the partition goes away or was rewritten."""
