@@ -66,7 +66,7 @@ class Book:
         #: Told of everything that is settled, as (base, bits).
         self.freed: Callable[[int, int], None] | None = None
         #: Told of what is given up without having become a dead letter: how, first offset and bits.
-        self.told: Callable[[str, int, int], None] | None = None
+        self.told: list[Callable[[str, int, int], None]] = []
         self._facts: list[Fact] = []
         self._acked: list[tuple[int, int]] = []
         #: What became of those that were not acked.
@@ -151,18 +151,22 @@ class Book:
             self.freed(base, bits)
 
     def discard(self, how: str, base: int, bits: int) -> None:
-        if self.told is not None and how != "gone":
-            self.told(how, base, bits)
+        if how != "gone":
+            self._tell(how, base, bits)
         self.record(settled_fact(how, [(base, bits)]))
 
     def announce_below(self, how: str, end: int) -> None:
         """Say what is about to be settled below an offset."""
         settled = self.settled
-        for base in range(settled.floor, end if self.told is not None else 0, _WINDOW):
+        for base in range(settled.floor, end if self.told else 0, _WINDOW):
             size = min(_WINDOW, end - base)
             bits = ~settled.bits(base, size) & (1 << size) - 1
-            if bits and self.told is not None:
-                self.told(how, *normal(base, bits))
+            if bits:
+                self._tell(how, *normal(base, bits))
+
+    def _tell(self, how: str, base: int, bits: int) -> None:
+        for told in self.told:
+            told(how, base, bits)
 
     def bury(self, base: int, bits: int, reason: str, error: str, history: History) -> tuple[Dead, ...]:
         """Settle messages that become dead letters; the fact is the caller's to record.

@@ -116,7 +116,7 @@ class Ledger:
 
     def announce_to(self, told: Callable[[str, int, int], None]) -> None:
         """Tell somebody what is expired, evicted or purged: how, first offset and bits."""
-        self._book.told = told
+        self._book.told.append(told)
 
     def keep_dead_if(self, asked: Callable[[], bool]) -> None:
         """Ask, when messages are given up on, whether they are dead letters: these are set aside and stay."""

@@ -11,10 +11,12 @@ import pytest
 from millstream.broker.queues import queues as queues_module
 from millstream.broker.queues import registry as registry_module
 from millstream.broker.queues.group import QueueGroup
-from millstream.broker.queues.part import ROUTE_SHIFT, ROUTES_MAX
+from millstream.broker.queues.keeper import PartitionKeeper
+from millstream.broker.queues.part import ROUTE_SHIFT, ROUTES_MAX, QueuePart
 from millstream.broker.state import StateLog
 from millstream.broker.transfer import Target
 from millstream.errors import GroupNotEmpty, GroupNotFound, QuotaExceeded, StorageFailed, TopicNotFound
+from millstream.queues.ledger import Ledger
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, letter_calls, queue_calls
 from millstream.wire.leases import Settle
@@ -135,6 +137,40 @@ def test_priorities_are_not_remembered_for_nobody() -> None:
         consumer = await client.open_queue(group="new")
         await eventually_async(lambda: not keeper._surveys)
         assert [message.value for message in await client.lease(consumer, 21)] == [*[b"urgent"] * 20, b"normal"]
+
+    lives(work)
+
+
+def test_what_has_expired_stays_counted_when_its_group_is_deleted() -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders", partitions=2))
+        consumer = await client.open_queue(group="brief")
+        for partition in range(2):
+            await publish(client, [b"x"] * 5, partition=partition, expiry_us=[1] * 5)
+        assert await client.lease(consumer) == []
+        assert client.broker.metrics.messages_expired == 10, "as soon as anybody comes upon them"
+        await client.call(queue_calls.DeleteQueue(topic="orders", group="brief", force=True))
+        await client.broker.queues.sweep()
+        assert client.broker.metrics.messages_expired == 10
+
+    lives(work)
+
+
+def test_a_sweep_looks_at_a_share_of_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders", partitions=20))
+        await client.open_queue()
+        swept: list[int] = []
+        tidied: list[PartitionKeeper] = []
+        monkeypatch.setattr(QueuePart, "sweep", lambda part, _: swept.append(part.number))
+        monkeypatch.setattr(PartitionKeeper, "forget_below", lambda keeper, _: tidied.append(keeper))
+        monkeypatch.setattr(Ledger, "counts", lambda *_: pytest.fail("nobody counts everything every second"))
+        for rounds in range(1, 6):
+            await client.broker.queues.sweep()
+            assert len(swept) == len(tidied) == 4 * rounds
+        assert sorted(swept) == list(range(20))
+        assert len(set(tidied)) == 20
+        monkeypatch.undo()
 
     lives(work)
 

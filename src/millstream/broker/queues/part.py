@@ -82,6 +82,7 @@ class QueuePart:
         self.burials = Burials(host, self)
         self.ledger.open(host.now_us())
         host.recorder.follow(self)
+        self.ledger.announce_to(self._ended)
         #: What came back before the last stop must be readable at once: to the ledger, what is not there is gone.
         self._is_warm = False
         if group.is_new and self._source.start:
@@ -384,6 +385,10 @@ class QueuePart:
         self._host.touched(self)
         return self.ledger.settled.total > before
 
+    def _ended(self, how: str, _base: int, bits: int) -> None:
+        if how == "expired":
+            self._host.metrics.messages_expired += bits.bit_count()
+
     def evict(self, count: int) -> int:
         """Give up the oldest messages that are ready, as many as are about as old as the first; returns how many."""
         offset = next(self.ledger.offsets("ready", self.end), None)
@@ -445,10 +450,6 @@ class QueuePart:
     @property
     def end(self) -> int:
         return self._source.end
-
-    def expired(self) -> int:
-        """Messages that were dropped because their time was over, since the part was opened."""
-        return self.settled_since(self.ledger.counts(self.end), "expired")
 
     def settled_since(self, counts: Counts, how: str) -> int:
         """Messages that were settled in one of the ways, since the part was opened."""

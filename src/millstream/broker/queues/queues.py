@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import structlog
 
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Queues"]
 
+T = TypeVar("T")
+
 _log = structlog.get_logger("millstream.queues")
 
 #: More messages than this in one lease would make bitmaps and answers unwieldy.
@@ -68,9 +70,9 @@ _NAME_LETTERS_MAX: Final = 256
 _LASTING: Final = frozenset((Settle.ACK, Settle.NACK, Settle.REJECT))
 #: When to try again what could not be written down.
 _RETRY_S: Final = 1.0
-#: Each part is swept about every so many rounds, and not too many of them in one.
+#: Each part is swept about every so many rounds, and not too many of them in one; partitions likewise.
 _SWEEP_ROUNDS: Final = 5
-_SWEEP_PARTS_MAX: Final = 500
+_SWEEP_SHARE_MAX: Final = 500
 _SWEEPS_MAX: Final = 50
 
 
@@ -116,7 +118,9 @@ class Queues:
         #: Keys of topics that are being opened, and of those where that has failed.
         self._opening: set[str] = set()
         self._unopenable: set[str] = set()
+        #: How many parts, and how many partitions, the next sweep passes over.
         self._swept = 0
+        self._tidied = 0
 
     # --- life ----------------------------------------------------------------------------------------------------
 
@@ -161,17 +165,15 @@ class Queues:
 
     async def sweep(self) -> None:
         """Expire what nobody asks for.  Called about once a second, for some of the parts each time."""
-        parts = list(self._routes.values())
-        share = min(-(-len(parts) // _SWEEP_ROUNDS), _SWEEP_PARTS_MAX)
+        parts, self._swept = _next_share(list(self._routes.values()), self._swept)
         now_us = self.now_us()
-        for part in (parts[self._swept :] + parts)[:share]:
+        for part in parts:
             sweeps = 0
             while not part.closed and part.sweep(now_us) and sweeps < _SWEEPS_MAX:
                 sweeps += 1
                 await asyncio.sleep(0)  # a backlog that expires all at once is nobody's emergency
-        self._swept = (self._swept + share) % max(len(parts), 1)
-        self.metrics.messages_expired = sum(part.expired() for part in parts)
-        for keeper in self._keepers.values():
+        keepers, self._tidied = _next_share(list(self._keepers.values()), self._tidied)
+        for keeper in keepers:
             # Without a group nobody needs to know any of them; the next one has them looked for again.
             end = keeper.partition.high_watermark
             keeper.forget_below(min((part.ledger.committed for part in keeper.parts), default=end))
@@ -553,6 +555,15 @@ class Queues:
                 part.group.rejected += messages
             if consumer is not None:
                 consumer.failed += messages
+
+
+def _next_share(things: list[T], place: int) -> tuple[list[T], int]:
+    """Some of them, from a place on, and the place for the next round."""
+    size = min(-(-len(things) // _SWEEP_ROUNDS), _SWEEP_SHARE_MAX)
+    place %= max(len(things), 1)
+    share = things[place : place + size]
+    share += things[: size - len(share)]
+    return share, place + size
 
 
 async def _answer_when_done(awaited: Sequence[Awaitable[None]], results: SettleResults, reply: SettleReply) -> None:
