@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
@@ -96,7 +97,7 @@ class Dispenser:
         keyed = self.intake if isinstance(self.intake, OnePerKey) else None
         if keyed is not None and not keyed.find_holders(source):
             return dead
-        while returned.ready and request.messages > 0:
+        while returned.ready and request.messages > 0 and request.looks > 0:
             parcel = returned.pop(request.consumer, request.now_us, alone=request.alone)
             if parcel is None:
                 break
@@ -144,11 +145,17 @@ class Dispenser:
             dead += more
             if not found:
                 break
+            if request.looks <= 0:
+                self.more = not handout.found
+                break
         return dead
 
     def hand_out_fresh(self, source: LogSource, request: Request, handout: Handout) -> list[Dead]:
         """What has never been delivered."""
         dead: list[Dead] = []
+        if request.looks <= 0:  # what came back took all the time there was, and there may be more of it
+            self.more = not handout.found
+            return dead
         intake = self.intake
         if self._by_lanes and source.lanes.used:
             intake = self.lanes = self.lanes or Lanes(self._book.taken, self.front, self._rules, request.now_us)
@@ -178,6 +185,7 @@ class Dispenser:
         self, source: LogSource, wanted: Sequence[tuple[int, int]], request: Request, handout: Handout
     ) -> list[Dead]:
         """Messages from one offset to before another, each as far as nobody has it; in whatever order they were."""
+        request.looks = sys.maxsize  # just these, however far apart they are
         dead: list[Dead] = []
         chosen = RangeSet()
         for start, end in wanted:
@@ -234,10 +242,11 @@ class Dispenser:
         found = False
         for pick in picks_within(source, base, rest, self._gone):
             found = True
+            request.look(pick.view)
             some = lowest(pick.bits, request.fit(pick.view))
             dead += self._admit(pick._replace(bits=some), parcel.history, parcel.terms, request, handout)
             rest ^= some << pick.base - base
-            if some != pick.bits or request.messages <= 0:
+            if some != pick.bits or request.messages <= 0 or request.looks <= 0:
                 break
         rest &= ~self._book.settled.bits(base, rest.bit_length())  # what was found to be gone
         if rest:

@@ -28,6 +28,8 @@ __all__ = ["Front", "Intake", "LogOrder", "Pick", "Request", "expired_of", "pres
 LOOKS_MAX: Final = 20_000
 #: What a look at a batch costs beside its messages.
 LOOKS_PER_BATCH: Final = 20
+#: What it costs if the batch lies elsewhere in the log: it may have to be read.
+LOOKS_PER_JUMP: Final = 200
 
 #: A number in a header that is longer is none; Python refuses to read those of some thousand digits.
 _DIGITS_MAX: Final = 18
@@ -53,7 +55,7 @@ class Pick(NamedTuple):
 class Request:
     """What a consumer asks for, how much of it is still open, and how long we go on looking."""
 
-    __slots__ = ("alone", "bytes", "consumer", "lease_ms", "limited", "looks", "messages", "moment", "now_us")
+    __slots__ = ("alone", "bytes", "consumer", "lease_ms", "limited", "looks", "messages", "moment", "now_us", "place")
 
     def __init__(
         self,
@@ -76,12 +78,19 @@ class Request:
         self.limited = bytes_max > 0
         self.bytes = bytes_max
         self.looks = LOOKS_MAX
+        self.place = -1  # where the batch ends that was looked at last, of those that came back
 
     def fit(self, view: BatchView) -> int:
         """How many messages of this batch may go; by their mean size, because nobody looks at each."""
         if not self.limited:
             return self.messages
         return min(self.messages, max(1, self.bytes * view.count // view.length))
+
+    def look(self, view: BatchView) -> None:
+        """Count a look at a batch that may lie anywhere: the last one once more, the next, or another."""
+        costs = {view.next_offset: 1, view.base_offset: LOOKS_PER_BATCH}
+        self.looks -= costs.get(self.place, LOOKS_PER_JUMP)
+        self.place = view.next_offset
 
     def fill(self, view: BatchView, messages: int) -> None:
         self.messages -= messages

@@ -203,3 +203,52 @@ def test_two_leases_that_by_chance_draw_the_same_name_have_different_ones() -> N
     for lease in (second, again, fresh):
         assert ledger.ack(lease.nonce).result is Result.DONE
     assert ledger.committed == 4
+
+
+def _scattered(ledger: Ledger, log: FakeLog) -> list[int]:
+    """Have every tenth message of many small batches come back, and all others settled."""
+    while leases := ledger.lease(log, consumer="ann", want=3000, now_us=0).leases:
+        for lease in leases:
+            for offset in granted([lease]):
+                if offset % 10:
+                    ledger.ack(lease.nonce, offset)
+                else:
+                    ledger.nack(lease.nonce, offset, now_us=0, retry_after_ms=0)
+    return list(range(0, 3000, 10))
+
+
+def test_who_asks_for_what_came_back_does_not_read_all_over_the_log_at_once() -> None:
+    log, ledger = FakeLog(), make_ledger()
+    for _ in range(3000):
+        log.add(1)
+    came_back = _scattered(ledger, log)
+    found: list[int] = []
+    while some := granted(ledger.lease(log, consumer="bob", want=1000, now_us=SECOND)):
+        assert len(some) <= 100
+        found += some
+    assert found == came_back
+
+
+@pytest.mark.parametrize("rules", [{}, {"fair_by": "key:."}, {"ordering": "key"}])
+def test_when_all_that_was_looked_at_has_expired_the_look_goes_on_at_once(rules: dict[str, Any]) -> None:
+    log, ledger = FakeLog(), make_ledger(**rules)
+    for number in range(3000):
+        log.add(1, expiry_us=[10 * SECOND], keys=[b"%d" % number])
+    came_back = _scattered(ledger, log)
+    log.add(1)
+    rounds = 0
+    while not (found := granted(ledger.lease(log, consumer="bob", want=1000, now_us=20 * SECOND))):
+        assert ledger.next_wakeup_us() == 0, "nobody would ask again before something new comes"
+        rounds += 1
+    assert found == [3000]
+    assert rounds >= len(came_back) // 100 - 1
+    assert ledger.counts(log.end).totals["expired"] == len(came_back)
+
+
+def test_who_had_messages_and_must_have_them_again_gets_them_however_far_apart_they_are() -> None:
+    log, ledger = FakeLog(), make_ledger()
+    for _ in range(3000):
+        log.add(1)
+    came_back = _scattered(ledger, log)
+    wanted = [(offset, offset + 1) for offset in came_back]
+    assert sorted(granted(ledger.retake(log, wanted, consumer="ann", now_us=SECOND))) == came_back
