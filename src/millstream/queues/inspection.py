@@ -68,7 +68,8 @@ def surroundings(book: Book, leases: Leases, dispenser: Dispenser, offset: int, 
     if dispenser.strict:
         return Surroundings(ahead=_fresh_below(book, offset), held_by=held_by, strict=True)
     if isinstance(dispenser.intake, OnePerKey):
-        return Surroundings(ahead=again + _fresh_below(book, offset), held_by=held_by)
+        beyond = not dispenser.intake.sees(offset)
+        return Surroundings(ahead=again + _fresh_below(book, offset), held_by=held_by, beyond=beyond)
     if dispenser.lanes is not None:
         lane = source.lanes.lane_of(offset)
         ahead = sum(

@@ -75,6 +75,10 @@ class OnePerKey:
         """Messages that were passed over; of each key that is free by now one can go."""
         return max(self._seen - len(self._free), 0)
 
+    def sees(self, offset: int) -> bool:
+        """Whether the look ahead may come to a message before some of those that were passed over are taken."""
+        return offset < self._cursor or self._seen < SEEN_MAX
+
     def freed(self, base: int, bits: int) -> None:
         if self._out:
             self._out.difference_update(offsets_of(base, bits))

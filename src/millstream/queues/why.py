@@ -31,6 +31,8 @@ class Surroundings:
     #: The message that is out for its key; or for the queue, if one is out at a time.
     held_by: int | None = None
     strict: bool = False
+    #: So many before it wait for their keys that it is not looked for yet.
+    beyond: bool = False
     #: Its lane; None where there are no priorities.
     lane: int | None = None
     #: The consumer that had it last, for which it is not kept until `open_us`.
@@ -105,6 +107,9 @@ def _ready(
         facts["held_by"] = around.held_by
         whose = "The queue delivers one message at a time and waits for" if around.strict else "Its key is held by"
         sentence = f"{whose} offset {around.held_by}, which is not settled yet."
+    elif around.beyond:
+        facts["beyond"] = True
+        sentence = f"It is not looked for yet: too many before it wait for their keys; {others} before it."
     elif around.kept_from and now_us < around.open_us:
         facts |= {"kept_from": around.kept_from, "open_ms": around.open_us // 1000}
         until, last = _time(around.open_us), in_a_sentence(around.kept_from)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from millstream.queues import keyed
 from millstream.queues.ledger import Ledger
 from millstream.queues.records import Reason, Rules, Situation
-from tests.queue_log import SECOND, FakeLog, make_ledger
+from tests.queue_log import SECOND, FakeLog, granted, make_ledger
 
 BUSY = Situation(consumers=2, requests=1)
 NOON_US = 1_700_000_000 * SECOND
@@ -124,3 +127,19 @@ def test_it_is_kept_for_somebody_else() -> None:
     ledger.return_consumer("ann", NOON_US)
     assert "kept for another consumer than ann, which had it last, until" in why(ledger, log, 0).sentence
     assert "delivered next" in why(ledger, log, 0, now_us=NOON_US + 2 * SECOND).sentence
+
+
+def test_behind_so_many_that_wait_for_their_keys_that_it_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keyed, "SEEN_MAX", 3)
+    log, ledger = FakeLog(), make_ledger(ordering="key")
+    log.add(6, keys=[b"same"] * 6)
+    log.add(1, keys=[b"other"])
+    ledger.lease(log, consumer="ann", want=5, now_us=NOON_US)
+    reason = why(ledger, log, 6)
+    assert reason.sentence == (
+        "It is not looked for yet: too many before it wait for their keys; 5 messages are before it."
+    )
+    assert reason.facts["beyond"] is True
+    assert why(ledger, log, 3).facts["held_by"] == 0
+    ledger.purge(6)
+    assert granted(ledger.lease(log, consumer="ann", want=5, now_us=NOON_US)) == [6]
