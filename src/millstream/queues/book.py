@@ -36,6 +36,7 @@ class Book:
         "_acked",
         "_aside_end",
         "_facts",
+        "_known",
         "_past",
         "aside",
         "endings",
@@ -72,6 +73,8 @@ class Book:
         #: What became of those that were not acked.
         self.endings = Endings()
         self._past: list[Parcel] | None = []
+        #: Names of consumers and reasons: many messages have the same.
+        self._known: dict[str, str] = {}
 
     def apply(self, fact: Fact) -> None:
         kind = fact[0]
@@ -80,7 +83,7 @@ class Book:
                 self.taken.add_bits(base, bits)
                 self._settle(fact[1], base, bits)
         elif kind == RETURNED:
-            for parcel in parcels_of(fact):
+            for parcel in parcels_of(fact, self._known):
                 self.taken.add_bits(parcel.base, parcel.bits)
                 if parcel.due_us >= NEVER:
                     self._set_aside(parcel.base, parcel.bits)

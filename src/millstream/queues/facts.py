@@ -46,6 +46,8 @@ CUT: Final = "cut"
 
 #: A run of offsets may be as long as the log; it is read in pieces of this size.
 _PIECE: Final = 65_536
+#: Names and reasons of one ledger of which there is one copy each.
+_KNOWN_MAX: Final = 1_000
 
 
 def start_fact(offset: int, settled: int) -> Fact:
@@ -95,12 +97,23 @@ def spans_of(fact: Fact) -> Iterator[tuple[int, int]]:
     return _read_spans(fact[2])
 
 
-def parcels_of(fact: Fact) -> Iterator[Parcel]:
-    """What a `returned` fact makes known."""
+def parcels_of(fact: Fact, known: dict[str, str]) -> Iterator[Parcel]:
+    """What a `returned` fact makes known.  Words that are in `known` already are not kept a second time."""
     _, spans, due_us, deliveries, failures, first_us, attempts, terms = fact
-    history = History(deliveries, failures, first_us, tuple(Attempt(*attempt) for attempt in attempts))
+    history = History(deliveries, failures, first_us, tuple(_attempt(known, *attempt) for attempt in attempts))
+    shared = PLAIN if tuple(terms) == PLAIN else Terms(*terms)
     for base, bits in _read_spans(spans):
-        yield Parcel(base, bits, history, Terms(*terms), due_us)
+        yield Parcel(base, bits, history, shared, due_us)
+
+
+def _attempt(
+    known: dict[str, str], consumer: str, delivered_us: int, ended_us: int, kind: str, reason: str = ""
+) -> Attempt:
+    """A million messages may have failed for one reason, each with words of its own."""
+    if len(known) >= _KNOWN_MAX:
+        known.clear()
+    consumer, kind, reason = (known.setdefault(word, word) for word in (consumer, kind, reason))
+    return Attempt(consumer, delivered_us, ended_us, kind, reason)
 
 
 def _write_spans(spans: Iterable[tuple[int, int]]) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from millstream.dead_letters import (
@@ -306,6 +307,22 @@ def test_poison_rules_apply_only_where_they_are_wanted(log: FakeLog) -> None:
         outcome = ledger.nack(take(ledger, log, consumer="bob").nonce, now_us=0, reason="no such customer")
         results[poison] = outcome.dead[0].reason if outcome.dead else outcome.result
     assert results == {False: Result.RETRIED, True: POISON}
+
+
+def test_messages_that_failed_for_one_reason_share_its_words(log: FakeLog) -> None:
+    """There may be a million of them, and each brings words of its own."""
+    ledger = make_ledger()
+    for number in range(2):
+        lease = take(ledger, log, now_us=number)
+        ledger.nack(lease.nonce, now_us=number, reason=" ".join(["no", "answer"]), retry_after_ms=1000)
+    again = make_ledger()
+    for fact in ledger.snapshot():
+        again.apply(msgspec.msgpack.decode(msgspec.msgpack.encode(fact)))
+    for some in (ledger, again):
+        first, second = (some.look(offset, log.end).history.attempts[0] for offset in range(2))
+        assert first.reason == "no answer"
+        assert first.reason is second.reason
+        assert first.consumer is second.consumer
 
 
 # --- expiry and other ends -------------------------------------------------------------------------------------------
