@@ -46,8 +46,8 @@ def sdk_page() -> str:
         "`millstream.connect` is for programs without an event loop, `millstream.aio.connect` for those with one. Both "
         "have the same names. What is marked `# await` is a coroutine in `millstream.aio`; what is iterated here is "
         "iterated there with `async for`. [Options](#options) has the types of named arguments, [answers](#answers) "
-        "those of what comes back. Times are seconds since 1970 or a `datetime`; one without a time zone is local time, "
-        "as Python has it, while the command line takes UTC.",
+        "those of what comes back. Times are seconds since 1970 or a `datetime`; one without a time zone is local "
+        "time, as Python has it, while the command line takes UTC.",
         *_function("millstream.connect", millstream.connect),
     ]
     names = [name for name in millstream.__all__ if inspect.isclass(getattr(millstream, name))]

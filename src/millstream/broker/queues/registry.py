@@ -45,6 +45,7 @@ _log = structlog.get_logger("millstream.queues")
 
 _GROUPS_MAX: Final = 1_000  # of a topic: each is woken by every message
 _PATTERNS_MAX: Final = 1_000  # of a namespace: every new topic is compared with each
+_JOINED_AT_A_TIME: Final = 50
 
 _TopicKey: TypeAlias = tuple[str, str]
 _GroupKey: TypeAlias = tuple[str, str, str]
@@ -238,7 +239,9 @@ class QueueRegistry:
             pattern.consumers.append(consumer)  # before anything is waited for: topics may come meanwhile
         topics: list[str] = []
         try:
-            for group in groups:
+            for place, group in enumerate(groups, 1):
+                if place % _JOINED_AT_A_TIME == 0:
+                    await asyncio.sleep(0)  # a pattern may cover thousands
                 try:
                     await group.open()
                     self._host.join(consumer, group)
