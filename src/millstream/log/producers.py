@@ -142,7 +142,9 @@ class ProducerTable:
         if not identity:
             return
         if append_time_us > self._last_us:
-            self._pass_time(append_time_us)
+            if append_time_us - self._last_us > _PAUSE_US_MAX:
+                self._excuse(append_time_us)
+            self._last_us = append_time_us
         first = header.first_sequence
         stored = _tuple(_Stored, (first, first + header.count - 1 & _SEQUENCE, base_offset, append_time_us))
         newest = self._newest
@@ -163,13 +165,12 @@ class ProducerTable:
         self._newest = (identity, found)
         self.forget_idle(append_time_us)
 
-    def _pass_time(self, now_us: int) -> None:
-        """Something is appended: if nothing was for long, that was no silence of those who were there before."""
+    def _excuse(self, now_us: int) -> None:
+        """If nothing was appended for long, that was no silence of those who were there before."""
         excused_us = now_us - self._last_us - _PAUSE_US_MAX
         if excused_us > 0:
             for known in self._producers.values():
                 known.last_append_us += excused_us
-        self._last_us = now_us
 
     def forget_idle(self, now_us: int) -> None:
         """Drop producers that have been silent for a day, and the longest silent ones beyond the limit."""
@@ -190,7 +191,7 @@ class ProducerTable:
         }
         if not added:
             return
-        self._pass_time(max(self._last_us, min(batches[0].append_time_us for batches in added.values())))
+        self._excuse(min(batches[0].append_time_us for batches in added.values()))
         for producer_id, batches in added.items():
             seen = newer._producers[producer_id]
             known = self._producers.pop(producer_id, None)
