@@ -195,6 +195,7 @@ def test_messages_with_which_a_query_dies_again_and_again_become_dead_letters(qu
         query.done = len(query.offsets)
         client.publish("jobs", "fine")
         assert query.drain() == [b"fine"]
+        eventually(lambda: len(client.dead_letters.list()) == 2)  # they are written beside the work
         letters = client.dead_letters.list()
         assert {letter.reason for letter in letters} == {"MAX_DELIVERIES_EXCEEDED"}
         assert sorted(letter.text for letter in letters) == ["other", "poison"]

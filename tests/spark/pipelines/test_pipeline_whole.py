@@ -316,8 +316,9 @@ sources: {{orders: {{topic: {source}, options: {{startingOffsets: earliest}}}}}}
 sinks: [{{topic: {source}.copy}}]
 """)
     world.publish(source, [b"1", b"2"])
-    monkeypatch.setattr(pipeline_run.Screen, "batch", lambda *_: world.client.pipelines.stop(bench.name))
-    assert bench.run("stopped").state == "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline_run.Screen, "batch", lambda *_: world.client.pipelines.stop(bench.name))
+        assert bench.run("stopped").state == "stopped"
     assert world.client.pipelines.show(bench.name).state == "stopped"
     world.publish(source, [b"3"])
     assert bench.run().state == "finished"
