@@ -18,6 +18,9 @@ from tests.fuzz.target import HERE, Harm, Target, listening, read_inputs, write_
 
 __all__ = ["TARGETS", "Runner", "brief_run", "replay", "smallest"]
 
+#: Of a brief run, however slow the machine is.
+_RUNS_MIN = 12
+
 TARGETS: dict[str, Callable[[], Target]] = {
     kind.name: kind
     for kind in (
@@ -96,13 +99,16 @@ def _without_numbers(place: str) -> str:
 
 
 def brief_run(name: str, seconds: float, seed: int = 0) -> Runner:
-    """Seeds and what comes of them by chance, for so many seconds of the processor; the same in each run so far."""
+    """Seeds and what comes of them by chance, for so many seconds of the processor, and a few of them at least.
+
+    They are the same in each run, as far as it gets.
+    """
     with listening():
         target = TARGETS[name]()
         runner, random = Runner(target), Random(seed)
         until_s = time.process_time() + seconds
         try:
-            while time.process_time() < until_s:
+            while runner.runs < _RUNS_MIN or time.process_time() < until_s:
                 data = random.choice(target.corpus)
                 runner.run(target.mutate(data, random) if runner.runs % 4 else data)
         finally:

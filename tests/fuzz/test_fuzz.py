@@ -25,5 +25,4 @@ def test_a_moment_of_hostile_bytes_does_no_harm(name: str, seconds: float) -> No
     if name == "pipeline":
         pytest.importorskip("pyarrow")
     runner = brief_run(name, seconds)
-    assert runner.runs > 10
     assert not runner.harms, "\n".join(runner.harms.values())
