@@ -103,6 +103,11 @@ class Following(Reading):
         """How long until the group has to be looked at: 0 when it is time."""
         return 0.0 if self._attention else max(0.0, self._look_again_s - time.monotonic())
 
+    async def _attended(self) -> bool:
+        """Do what the group asks; whether the stream is open after that: somebody may have closed it meanwhile."""
+        await self._attend()
+        return not self._closed
+
     async def _attend(self) -> None:
         """Do what the group asks, between two messages."""
         changes = self._look_up_group()

@@ -145,9 +145,8 @@ class AsyncStream(Following):
         # A loop over messages that are there already never gives way by itself; once per handout the others get a turn.
         await asyncio.sleep(0)
         while not self._closed:
-            if not self._attention_in_s():
-                await self._attend()
-                continue  # meanwhile it may have been closed
+            if not self._attention_in_s() and not await self._attended():
+                return False
             if operator.length_hint(self._pending):
                 return True
             if self._ready:

@@ -138,9 +138,8 @@ class Stream(Following):
         self._finish()
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._closed:
-            if not self._attention_in_s():
-                _complete(self._attend())
-                continue  # meanwhile it may have been closed
+            if not self._attention_in_s() and not _complete(self._attended()):
+                return False
             if operator.length_hint(self._pending):
                 return True
             if self._ready:
