@@ -55,18 +55,23 @@ _MINUTELY, _HOURLY = (
     f"aggregate: {{measures: {{n: count(*)}}, window: {{size: {size}}}, watermark: 1m}}" for size in ("1m", "1h")
 )
 WINDOWS = f"[{{name: minutes, from: orders, {_MINUTELY}}}, {{name: hours, from: orders, {_HOURLY}}}]"
+APART = (
+    f"[{{name: minutes, from: orders, {_MINUTELY}}}, {{name: few, from: orders, filter: a = 1}}, "
+    f"{{name: hours, from: few, {_HOURLY}}}]"
+)
 
 
 @pytest.mark.parametrize(
-    "sinks",
+    ("steps", "sinks"),
     [
-        "[{from: hours, topic: a}, {from: hours, topic: b}, {from: orders, topic: c}]",
-        "[{from: hours, topic: a}, {from: minutes, parquet: b}]",
-        "[{from: hours, topic: a, mode: update}, {from: minutes, topic: b, mode: update}]",
+        (APART, "[{from: hours, topic: a}, {from: hours, topic: b}, {from: orders, topic: c}]"),
+        (APART, "[{from: hours, topic: a}, {from: minutes, parquet: b}]"),
+        (APART, "[{from: hours, topic: a, mode: update}, {from: minutes, topic: b, mode: update}]"),
+        (WINDOWS, "[{from: hours, topic: a}, {from: minutes, topic: b}]"),
     ],
 )
-def test_windows_that_do_not_wait_for_each_other_go_together(sinks: str) -> None:
-    assert mistakes_in(small(steps=WINDOWS, sinks=sinks)) == []
+def test_windows_that_do_not_wait_for_each_other_go_together(steps: str, sinks: str) -> None:
+    assert mistakes_in(small(steps=steps, sinks=sinks)) == []
 
 
 def test_a_good_file_has_no_mistakes_and_every_default() -> None:
@@ -155,7 +160,7 @@ def test_a_good_file_has_no_mistakes_and_every_default() -> None:
         ),
         (small(steps="[{aggregate: {measures: {n: count(*)}}}]"), "when is a sum final?"),
         (
-            small(steps=WINDOWS, sinks="[{from: hours, topic: a}, {from: minutes, topic: b}]"),
+            small(steps=APART, sinks="[{from: hours, topic: a}, {from: minutes, topic: b}]"),
             "sink 2: windows of 'minutes' and of 'hours' would wait for each other: make two pipelines of it",
         ),
         (small(sinks="[]"), "sinks: this must not be empty"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -35,8 +36,24 @@ def test_what_tasks_have_read_is_in_the_order_of_the_tasks(
     assert [row["value"] for batch in found for row in batch.to_pylist()] == [
         f"{task} {number}" for task in range(30) for number in range(50)
     ]
-    assert len(found) <= 8
+    assert len(found) <= 9
     assert found[0].schema.names == ["value"]
+
+
+def test_large_rows_are_not_joined_to_what_nobody_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their number alone, rows of 300 KB came to gigabytes, which Arrow does not put into one column."""
+    monkeypatch.setattr(ordering, "_BYTES", 10_000)
+    found = list(in_order([rows(task, ["x" * 1000] * 4) for task in range(20)]))
+    assert sum(batch.num_rows for batch in found) == 80
+    assert max(batch.nbytes for batch in found) <= 10_000
+
+
+def test_what_waits_in_a_file_has_no_name_that_could_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ordering, "_MEMORY_BYTES", 0)
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},elsewhere")
+    found = in_order(shuffled(1))
+    assert next(found).num_rows
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_stays_nothing() -> None:

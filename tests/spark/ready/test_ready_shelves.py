@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import threading
@@ -102,11 +103,15 @@ def test_a_replay_reads_an_archive_whose_compaction_was_cut_short(tmp_path: Path
     assert read(tmp_path) == ["compacted"]
 
 
+def _refuse(*_: object) -> None:
+    raise OSError(errno.ENOLCK, "no locks here")
+
+
 def test_a_replay_of_an_archive_that_it_may_not_write_says_so_before_it_leaves_rows_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half_compacted(tmp_path)
-    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("fcntl.flock", _refuse)
     with pytest.raises(DataDamaged, match="was cut short, and it cannot be finished from here"):
         read(tmp_path)
     (tmp_path / "_archive" / "pending.json").unlink()

@@ -15,7 +15,7 @@ from millstream.spark.columns import suggestion
 from millstream.spark.options import SinkOptions, SourceOptions
 from millstream.spark.pipelines.avro import AvroBroken, read_schema
 from millstream.spark.pipelines.connecting import sink_options, source_options
-from millstream.spark.pipelines.definition import STEP_KINDS, Definition, Sink, Source, Step
+from millstream.spark.pipelines.definition import STEP_KINDS, Aggregate, Definition, Sink, Source, Step
 from millstream.spark.pipelines.document import Document
 from millstream.spark.pipelines.functions import find_function
 from millstream.spark.pipelines.graph import Graph, Query, find_cycle, queries_of
@@ -343,16 +343,18 @@ class Checker:
         if not query.is_stream or query.mode != "append":
             return
         definition = self._definition
-        marked = [
-            definition.step_name(number).lower()
+        marked = {
+            definition.step_name(number).lower(): step.aggregate
             for number, step in enumerate(definition.steps)
             if step.aggregate is not None and step.aggregate.watermark is not None
-        ]
+        }
         first: list[str] = []
         for sink in query.sinks:
             above = graph.upstream(graph.feeds(sink))
             windows = [name for name in marked if name in above]
-            if first and windows and windows != first:
+            # What reads the same rows by the same clock is never ahead of each other.
+            marks, others = ({_mark(marked[name], graph.inputs[name]) for name in names} for names in (windows, first))
+            if first and windows and marks != others:
                 text = f"windows of {_and(windows)} and of {_and(first)} would wait for each other"
                 self._say(("sinks", definition.sinks.index(sink)), f"{text}: make two pipelines of it")
                 return
@@ -434,6 +436,11 @@ def _matches(pattern: str | None, topic: str) -> bool:
 def _one_of(sentence: str, kinds: Sequence[str], given: Sequence[str]) -> str:
     said = f", not by {' and '.join(given)} at once" if given else "; there is none of them"
     return f"{sentence} exactly one of {', '.join(kinds)}{said}"
+
+
+def _mark(aggregate: Aggregate, inputs: Sequence[str]) -> tuple[object, ...]:
+    """What a watermark goes by."""
+    return (*inputs, aggregate.window.column if aggregate.window is not None else "", aggregate.watermark)
 
 
 def _and(names: Sequence[str]) -> str:

@@ -6,9 +6,11 @@ come.  Spark would sort them, but not in a stream.
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from mmap import ACCESS_READ, mmap
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,11 +19,12 @@ import pyarrow as pa
 __all__ = ["TASK", "in_order"]
 
 #: The column with the number of the task that a row comes from.
-TASK: Final = "_task"
+TASK: Final = "__millstream_task"
 #: What is kept in memory until all is there; with more than that, all of it waits in a file.
 _MEMORY_BYTES: Final = 64 * 1024 * 1024
-#: What belongs together is handed out together up to so many rows.
+#: What belongs together is handed out together up to so many rows, and about so many bytes.
 _ROWS: Final = 10_000
+_BYTES: Final = 8 * 1024 * 1024
 
 
 class _Run(NamedTuple):
@@ -48,16 +51,18 @@ def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 def _in_order_by_file(runs: list[_Run], incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same, of which so much is here already."""
     tasks: list[int] = []
-    with tempfile.NamedTemporaryFile(prefix="millstream-order-") as file:
-        with pa.ipc.new_file(file.name, runs[0].rows.schema) as stored:
+    # Where Spark has its own, and without a name: a task that Spark kills removes nothing.
+    directory = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None
+    with tempfile.TemporaryFile(dir=directory) as file:
+        with pa.ipc.new_file(pa.PythonFile(file, mode="w"), runs[0].rows.schema) as stored:
             while runs:
                 for run in runs:
                     tasks.append(run.task)
                     stored.write_batch(run.rows)
                 runs = next((some for batch in incoming if (some := _runs(batch))), [])
-        with pa.memory_map(file.name) as mapped:
-            reader = pa.ipc.open_file(mapped)
-            yield from _gathered(map(reader.get_batch, _sorted(tasks)))
+        file.flush()
+        reader = pa.ipc.open_file(pa.py_buffer(mmap(file.fileno(), 0, access=ACCESS_READ)))
+        yield from _gathered(map(reader.get_batch, _sorted(tasks)))
 
 
 def _runs(batch: pa.RecordBatch) -> list[_Run]:
@@ -77,12 +82,13 @@ def _sorted(tasks: list[int]) -> list[int]:
 def _gathered(runs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Few batches instead of many small ones."""
     some: list[pa.RecordBatch] = []
-    count = 0
+    count = size = 0
     for run in runs:
+        if some and (count + run.num_rows > _ROWS or size + run.nbytes > _BYTES):
+            yield pa.concat_batches(some) if len(some) > 1 else some[0]
+            some, count, size = [], 0, 0
         some.append(run)
         count += run.num_rows
-        if count >= _ROWS:
-            yield pa.concat_batches(some) if len(some) > 1 else run
-            some, count = [], 0
+        size += run.nbytes
     if some:
         yield pa.concat_batches(some) if len(some) > 1 else some[0]

@@ -15,7 +15,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -97,17 +97,24 @@ class ParquetShelf(Shelf):
     @contextmanager
     def settled(self) -> Iterator[None]:
         """While nothing is half done here: for a reader that wants every row."""
-        if os.access(self._books, os.W_OK):
-            with self._alone():
-                self.recover()
-                yield
-            return
+        with ExitStack() as held:
+            try:
+                file = held.enter_context((self._books / _LOCK).open("a"))
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:  # a copy, one that only others may write to, or no locks there: nothing is changed then
+                self._refuse_half_done()
+            else:
+                pending = _read(self._books / _PENDING)
+                if pending is not None:
+                    self._apply(pending)
+            yield
+
+    def _refuse_half_done(self) -> None:
         if (self._books / _PENDING).exists():
             raise DataDamaged(
                 f"a change of the archive in {self.root} was cut short, and it cannot be finished from here: start the "
                 "pipeline that writes it once more, or let this one write there"
             )
-        yield  # a copy, or one that only others write
 
     def recover(self) -> None:
         """Do what was decided before; throw away what was only begun."""
