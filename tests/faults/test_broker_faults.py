@@ -20,7 +20,7 @@ from millstream.errors import MillstreamError, ReadOnly, StorageFailed, TopicNot
 from millstream.log.compaction import Compaction
 from millstream.log.partition import PartitionLog
 from millstream.log.recovery import Recovered, recover
-from millstream.log.storage import Storage
+from millstream.log.storage import NotOpened, Storage
 from millstream.records import encode_batch
 from millstream.testing.storage import Fault, PowerCut, SimulatedStorage
 from millstream.wire import calls
@@ -679,5 +679,35 @@ def test_a_webhook_that_finds_its_topic_unreadable_at_the_start_goes_on_when_it_
         entry = next(iter(client.broker.webhooks._entries.values()))
         await eventually_async(lambda: entry.runner is not None)
         await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_broker_that_found_too_many_files_open_stops_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round that was put off waited for an interval that never came."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage, fsync_interval_ms=3_600_000)
+        await client.call(calls.CreateTopic(name="orders"))
+        await client.send([b"x"])
+        partition = client.broker.topics.registry.get("default", "orders").partitions[0]
+        assert partition is not None
+        sync_directory, refused, over = storage.sync_directory, [], []
+
+        def too_many_open_files(directory: str) -> None:
+            if directory.endswith("orders/0") and not over:
+                refused.append(directory)
+                raise NotOpened(errno.EMFILE, "Too many open files", directory)
+            sync_directory(directory)
+
+        monkeypatch.setattr(storage, "sync_directory", too_many_open_files)
+        partition.log.roll()
+        syncing = asyncio.ensure_future(partition.sync())
+        await eventually_async(lambda: len(refused) > 1)
+        over.append(True)
+        async with asyncio.timeout(10):
+            await syncing
+            await client.broker.stop()
 
     run(scenario)

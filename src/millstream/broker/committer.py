@@ -33,6 +33,8 @@ _GATHER_FROM_S: Final = 0.0005
 #: Notes are written on the loop, so there are not many at a time; the others have their turn when the next interval is
 #: over.
 _NOTES_MAX: Final = 100
+#: When a round is tried once more that found too many files open.
+_AGAIN_S: Final = 0.2
 
 
 class Syncable(Protocol):
@@ -109,6 +111,7 @@ class Committer:
         self._round_s = 0.0001
         self._idle = asyncio.Event()
         self._idle.set()
+        self._closed = False
 
     def request(self, partition: Committable) -> None:
         """Commit this partition with the next round."""
@@ -122,6 +125,14 @@ class Committer:
     def request_later(self, partition: Committable) -> None:
         """Commit this partition when the interval is over, unless that happens sooner by itself."""
         self._later[partition] = None
+
+    def request_again(self, partition: Committable) -> None:
+        """Commit this partition once more in a moment, if nobody does before: it could not be done now."""
+        self._loop.call_later(_AGAIN_S, self._again, partition)
+
+    def _again(self, partition: Committable) -> None:
+        if partition.unsynced and not self._closed:
+            self.request(partition)
 
     def request_waiting(self) -> None:
         """The interval is over."""
@@ -139,6 +150,7 @@ class Committer:
 
     async def close(self) -> None:
         await self.drain()
+        self._closed = True
         await self._rounds.close()
 
     def _start(self) -> None:

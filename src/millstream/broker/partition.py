@@ -46,8 +46,6 @@ _NORMAL_LANE: Final = 1 << PRIORITY_DEFAULT
 
 #: Called once per publish: (error or None, label, base offset, append time, was it a repetition).
 PublishReply: TypeAlias = Callable[[MillstreamError | None, int, int, int, bool], None]
-
-
 #: Submitted, not yet appended: the batch, its header, fsync, whom to answer.
 _Pending: TypeAlias = tuple[memoryview, BatchHeader, str, PublishReply | None]
 #: Appended, waiting to be durable: base offset, next offset, append time, whom to answer, whether it is a repetition.
@@ -411,9 +409,11 @@ class Partition:
         self._committing = False
         self._commit_ended.set()
         if isinstance(error, NotOpened) and self.log.failure is None:
-            # Too many open files, mostly.  Everybody waits until the interval is over, and it is tried again.
+            # Too many open files, mostly.  Everybody waits, and it is tried again.
             self.log.put_off()
-            self._sync_later()
+            self._awaits_interval = True
+            if self._committer is not None:
+                self._committer.request_again(self)
             return 0
         if error is not None:
             problem = getattr(error, "strerror", None) or repr(error)

@@ -344,6 +344,47 @@ def test_what_a_pattern_gave_up_on_does_not_come_back_to_it_from_wherever_letter
     lives(work)
 
 
+def test_where_letters_go_may_change_while_a_pattern_is_consumed() -> None:
+    async def work(client: Client) -> None:
+        for name in ("orders.eu", "orders.failed"):
+            await client.call(calls.CreateTopic(name=name))
+        consumer = await client.open_queue("orders.*")
+        await client.call(calls.AlterTopic(name="orders.eu", config={"dead_letter_topic": "orders.failed"}))
+        await publish(client, [b"bad"], topic="orders.eu")
+        (message,) = await client.lease(consumer)
+        await client.settle(Settle.REJECT, message)
+        assert await client.lease(consumer) == [], "what it gave up on is not for it"
+        await client.call(calls.AlterTopic(name="orders.eu", config={"dead_letter_topic": ""}))
+        again = await client.open_queue("orders.*")
+        assert [message.value for message in await client.lease(again)] == [b"bad"], "it is a topic like any other"
+        await client.call(queue_calls.ConfigureQueue(topic="orders.*", policy={"max_deliveries": 9}))
+        await client.call(queue_calls.DeleteQueue(topic="orders.*", force=True))
+        assert await client.call(queue_calls.ListQueues()) == []
+
+    lives(work)
+
+
+def test_a_topic_of_a_pattern_that_could_not_be_opened_is_joined_when_it_can_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(registry_module, "_AGAIN_S", 0.01)
+
+    async def work(client: Client) -> None:
+        await client.call(calls.CreateTopic(name="orders.eu"))
+        await publish(client, [b"x"], topic="orders.eu")
+        with monkeypatch.context() as patched:
+            patched.setattr(QueueGroup, "open", _refused)
+            consumer = await client.open_queue("orders.*")
+            assert await client.lease(consumer) == []
+        assert [message.value for message in await client.lease(consumer, wait_ms=10_000)] == [b"x"]
+
+    lives(work)
+
+
+async def _refused(group: QueueGroup) -> None:
+    raise StorageFailed(f"too many files are open for {group.topic.name}")
+
+
 def test_a_pattern_is_opened_without_a_topic_that_cannot_be_and_nothing_is_left_when_all_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -21,7 +22,7 @@ from millstream.testing.storage import Fault, SimulatedStorage
 from millstream.wire import calls, queue_calls
 from millstream.wire.leases import Settle
 from millstream.wire.messages import PublishRequest
-from tests.simulated_broker import Client, started
+from tests.simulated_broker import Client, after_kill, run, started
 from tests.unit.broker.test_queues_at_run_time import lives, publish, take_all
 from tests.waiting import eventually_async
 
@@ -548,3 +549,39 @@ def test_a_message_whose_headers_cannot_be_read_becomes_a_dead_letter_too() -> N
         assert await _letters(client) == [b"x"]
 
     lives(work)
+
+
+def test_a_topic_that_is_deleted_while_it_is_checked_does_not_keep_the_broker_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever looked for a message there asked again and again, without ever letting anybody else go on."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage(seed=1)
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders"))
+        for _ in range(20):
+            await client.send([bytes(4000)])
+        await client.open_queue("orders")
+        client = await after_kill(client, storage)
+        await client.open_queue("orders")
+        (part,) = client.broker.queues._routes.values()
+        verify, deleted = Segment.verify, threading.Event()
+
+        def slowly(segment: Segment, **options: Any) -> Any:
+            found = verify(segment, **options)
+            deleted.wait(10)
+            return found
+
+        monkeypatch.setattr(Segment, "verify", slowly)
+        looking = asyncio.ensure_future(part.keeper.run_at(0))
+        await asyncio.sleep(0)
+        deleting = asyncio.ensure_future(client.call(calls.DeleteTopic(name="orders", force=True)))
+        await eventually_async(lambda: part.keeper.partition.failed is not None)
+        deleted.set()
+        with pytest.raises(StorageFailed, match="was deleted"):
+            await looking
+        await deleting
+        await client.broker.stop()
+
+    run(scenario)

@@ -646,10 +646,14 @@ def test_who_has_a_time_limit_does_not_wait_for_another_thread_that_writes(
     """It wrote for half a minute to a broker that took nothing, and everybody else waited for it."""
     producer = client.producer("t", acks="none", linger_ms=0)
 
+    told: list[MillstreamError] = []
+
     def send() -> None:
-        with contextlib.suppress(MillstreamError):
+        try:
             while True:
                 producer.send(b"x" * 500_000)
+        except MillstreamError as error:
+            told.append(error)
 
     fake.hold_answers.clear()  # it does not read any more
     sending = threading.Thread(target=send, daemon=True)
@@ -660,11 +664,27 @@ def test_who_has_a_time_limit_does_not_wait_for_another_thread_that_writes(
     begun_s = time.monotonic()
     with pytest.raises(RequestTimeout, match=r"not confirmed yet after 0.2 s"):
         producer.flush(0.2)
-    with pytest.raises(MillstreamError):
+    try:
         producer.close(0.2)
+    except MillstreamError as error:
+        told.append(error)
     assert time.monotonic() - begun_s < 8
     sending.join(10)
     assert not sending.is_alive()
+    assert told, "whoever is the first to ask hears that something may be lost"
+
+
+def test_a_copy_in_a_child_does_not_wait_for_who_writes_in_its_parent(client: millstream.Client) -> None:
+    producer = client.producer("t")
+    with producer._lock:
+        producer._writing = True
+        try:
+            producer._forked()
+            begun_s = time.monotonic()
+            producer.close(5)
+            assert time.monotonic() - begun_s < 2
+        finally:
+            producer._writing = False
 
 
 # --- messages that are past the gate when the producer is closed ----------------------------------------------------

@@ -15,7 +15,7 @@ import structlog
 from millstream.broker.journal import Fact, Journal
 from millstream.broker.partition import Partition
 from millstream.broker.queues.source import LogWindows, PartitionSource, StoredRun, Unchecked
-from millstream.errors import MillstreamError
+from millstream.errors import MillstreamError, StorageFailed
 from millstream.records import PRIORITY_DEFAULT, Batch, BatchHeader, Columns
 
 if TYPE_CHECKING:
@@ -112,6 +112,8 @@ class PartitionKeeper:
             try:
                 return self.source.read_at(offset)
             except Unchecked as unchecked:
+                if self._closed or self.partition.failed is not None:  # then nothing is checked any more
+                    raise StorageFailed(self.partition.failed or "the log is closed") from None
                 await self.partition.warm(unchecked.offset)
 
     async def _warm(self) -> None:

@@ -46,6 +46,9 @@ _log = structlog.get_logger("millstream.queues")
 _GROUPS_MAX: Final = 1_000  # of a topic: each is woken by every message
 _PATTERNS_MAX: Final = 1_000  # of a namespace: every new topic is compared with each
 _JOINED_AT_A_TIME: Final = 50
+#: When a topic is tried again that could not be opened.
+_AGAIN_S: Final = 1.0
+_AGAIN_S_MAX: Final = 60.0
 
 _TopicKey: TypeAlias = tuple[str, str]
 _GroupKey: TypeAlias = tuple[str, str, str]
@@ -163,6 +166,7 @@ class QueueRegistry:
     async def topic_changed(self, topic: Topic) -> None:
         """A topic was made, got partitions, or has other settings."""
         self._follow(topic)
+        self._leave_letters(topic)
         groups = self._groups.get((topic.namespace, topic.name), {})
         for group in list(groups.values()):
             group.configure(group.policy)
@@ -228,7 +232,7 @@ class QueueRegistry:
             values["start"] = call.start
         if is_pattern(call.topic):
             pattern = await self._open_pattern(session.namespace, call.topic, call.group, values)
-            groups = [self.get(session.namespace, topic.name, call.group) for topic in self._covered(pattern)]
+            groups = self._groups_of(pattern)
         else:
             pattern = None
             groups = [await self.ensure(session.namespace, call.topic, call.group, values)]
@@ -254,6 +258,7 @@ class QueueRegistry:
                     _log.warning(
                         "a topic cannot be opened", topic=group.topic.name, group=group.name, reason=str(error)
                     )
+                    self._host.own(self._join_later(pattern, consumer, group))
                 else:
                     topics.append(group.topic.name)
         except BaseException:
@@ -358,6 +363,40 @@ class QueueRegistry:
     def _covers(self, pattern: _Pattern, topic: Topic) -> bool:
         return pattern.covers(topic, holds_letters=self._host.topics.registry.holds_letters(topic))
 
+    def _groups_of(self, pattern: _Pattern) -> list[QueueGroup]:
+        """The groups that follow from it; that one does may be new, because no letters go to its topic any more."""
+        covered = self._covered(pattern)
+        for topic in covered:
+            self._follow(topic)
+        return [self.get(pattern.namespace, topic.name, pattern.group) for topic in covered]
+
+    def _left_by(self, pattern: _Pattern) -> list[QueueGroup]:
+        """Groups that only a pattern has made, on topics to which letters have gone since."""
+        topics = self._host.topics.registry.topics(pattern.namespace).values()
+        groups = (self.known(it, pattern.group) for it in topics if pattern.covers(it, holds_letters=False))
+        return [it for it in groups if it and it.opened and it.key not in self._written and not self._pattern_of(it)]
+
+    def _leave_letters(self, topic: Topic) -> None:
+        """Consumers of patterns leave the place where letters of this topic go from now on."""
+        name = topic.config.dead_letter_topic
+        place = self._host.topics.registry.find(topic.namespace, name) if name else None
+        for group in list(self._groups.get((topic.namespace, name), {}).values()) if place is not None else ():
+            for pattern in self._patterns.values():
+                for consumer in [it for it in pattern.consumers if it.number in group.consumers]:
+                    if not self._covers(pattern, group.topic):
+                        self._host.withdraw(consumer, group)
+
+    async def _join_later(self, pattern: _Pattern, consumer: Consumer, group: QueueGroup) -> None:
+        """As soon as a topic can be opened that could not be; the others of the pattern did not wait for it."""
+        pause_s = _AGAIN_S
+        while consumer in pattern.consumers and group.gone is None:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _AGAIN_S_MAX)
+            with suppress(StorageFailed, TopicNotFound, GroupNotFound):
+                await group.open()
+                self._host.join(consumer, group)
+                return
+
     # --- changing ------------------------------------------------------------------------------------------------
 
     async def configure(self, namespace: str, call: queue_calls.ConfigureQueue) -> None:
@@ -365,7 +404,7 @@ class QueueRegistry:
             if is_pattern(call.topic):
                 pattern = self._pattern(namespace, call.topic, call.group)
                 pattern_policy = QueuePolicy.from_mapping(call.policy, pattern.policy)
-                groups = [self.get(namespace, topic.name, call.group) for topic in self._covered(pattern)]
+                groups = self._groups_of(pattern)
             else:
                 pattern = None
                 groups = [self.get(namespace, call.topic, call.group)]
@@ -376,8 +415,8 @@ class QueueRegistry:
             await self._record(facts)
             if pattern is not None:
                 pattern.policy = pattern_policy
-                for topic in self._covered(pattern):  # there may be more of them by now
-                    policies.setdefault(self.get(namespace, topic.name, call.group), pattern_policy)
+                for group in self._groups_of(pattern):  # there may be more of them by now
+                    policies.setdefault(group, pattern_policy)
             for group, policy in policies.items():
                 group.configure(policy)
 
@@ -385,7 +424,7 @@ class QueueRegistry:
         async with self._changing:
             if is_pattern(call.topic):
                 pattern = self._pattern(namespace, call.topic, call.group)
-                groups = [self.get(namespace, topic.name, call.group) for topic in self._covered(pattern)]
+                groups = self._groups_of(pattern)
             else:
                 pattern = None
                 groups = [self.get(namespace, call.topic, call.group)]
@@ -396,9 +435,8 @@ class QueueRegistry:
                 raise GroupNotEmpty(f"queue group {call.group!r} has consumers; stop them first or use force")
             if pattern is not None:
                 await self._record({pattern.key: None})
+                groups = [*self._groups_of(pattern), *self._left_by(pattern)]  # there may be more of them by now
                 del self._patterns[namespace, call.topic, call.group]
-                # There may be more of them by now.
-                groups = [self.get(namespace, topic.name, call.group) for topic in self._covered(pattern)]
                 await self._pass_on(groups)
             for group in groups:
                 if self._pattern_of(group) is None:

@@ -297,6 +297,7 @@ class Producer:
         """What waits here is sent by the parent, whose thread and connection this is."""
         self._lock = RLock()
         self._closing = self._ended = self._is_copy = True
+        self._writing = False  # who wrote is in the parent
         _live.discard(self)
         self._accumulator.close_gate()
 

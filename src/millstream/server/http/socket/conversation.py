@@ -264,7 +264,7 @@ class Conversation:
     def deliver(self, delivery: Delivery) -> bool:
         """Take messages of a subscription, unless the client has not read enough of what it has got."""
         taken = not self._closed and self._mailbox.offer(delivery)
-        if taken:
+        if taken or self._mailbox.owes_word:
             self._mail.set()
         return taken
 
@@ -286,7 +286,7 @@ class Conversation:
                     await self._say(frame)
                     await asyncio.sleep(0)  # a socket that takes everything at once waits for nobody
                 if self._mailbox.refused:
-                    self._mailbox.refused = False
+                    self._mailbox.refused = self._mailbox.owes_word = False
                     self._broker.session_drained(self._session)
 
     # --- consumers -----------------------------------------------------------------------------------------------
@@ -355,6 +355,7 @@ class Conversation:
         if frame.subscription is not None:
             await self._broker.call(self._session, CloseSubscription(subscription=frame.subscription))
             self._mailbox.close(frame.subscription)
+            self._mail.set()  # there may be room for the others now
         elif frame.consumer is not None:
             await self._broker.call(self._session, queue_calls.CloseQueue(consumer=frame.consumer))
             consumer = self._consumers.pop(frame.consumer, None)

@@ -55,6 +55,8 @@ class Mailbox:
         self._boxes: dict[int, _Box] = {}
         #: Whether something was refused since the mailbox was last empty.
         self.refused = False
+        #: Whether that was for a subscription for which nothing waits, which would not hear of it otherwise.
+        self.owes_word = False
 
     def __len__(self) -> int:
         return len(self._boxes)
@@ -83,6 +85,7 @@ class Mailbox:
         is_due = not box.waiting and (size <= _ALWAYS_BYTES or not self._bytes)
         if not is_due and self._bytes + size > self._bytes_max:
             self.refused = True
+            self.owes_word |= not box.waiting
             return False
         self._bytes += size
         box.waiting.append(delivery)
