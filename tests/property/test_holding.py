@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from unittest.mock import patch
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from millstream.log.holding import HELD, open_held, read_list
@@ -72,6 +72,11 @@ def held_contents(root: Path) -> dict[str, bytes]:
     return found
 
 
+@example(
+    before=[("append", "topics/a/0.log", b"\x01")],
+    during=[("rename", "topics/a/0.log", "topics/a/0.index"), ("overwrite", "topics/a/0.index", b"\x00")],
+    later=[],
+)
 @examples(19)
 @given(before=steps, during=steps, later=steps)
 def test_a_copy_shows_the_moment(before: list, during: list, later: list) -> None:

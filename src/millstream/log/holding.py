@@ -81,6 +81,10 @@ class Holding:
             self.sizes = {}
         shutil.rmtree(f"{self._root}/{HELD}", ignore_errors=True)
 
+    def keep_renamed(self, path: str) -> None:
+        """The same before it gets another name, by which nobody would know it when its bytes are changed in place."""
+        self.keep(path, changing=self.sizes.get(path, 0) <= _CHANGED_BYTES_MAX)
+
     def keep(self, path: str, *, changing: bool = False) -> None:
         """Called before a name goes away or, with `changing`, before bytes that were there at the moment do.
 

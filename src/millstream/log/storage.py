@@ -278,7 +278,7 @@ class DiskStorage:
 
     def rename(self, old: str, new: str) -> None:
         with self.holding.lock:
-            self.holding.keep(old)
+            self.holding.keep_renamed(old)
             self.holding.keep(new)
             os.replace(self._at(old), self._at(new))
 
