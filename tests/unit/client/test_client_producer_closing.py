@@ -1,0 +1,203 @@
+"""A producer is closed: what was sent is flushed, what comes later is refused, and nothing is lost between."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from fake_broker import FakeBroker
+
+import millstream
+from millstream.client.accumulator import Accumulator
+from millstream.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    MillstreamError,
+    RequestTimeout,
+)
+
+
+def test_a_closed_producer_takes_nothing(client: millstream.Client) -> None:
+    producer = client.producer("t")
+    producer.close()
+    producer.close()
+    with pytest.raises(InvalidArgument):
+        producer.send(b"x")
+
+
+def test_what_is_sent_while_the_producer_closes_is_refused(fake: FakeBroker, client: millstream.Client) -> None:
+    producer = client.producer("t", linger_ms=60_000)
+    producer.send(b"a")
+    fake.hold_answers.clear()
+    closing = threading.Thread(target=producer.close)
+    closing.start()
+    fake.wait_for(lambda: fake.publishes)  # the flush is under way
+    with pytest.raises(InvalidArgument):
+        producer.send(b"b")
+    fake.hold_answers.set()
+    closing.join(10)
+    assert fake.values("t") == [b"a"]
+
+
+def test_what_slips_in_behind_the_flush_of_a_close_is_sent_as_well(fake: FakeBroker, client: millstream.Client) -> None:
+    """A thread may have passed the gate before it closed, and put its message down only now."""
+    producer = client.producer("t", linger_ms=60_000)
+    producer.send(b"a")
+    pile = producer._accumulator.sticky
+    fake.hold_answers.clear()
+
+    def slip_in() -> None:
+        fake.wait_for(lambda: fake.publishes)
+        pile.entries.append(b"b")
+        fake.hold_answers.set()
+
+    late = threading.Thread(target=slip_in)
+    late.start()
+    producer.close()
+    late.join(10)
+    assert fake.values("t") == [b"a", b"b"]
+
+
+def test_closing_while_others_send_leaves_no_message_unaccounted_for(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    for number in range(8):
+        failures: list[millstream.BatchFailure] = []
+        producer = client.producer(f"t{number}", linger_ms=1, on_error=failures.append)
+        sent = [0, 0]
+
+        def work(name: int, sent: list[int] = sent, producer: millstream.Producer = producer) -> None:
+            with contextlib.suppress(millstream.MillstreamError):
+                while True:
+                    producer.send(b"x")
+                    sent[name] += 1
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.01)
+        with contextlib.suppress(ConnectionLost):
+            producer.close()
+        for thread in threads:
+            thread.join(10)
+        assert sum(sent) == len(fake.values(f"t{number}")) + sum(failure.messages for failure in failures)
+
+
+def test_closing_the_client_flushes_its_producers(fake: FakeBroker) -> None:
+    client = millstream.connect(fake.address)
+    producer = client.producer("t", linger_ms=60_000)
+    producer.send(b"a")
+    client.close()
+    assert fake.values("t") == [b"a"]
+
+
+@pytest.mark.parametrize("close_again", [millstream.Producer.close, None], ids=["producer", "client"])
+def test_a_second_close_waits_for_the_first_and_gives_nothing_up(
+    fake: FakeBroker, close_again: Callable[[millstream.Producer], None] | None
+) -> None:
+    failures: list[millstream.BatchFailure] = []
+    client = millstream.connect(fake.address, timeout_s=10)
+    producer = client.producer("t", linger_ms=60_000, on_error=failures.append)
+    producer.send(b"a")
+    fake.hold_answers.clear()
+    first = threading.Thread(target=producer.close)
+    first.start()
+    fake.wait_for(lambda: fake.publishes)
+    second = threading.Thread(target=client.close if close_again is None else partial(close_again, producer))
+    second.start()
+    second.join(0.1)
+    assert second.is_alive(), "it did not wait"
+    fake.hold_answers.set()
+    first.join(10)
+    second.join(10)
+    client.close()
+    assert not failures
+    assert producer.stats.messages_confirmed == 1
+
+
+def test_who_has_a_time_limit_does_not_wait_for_another_thread_that_writes(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """It wrote for half a minute to a broker that took nothing, and everybody else waited for it."""
+    producer = client.producer("t", acks="none", linger_ms=0)
+
+    told: list[MillstreamError] = []
+
+    def send() -> None:
+        try:
+            while True:
+                producer.send(b"x" * 500_000)
+        except MillstreamError as error:
+            told.append(error)
+
+    fake.hold_answers.clear()  # it does not read any more
+    sending = threading.Thread(target=send, daemon=True)
+    sending.start()
+    written = -1
+    while written != (written := producer._outbox._stats.messages_sent) or not written:
+        time.sleep(0.2)
+    begun_s = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"not confirmed yet after 0.2 s"):
+        producer.flush(0.2)
+    try:
+        producer.close(0.2)
+    except MillstreamError as error:
+        told.append(error)
+    assert time.monotonic() - begun_s < 8
+    sending.join(10)
+    assert not sending.is_alive()
+    assert told, "whoever is the first to ask hears that something may be lost"
+
+
+def test_a_copy_in_a_child_does_not_wait_for_who_writes_in_its_parent(client: millstream.Client) -> None:
+    producer = client.producer("t")
+    with producer._lock:
+        producer._writing = True
+        try:
+            producer._forked()
+            begun_s = time.monotonic()
+            producer.close(5)
+            assert time.monotonic() - begun_s < 2
+        finally:
+            producer._writing = False
+
+
+# --- messages that are past the gate when the producer is closed ----------------------------------------------------
+
+
+def _pile(producer: millstream.Producer) -> list[bytes]:
+    return producer._accumulator._open_piles[0].entries  # type: ignore[return-value]
+
+
+def test_what_is_added_after_a_producer_was_closed_is_reported_to_who_sends_it(
+    client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was lost without a word."""
+    failures: list[millstream.BatchFailure] = []
+    producer = client.producer("t", linger_ms=1000, on_error=failures.append)
+    producer.send(b"first")
+    put = Accumulator.put
+
+    def close_before(*arguments: object) -> bool:
+        monkeypatch.undo()
+        producer.close()
+        return put(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Accumulator, "put", close_before)
+    with pytest.raises(ConnectionLost, match="the producer was closed"):
+        producer.send("too late")
+    assert [failure.messages for failure in failures] == [1]
+
+
+def test_what_is_added_at_the_very_end_is_reported_to_who_closes_the_producer(
+    client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producer = client.producer("t", linger_ms=1000)
+    producer.send(b"first")
+    monkeypatch.setattr(producer._thread, "join", lambda timeout: _pile(producer).append(b"too late"))
+    with pytest.raises(ConnectionLost, match="the producer was closed"):
+        producer.close()
