@@ -522,7 +522,7 @@ def test_a_log_that_fails_in_compaction_confirms_nothing_any_more() -> None:
         appended = publish_keyed()  # its commit is asked for, and then the log fails
         storage.inject(Fault.SYNC_ERROR, when=lambda operation: operation.kind == "sync_directory")
         with pytest.raises(StorageFailed):
-            compaction.swap()
+            list(compaction.swaps())
         with pytest.raises(StorageFailed):
             await appended
 

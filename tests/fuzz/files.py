@@ -107,7 +107,7 @@ class LogTarget(Target):
             compaction = Compaction.plan(log, now_us=10**15, dirty_share_min=0.0)
             if compaction is not None:
                 compaction.rewrite()
-                compaction.swap()
+                list(compaction.swaps())
                 self._read(log)
             log.close()
 

@@ -136,7 +136,7 @@ class LogMachine(RuleBasedStateMachine):
         if plan is None:
             return
         plan.rewrite()
-        plan.swap()
+        list(plan.swaps())
         self.compacted = True
         found, damaged = read_back(self.log)
         assert damaged == []

@@ -135,10 +135,6 @@ class Compaction:
             if not isinstance(problem, _GivenUp):
                 raise
 
-    def swap(self) -> bool:
-        """Put the new segments in place, all at once.  Returns whether there were any; raises as `swaps`."""
-        return any([*self.swaps()])
-
     def swaps(self) -> Iterator[bool]:
         """Put the new segments in place, one with each step; on the thread that owns the log, free between steps.
 

@@ -202,7 +202,7 @@ def test_compaction_during_the_check_of_a_cold_segment_leaves_healthy_files(
             compaction = Compaction.plan(log, now_us=10**18, tombstone_retention_ms=0)
             assert compaction is not None
             compaction.rewrite()
-            assert compaction.swap()
+            assert any([*compaction.swaps()])
 
         broker.run(compact())
         index = tmp_path / "topics/default/t/0/00000000000000000000.index"

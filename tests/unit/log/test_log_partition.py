@@ -447,7 +447,7 @@ def test_a_segment_that_a_read_would_step_into_is_cold_as_well(
         compaction = Compaction.plan(log, now_us=0, dirty_share_min=0)
         assert compaction is not None
         compaction.rewrite()
-        assert compaction.swap()
+        assert any([*compaction.swaps()])
     log.close()
     first, second = log.segments[:2]
     if gap != "compacted":
@@ -547,7 +547,7 @@ def test_a_log_without_producers_is_not_scanned_for_them(
     compaction = Compaction.plan(log, now_us=0)
     assert compaction is not None
     compaction.rewrite()
-    assert compaction.swap()
+    assert any([*compaction.swaps()])
     surveyed = []
     survey = recovery.survey
     monkeypatch.setattr(recovery, "survey", lambda *a, **k: surveyed.append(a[1]) or survey(*a, **k))
@@ -595,7 +595,7 @@ def test_producers_outlive_a_segment_that_a_crash_left_unsealed(storage: MemoryS
         log.delete_before(1)
     elif (compaction := Compaction.plan(log, now_us=0)) is not None:
         compaction.rewrite()
-        assert compaction.swap()
+        assert any([*compaction.swaps()])
     log = open_log(storage)
     assert log.producers.check(BatchHeader(repeated)) == Duplicate(0, 0)
 

@@ -378,9 +378,7 @@ class QueueRegistry:
 
     def _leave_letters(self, topic: Topic) -> None:
         """Consumers of patterns leave the place where letters of this topic go from now on."""
-        name = topic.config.dead_letter_topic
-        place = self._host.topics.registry.find(topic.namespace, name) if name else None
-        for group in list(self._groups.get((topic.namespace, name), {}).values()) if place is not None else ():
+        for group in list(self._groups.get((topic.namespace, topic.config.dead_letter_topic), {}).values()):
             for pattern in self._patterns.values():
                 for consumer in [it for it in pattern.consumers if it.number in group.consumers]:
                     if not self._covers(pattern, group.topic):
