@@ -12,7 +12,10 @@ from millstream.wire.calls import PartitionInfo
 if TYPE_CHECKING:
     from millstream.broker.partition import Partition
 
-__all__ = ["FetchAnswer", "FetchHandle", "FetchReply", "Fetched", "confirm", "describe"]
+__all__ = ["FetchAnswer", "FetchHandle", "FetchReply", "Fetched", "PublishReply", "confirm", "describe"]
+
+#: Called once per publish: (error or None, label, base offset, append time, was it a repetition).
+PublishReply: TypeAlias = Callable[[MillstreamError | None, int, int, int, bool], None]
 
 
 class FetchAnswer(NamedTuple):

@@ -16,7 +16,7 @@ from millstream.access.rights import EVERYTHING, Access
 from millstream.broker.access.audit import Audit
 from millstream.broker.access.control import AccessControl
 from millstream.broker.access.quotas import Quotas
-from millstream.broker.answers import FetchAnswer, FetchHandle, FetchReply
+from millstream.broker.answers import FetchAnswer, FetchHandle, FetchReply, PublishReply
 from millstream.broker.committer import Rounds
 from millstream.broker.groups import Groups
 from millstream.broker.handlers import Handler, call_handlers
@@ -27,7 +27,7 @@ from millstream.broker.life import Life
 from millstream.broker.messages.messages import Messages
 from millstream.broker.metrics import Metrics
 from millstream.broker.mqtt.mqtt import Mqtt
-from millstream.broker.partition import Partition, PublishReply
+from millstream.broker.partition import Partition
 from millstream.broker.patience import PatientClock
 from millstream.broker.pipelines import Pipelines
 from millstream.broker.queues.consumers import LeaseHandle, LeaseReply, SettleReply

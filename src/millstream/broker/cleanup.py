@@ -12,12 +12,13 @@ import structlog
 
 from millstream.broker.groups import Groups
 from millstream.broker.metrics import Metrics
+from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
 from millstream.broker.patience import PatientClock
 from millstream.broker.queues.queues import Queues
 from millstream.broker.registry import Topic
 from millstream.broker.state import StateLog
-from millstream.broker.topics import PartitionOpener, Topics
+from millstream.broker.topics import Topics
 from millstream.errors import StorageFailed
 from millstream.log.compaction import DIRTY_SHARE_MIN, Compaction
 from millstream.log.retention import Retention

@@ -16,11 +16,12 @@ from millstream.access.rights import EVERY_NAMESPACE, EVERY_TOPIC
 from millstream.broker.answers import FetchAnswer
 from millstream.broker.groups import Groups
 from millstream.broker.journal import SEGMENT_BYTES, Journal
+from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
 from millstream.broker.patience import PatientClock
 from millstream.broker.queues.queues import Queues
 from millstream.broker.state import StateLog
-from millstream.broker.topics import PartitionOpener, Topics
+from millstream.broker.topics import Topics
 from millstream.broker.traffic.flow import Flow
 from millstream.broker.traffic.modes import ModeKeeper
 from millstream.clock import Clock

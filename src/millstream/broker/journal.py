@@ -20,7 +20,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import structlog
 
-from millstream.broker.partition import Partition, PublishReply
+from millstream.broker.answers import PublishReply
+from millstream.broker.partition import Partition
 from millstream.broker.state import all_batches
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, StorageFailed

@@ -30,6 +30,7 @@ from millstream.broker.letters.replays import Replays
 from millstream.broker.messages.messages import Messages
 from millstream.broker.mqtt.mqtt import Mqtt
 from millstream.broker.node import TOPICS_STATE, check_data, close_all, load_node_id, take_clean_marker
+from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
 from millstream.broker.patience import WATCH_S as PATIENCE_S
 from millstream.broker.pipelines import Pipelines
@@ -42,7 +43,7 @@ from millstream.broker.stages.stages import Stages
 from millstream.broker.state import StateLog
 from millstream.broker.stats.stats import SAMPLE_S as STATS_S
 from millstream.broker.stats.stats import Stats
-from millstream.broker.topics import PartitionOpener, Topics
+from millstream.broker.topics import Topics
 from millstream.broker.traces.recorder import Recorder
 from millstream.broker.traces.spans import Spans, open_provider
 from millstream.broker.traces.store import TraceStore

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 import structlog
 
 from millstream.broker.ages import Ages
-from millstream.broker.answers import FetchAnswer, FetchHandle, FetchReply, confirm
+from millstream.broker.answers import FetchAnswer, FetchHandle, FetchReply, PublishReply, confirm
 from millstream.broker.cold import ColdChecks
 from millstream.broker.committer import Committer, Syncable
 from millstream.broker.incoming import check_storable
@@ -29,7 +29,7 @@ from millstream.log.producers import Duplicate, follows
 from millstream.log.storage import NotOpened
 from millstream.records import PRIORITY_DEFAULT, BatchHeader, Columns
 
-__all__ = ["LABEL_DISK", "LABEL_MEMORY", "LABEL_OS", "Partition", "PublishReply"]
+__all__ = ["LABEL_DISK", "LABEL_MEMORY", "LABEL_OS", "Partition"]
 
 _log = structlog.get_logger("millstream.partition")
 
@@ -44,8 +44,6 @@ _GATHERED_BYTES_MAX: Final = 4096
 _GATHERED_MAX: Final = 256
 _NORMAL_LANE: Final = 1 << PRIORITY_DEFAULT
 
-#: Called once per publish: (error or None, label, base offset, append time, was it a repetition).
-PublishReply: TypeAlias = Callable[[MillstreamError | None, int, int, int, bool], None]
 #: Submitted, not yet appended: the batch, its header, fsync, whom to answer.
 _Pending: TypeAlias = tuple[memoryview, BatchHeader, str, PublishReply | None]
 #: Appended, waiting to be durable: base offset, next offset, append time, whom to answer, whether it is a repetition.

@@ -13,8 +13,9 @@ from typing import Any, Final
 import msgspec
 import structlog
 
+from millstream.broker.answers import PublishReply
 from millstream.broker.logs import details
-from millstream.broker.partition import Partition, PublishReply
+from millstream.broker.partition import Partition
 from millstream.errors import MillstreamError
 from millstream.log.partition import PartitionLog
 from millstream.records import Batch, encode_batch

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import pytest
 from structlog.testing import capture_logs
 
+from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Topic
-from millstream.broker.topics import PartitionOpener
 from millstream.errors import GroupNotFound, QueueFull, StorageFailed, TopicNotFound
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls

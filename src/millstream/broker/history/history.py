@@ -18,9 +18,9 @@ import msgspec
 import structlog
 
 from millstream.broker.history.tiers import Point, Series, Tier, Tiers
+from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
 from millstream.broker.state import all_batches, hand_over
-from millstream.broker.topics import PartitionOpener
 from millstream.errors import MillstreamError
 from millstream.log.retention import Retention
 from millstream.records import Codec, encode_batch

@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from millstream.broker.partition import LABEL_DISK, Partition, PublishReply
+from millstream.broker.answers import PublishReply
+from millstream.broker.partition import LABEL_DISK, Partition
 from millstream.broker.stages.stage import Stage, Staged
 from millstream.broker.state import all_batches
 from millstream.errors import DataDamaged, MillstreamError, StageLost, StorageFailed

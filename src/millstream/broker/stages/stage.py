@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from millstream.broker.partition import LABEL_DISK, PublishReply
+from millstream.broker.answers import PublishReply
+from millstream.broker.partition import LABEL_DISK
 from millstream.errors import MillstreamError, OutOfSequence
 from millstream.records import BatchHeader
 from millstream.wire.stage_calls import StageInfo

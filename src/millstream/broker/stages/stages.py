@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 import structlog
 
+from millstream.broker.answers import PublishReply
 from millstream.broker.metrics import Metrics
-from millstream.broker.partition import Partition, PublishReply
+from millstream.broker.opening import PartitionOpener
+from millstream.broker.partition import Partition
 from millstream.broker.patience import PatientClock
 from millstream.broker.stages.publishing import messages_by_target, move_all, target_key, topic_of
 from millstream.broker.stages.query import Publication, Query, QueryDocument
 from millstream.broker.stages.stage import Stage
 from millstream.broker.state import StateLog
-from millstream.broker.topics import PartitionOpener, Topics
+from millstream.broker.topics import Topics
 from millstream.clock import Clock
 from millstream.config import Settings
 from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, ShuttingDown, StageLost, StorageFailed

@@ -11,11 +11,11 @@ from millstream.broker.history.history import KeptHistory
 from millstream.broker.history.measures import unit_of
 from millstream.broker.history.tiers import Series
 from millstream.broker.latency import quantile_us
+from millstream.broker.opening import PartitionOpener
 from millstream.broker.stats.exposition import Collected, Exposition, histograms_of
 from millstream.broker.stats.overview import busiest_topics, check_limit, furthest_behind, sums, within
 from millstream.broker.stats.rates import NO_PACE, Pace, Paces
 from millstream.broker.stats.survey import Finder, Host, Survey, take_survey
-from millstream.broker.topics import PartitionOpener
 from millstream.broker.traffic.modes import ModeKeeper
 from millstream.clock import Clock
 from millstream.config import Settings

@@ -27,7 +27,7 @@ from millstream.version import VERSION
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
-    from millstream.broker.partition import PublishReply
+    from millstream.broker.answers import PublishReply
     from millstream.broker.registry import Topic
 
 __all__ = ["Spans", "open_provider"]

@@ -14,9 +14,9 @@ import msgspec
 import structlog
 
 from millstream.broker.messages.reading import Backward, Forward
+from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
 from millstream.broker.state import hand_over
-from millstream.broker.topics import PartitionOpener
 from millstream.config import TraceSettings
 from millstream.errors import MillstreamError
 from millstream.log.retention import Retention

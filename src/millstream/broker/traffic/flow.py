@@ -14,8 +14,8 @@ from typing import Any, Final, Protocol
 
 import structlog
 
+from millstream.broker.answers import PublishReply
 from millstream.broker.metrics import Metrics
-from millstream.broker.partition import PublishReply
 from millstream.broker.registry import Registry, Topic
 from millstream.broker.traffic.duplicates import refuse_id
 from millstream.clock import Clock

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from millstream.broker.partition import LABEL_MEMORY, PublishReply
+from millstream.broker.answers import PublishReply
+from millstream.broker.partition import LABEL_MEMORY
 from millstream.broker.traffic.subscriptions import Subscriber, Subscription, Subscriptions
 from millstream.clock import Clock
 from millstream.errors import InvalidName, PartitionNotFound
