@@ -3,6 +3,8 @@
 python -m tests.simulation SEED          one run, with everything that happens in it
 python -m tests.simulation FIRST:LAST    many runs; prints the seeds that fail
 python -m tests.simulation               new seeds until one fails
+
+With --unsynced in front, messages are confirmed and shown before they are on disk.
 """
 
 from __future__ import annotations
@@ -19,11 +21,15 @@ from collections import Counter
 
 from tests.simulation.scenarios import simulate_seed
 
+_UNSYNCED = "--unsynced"
+
 
 def main() -> int:
-    which = sys.argv[1] if len(sys.argv) > 1 else ""
+    arguments = sys.argv[1:]
+    unsynced = _UNSYNCED in arguments
+    which = next((argument for argument in arguments if argument != _UNSYNCED), "")
     if which and ":" not in which:
-        history = simulate_seed(int(which), verbose=True)
+        history = simulate_seed(int(which), unsynced=unsynced, verbose=True)
         print(f"seed {which} holds; trace {history.digest}")
         return 0
     first, _, last = which.partition(":")
@@ -33,13 +39,14 @@ def main() -> int:
     traces, counts = hashlib.sha256(), Counter[str]()
     for seed in seeds:
         try:
-            history = simulate_seed(seed)
+            history = simulate_seed(seed, unsynced=unsynced)
             traces.update(history.digest.encode())
             counts.update(history.counts)
         except Exception as error:
             failed += 1
+            again = f"'{_UNSYNCED} {seed}'" if unsynced else seed
             traceback.print_exception(error, limit=-4)
-            print(f"\nseed {seed} fails; replay it with: make sim SEED={seed}", flush=True)
+            print(f"\nseed {seed} fails; replay it with: make sim SEED={again}", flush=True)
             if not which:
                 return 1
         done += 1

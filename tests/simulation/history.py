@@ -26,6 +26,8 @@ class Published:
     confirmed: bool = False
     due_us: int | None = None
     expiry_us: int | None = None
+    #: It was confirmed without a sync, and the machine went down since it was published.
+    in_doubt: bool = False
     #: Somebody tried to take it back; somebody was told that it is taken back.
     may_come: bool = True
     cancelled: bool = False
@@ -33,7 +35,8 @@ class Published:
     @property
     def must_come(self) -> bool:
         """Whether it was promised to be in the log; what expires before it is due, or was taken back, need not be."""
-        return self.confirmed and self.may_come and (self.due_us is None or self.expiry_us is None)
+        promised = self.confirmed and not self.in_doubt
+        return promised and self.may_come and (self.due_us is None or self.expiry_us is None)
 
 
 @dataclass
@@ -46,6 +49,10 @@ class History:
     #: What anybody ever saw at a place: (topic, partition, offset) -> id.
     seen: dict[tuple[str, int, int], str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    #: Topics whose messages are confirmed and shown before they are on disk.
+    unsynced: set[str] = field(default_factory=set)
+    #: Those of them that may have lost their end: a place may be given to another message then.
+    shortened: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -82,8 +89,15 @@ class History:
         if self.published[id].cancelled:
             raise Broken(f"{id} is at {topic}/{partition}/{offset} although it was cancelled")
         before = self.seen.setdefault((topic, partition, offset), id)
-        if before != id:
+        if before != id and topic not in self.shortened:
             raise Broken(f"{topic}/{partition}/{offset} was {before} and is {id} now")
+
+    def lose_ends(self) -> None:
+        """The disk forgets what was not synced: of topics that do not wait for that, anything may be gone."""
+        self.shortened |= self.unsynced
+        for message in self.published.values():
+            if message.topic in self.unsynced and message.due_us is None:
+                message.in_doubt = True
 
     def check_log(self, topic: str, log: dict[tuple[int, int], str]) -> None:
         """The whole log, read at the end: everything confirmed is there, nothing is there twice."""
@@ -95,6 +109,10 @@ class History:
             places[id] = place
         for message in self.published.values():
             if message.topic != topic or not message.confirmed:
+                continue
+            if message.in_doubt:
+                if message.id not in places:
+                    self.note("lost", message.id)
                 continue
             place = places.get(message.id)
             if message.place is not None and place != message.place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from millstream import aio
@@ -15,12 +16,15 @@ from tests.simulation.world import TROUBLE_S, World
 class Publishers:
     """Some clients that publish to a topic, message after message or several at once."""
 
-    def __init__(self, world: World, topic: str, *, messages: int) -> None:
+    def __init__(self, world: World, topic: str, *, messages: int, fsync: str = "group") -> None:
         self.name = f"publishers of {topic}"
         self.topic = topic
         self._world = world
         self._random = world.random
         self._messages = messages
+        self._fsync = fsync
+        if fsync != "group":
+            world.history.unsynced.add(topic)
         self._started = 0
         self._partitions = self._random.randrange(1, 4)
         self._keys = self._random.choice((0, 2, 5))
@@ -32,7 +36,8 @@ class Publishers:
     async def start(self) -> None:
         world = self._world
         async with aio.connect(world.machine.address, client_id="admin", timeout_s=60, stay_awake=False) as client:
-            await client.create_topic(self.topic, partitions=self._partitions, if_missing=True)
+            config = {"fsync": self._fsync}
+            await client.create_topic(self.topic, partitions=self._partitions, config=config, if_missing=True)
         self._actors = [world.act(f"publisher-{self.topic}-{n}", self._publish) for n in range(2)]
 
     @property
@@ -107,12 +112,16 @@ class Publishers:
 class StreamGroup:
     """Members of a group that read a topic, come and go."""
 
-    def __init__(self, world: World, topic: str, *, members: int) -> None:
+    def __init__(
+        self, world: World, topic: str, *, members: int, pauses_s: Sequence[float] = (0.0, 0.0, 0.01, 0.3)
+    ) -> None:
+        """`pauses_s`: how long members may take over a message."""
         self.name = f"stream group of {topic}"
         self.published = True
         self.topic = topic
         self._world = world
         self._members = members
+        self._pauses_s = pauses_s
         self._handled: set[str] = set()
 
     async def start(self) -> None:
@@ -128,7 +137,7 @@ class StreamGroup:
                 )
                 history.saw(self.topic, message.partition, message.offset, message.value.decode())
                 self._handled.add(message.value.decode())
-                await asyncio.sleep(self._world.random.choice((0.0, 0.0, 0.01, 0.3)))
+                await asyncio.sleep(self._world.random.choice(self._pauses_s))
 
     def drained(self) -> bool:
         return not self._missing()

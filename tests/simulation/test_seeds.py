@@ -21,13 +21,14 @@ import pytest
 from millstream.broker.journal import Journal
 from millstream.broker.partition import Partition
 from millstream.broker.schedules.log import ScheduleLog
+from millstream.client.positions import Positions
 from millstream.clock import Clock
 from millstream.log.producers import ProducerTable
 from millstream.queues.dispenser import Dispenser
 from millstream.queues.ledger import Ledger
 from millstream.queues.records import Rules
 from tests.simulation.history import Broken
-from tests.simulation.scenarios import workloads
+from tests.simulation.scenarios import unsynced_workloads, workloads
 from tests.simulation.streams import Publishers
 from tests.simulation.world import World, simulate
 
@@ -44,8 +45,8 @@ RARE = (
 )
 
 
-def run_seeds(first: int, last: int, *, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.simulation", f"{first}:{last}"]
+def run_seeds(first: int, last: int, *options: str, hash_seed: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.simulation", *options, f"{first}:{last}"]
     environment = {**os.environ, "PYTHONHASHSEED": str(hash_seed)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
 
@@ -59,6 +60,17 @@ def test_no_promise_is_broken_whatever_goes_wrong(first: int, last: int) -> None
         "a simulation in which nothing happens proves nothing"
     )
     assert counts["confirmed"] > 5 * counts["unconfirmed"], "most things must work most of the time"
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [(18, 24), *(pytest.param(*fifty, marks=pytest.mark.slow) for fifty in FIFTIES)]
+)
+def test_what_comes_after_lost_messages_reaches_everybody(first: int, last: int) -> None:
+    """With fsync `interval` and `never`, where a power cut takes messages that somebody has confirmed and read."""
+    result = run_seeds(first, last, "--unsynced")
+    assert result.returncode == 0, f"{result.stderr[-4000:]}\n{result.stdout[-2000:]}"
+    counts = json.loads(result.stdout.splitlines()[-1])
+    assert counts["lost"], "a simulation in which nothing is lost proves nothing"
 
 
 @pytest.mark.parametrize("last", [77, pytest.param(80, marks=pytest.mark.slow)])
@@ -109,6 +121,20 @@ def test_a_confirmation_before_the_sync_would_be_noticed(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(Partition, "begin_commit", careless)
     notice("was confirmed at", only_publishers, likely=52)
+
+
+def test_a_stream_that_goes_on_where_it_was_in_a_log_that_is_shorter_would_be_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    honest = Positions.disconnected
+
+    def careless(self: Positions) -> None:
+        honest(self)
+        for position in self:
+            position.doubtful = False
+
+    monkeypatch.setattr(Positions, "disconnected", careless)
+    notice("stream group of orders drained", unsynced_workloads, likely=23)
 
 
 def test_a_repeated_publish_that_is_stored_twice_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,8 @@ class World:
 
     def crashed(self, why: str) -> None:
         self.history.note("crash", why)
+        if self.disk_fails or why in ("power cut", "is down"):
+            self.history.lose_ends()
         self.crashes.append(self.loop.time())
 
     async def _keep_running(self) -> None:

@@ -287,6 +287,38 @@ class Following(Reading):
         found = [(self._positions.get(TopicPartition(entry.topic, entry.partition)), entry.offset) for entry in entries]
         return [(at, offset) for at, offset in found if at is not None and at.out_of_range is not None]
 
+    async def _look_back(self) -> None:
+        """Find out whether the logs still hold what was read of them before the connection was lost.
+
+        With fsync `interval` and `never` a message is read before it is on disk, and a power cut gives its offset to
+        another one.  What was appended later than the last message that was read is new, wherever that one stood.
+        """
+        for position in self._positions.doubtful:
+            read_us, (topic, partition) = position.read_us, position.place
+            call = calls.ListOffsets(
+                topic=topic, at="timestamp", timestamp_ms=read_us // 1000 + 1, partitions=[partition]
+            )
+            try:
+                (entry,) = await self._ask(call, list[calls.OffsetEntry])
+            except StorageFailed as error:  # one of them need not keep us from the others
+                self._look_up_s = min(self._look_up_s, time.monotonic() + _LOOK_AGAIN_S)
+                if not position.attempts:
+                    say_refused(position.place, error)
+                position.attempts += 1
+                continue
+            except (TopicNotFound, PartitionNotFound):
+                entry = None  # which a fetch finds out as well
+            if self._positions.get(position.place) is not position or not position.doubtful:
+                continue  # given up or moved meanwhile
+            position.doubtful = False
+            if entry is not None and entry.offset < position.fetch_offset:
+                _log.warning(
+                    "stream: %s has lost messages that were read; going on at %d", position.place, entry.offset
+                )
+                offset = min(entry.offset, self._handed_out()[position.place])
+                self._move(position, offset, explicit=False)
+                position.read_us = read_us
+
     async def _seek(self, place: TopicPartition, to: Place) -> None:
         self._known(place)
         if type(to) is int:
@@ -352,26 +384,29 @@ class Following(Reading):
             return list(listed)
 
     async def _look_up_again(self) -> None:
-        self._look_up_s = time.monotonic() + _TOPICS_AGE_S
+        alone = self._settings.group is None
+        self._look_up_s = time.monotonic() + _TOPICS_AGE_S if alone else math.inf
         try:
-            await self._look_up_topics()
+            if alone:
+                await self._look_up_topics()
+            await self._look_back()
         except MillstreamError as error:
             if not error.retriable:
                 raise
-            if self._in_doubt:  # nothing is read before it
+            if self._in_doubt or self._positions.doubtful:  # nothing is read before it
                 self._look_up_s = time.monotonic() + _LOOK_AGAIN_S
-            _log.info("stream: cannot look for new topics and partitions now: %s; trying again", error)
+            _log.info("stream: cannot look for topics and partitions now: %s; trying again", error)
 
     def _look_up_in_s(self) -> float:
-        """How long until a stream without a group has to look for topics and partitions: 0 when it is time."""
+        """How long until a stream has to look for topics and partitions, or back: 0 when it is time."""
         return max(0.0, self._look_up_s - time.monotonic())
 
     def _disconnected(self) -> None:
         """The connection is lost.  Without a group nobody says what has become of the partitions meanwhile."""
         self._positions.disconnected()
+        self._look_up_s = 0.0
         if self._settings.group is None:
             self._in_doubt = True
-            self._look_up_s = 0.0
             self._listed = {}
 
     def _requests(self) -> list[tuple[int, FetchRequest]]:

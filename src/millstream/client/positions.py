@@ -35,6 +35,7 @@ class Position:
     __slots__ = (
         "attempts",
         "committed",
+        "doubtful",
         "explicit",
         "fetch_offset",
         "finished",
@@ -46,6 +47,7 @@ class Position:
         "paused",
         "place",
         "queued",
+        "read_us",
         "retry_at_ms",
         "uid",
     )
@@ -60,6 +62,10 @@ class Position:
         #: What is fetched next, handed out next, and committed next.
         self.fetch_offset = self.handed = self.finished = offset
         self.committed = committed
+        #: When the last batch that was fetched had been appended; 0 when none was.
+        self.read_us = 0
+        #: The connection was lost since: the broker may have been restarted, with a log that ends sooner.
+        self.doubtful = False
         #: The offset was given by the user, so it is an error when it does not exist.
         self.explicit = explicit
         self.high_watermark: int | None = None
@@ -169,6 +175,8 @@ class Positions:
         position.queued = False
         position.fetch_offset = position.handed = position.finished = offset
         position.explicit = explicit
+        position.read_us = 0
+        position.doubtful = False
         position.out_of_range = None
         position.retry_at_ms = 0
 
@@ -192,6 +200,12 @@ class Positions:
         self._outstanding.clear()
         for position in self._by_place.values():
             position.outstanding = None
+            position.doubtful = position.read_us > 0
+
+    @property
+    def doubtful(self) -> list[Position]:
+        """Those of which nothing is fetched before it is known whether what was read is still there."""
+        return [position for position in self._by_place.values() if position.doubtful]
 
     # --- fetching ------------------------------------------------------------------------------------------------
 
@@ -203,6 +217,7 @@ class Positions:
             if position.outstanding is None
             and not position.paused
             and not position.queued
+            and not position.doubtful
             and position.retry_at_ms <= now_ms
             and position.out_of_range is None
         ]
@@ -260,6 +275,7 @@ class Positions:
         """
         position, from_offset, result = fetched
         messages: list[Message] = []
+        read_us = position.read_us
         try:
             for batch in batches_in(result.batches):
                 made = messages_of(batch, position.place, position.uid, self._commit, self.reply, position.holding)
@@ -269,9 +285,11 @@ class Positions:
                     messages += made
                 else:
                     messages = made
+                read_us = batch.header.append_time_us
         except BaseException:  # damage, or an interrupt of the user's: nothing may be skipped
             self.rewind(position, from_offset)
             raise
+        position.read_us = read_us
         damage = None
         if result.damaged is not None and not self._skip_damage:
             first, after = result.damaged

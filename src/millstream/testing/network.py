@@ -57,8 +57,9 @@ class Network:
         address, process = f"{host}:{port}", current_process()
         if address in self._doors:
             raise OSError(98, f"{address} is in use")
-        self._doors[address] = factory, process
-        process.on_death.append(lambda: self._close(address, process))
+        if process.alive:  # the last step of one that was killed goes on to its end, and is of no consequence
+            self._doors[address] = factory, process
+            process.on_death.append(lambda: self._close(address, process))
         return Server(self, host, port)
 
     def close_door(self, address: str) -> None:

@@ -46,6 +46,8 @@ class Process:
 
     def own(self, task: asyncio.Task[Any]) -> None:
         self._tasks.add(task)
+        if not self.alive:
+            self._remains.append(task)  # made by the step that was on the stack when it was killed
 
     def kill(self) -> None:
         """From here on not a step more.  May be called from within, for example by a disk that loses power."""

@@ -439,14 +439,10 @@ class FakeBroker:
             case calls.NewProducer():
                 self._next_producer += 1
                 return calls.ProducerIdentity(producer_id=self._next_producer, epoch=0)
-            case calls.ListOffsets(topic=topic, at=at, partitions=numbers):
+            case calls.ListOffsets(topic=topic, partitions=numbers):
                 partitions = self.topic(topic, create=False)
                 return [
-                    calls.OffsetEntry(
-                        topic=topic,
-                        partition=number,
-                        offset=partitions[number].next_offset if at == "latest" else partitions[number].start_offset,
-                    )
+                    calls.OffsetEntry(topic=topic, partition=number, offset=_offset(partitions[number], call))
                     for number in (range(len(partitions)) if numbers is None else numbers)
                 ]
             case calls.CommittedOffsets(group=group):
@@ -509,3 +505,13 @@ class FakeSubscriptions(FakeBroker):
             self.subscribed += 1
             return Subscribed(subscription=self.subscribed)
         return super()._answer(peer, call)
+
+
+def _offset(partition: FakePartition, call: calls.ListOffsets) -> int:
+    if call.at == "earliest":
+        return partition.start_offset
+    for stored in partition.batches if call.at == "timestamp" else ():
+        header = Batch.parse(stored).header
+        if header.append_time_us >= (call.timestamp_ms or 0) * 1000:
+            return header.base_offset
+    return partition.next_offset

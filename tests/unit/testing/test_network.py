@@ -128,3 +128,24 @@ def test_the_peer_of_a_dead_process_is_told() -> None:
         assert not network.connections
 
     run(main)
+
+
+def test_who_is_killed_in_the_middle_of_a_step_listens_nowhere_after_it() -> None:
+    """What was on the stack goes on to the end of its step; the next one to come must find the place free."""
+
+    async def main(loop: VirtualLoop) -> None:
+        Network(loop, Random(1))
+        doomed = loop.process("doomed")
+
+        async def listen() -> None:
+            doomed.kill()
+            await loop.create_server(Peer, "host", 1)
+
+        doomed.start(listen())
+        await asyncio.sleep(1)
+        with pytest.raises(ConnectionRefusedError):
+            await loop.create_connection(Peer, "host", 1)
+        await loop.create_server(Peer, "host", 1)
+        await loop.create_connection(Peer, "host", 1)
+
+    run(main)

@@ -1,0 +1,67 @@
+"""Logs that a power cut made shorter than what somebody has read of them: nobody misses what is stored there next.
+
+With fsync `never` and `interval` a message is read before it is on disk.  Its offset is given to another one when it is
+lost, and a reader that goes on where it was would take the new messages for those that it has read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from millstream import aio
+from millstream.config import Settings
+from millstream.testing.machine import Machine
+from millstream.testing.network import Network
+from millstream.testing.virtual_loop import VirtualLoop, run
+
+SETTINGS = {"server": {"port": 9092}, "storage": {"free_bytes_min": 0, "segment_bytes": 16_384}}
+
+
+async def restarted(machine: Machine) -> None:
+    """After a power cut that has taken everything that was not on disk."""
+    machine.cut_power()
+    await asyncio.sleep(1)
+    machine.storage.restart(lose_everything=True)
+    await machine.start()
+
+
+async def values_of(stream: aio.Stream, count: int) -> list[bytes]:
+    found = []
+    for _ in range(count):
+        message = await stream.next(timeout_s=60)
+        assert message is not None, f"after {found} nothing comes"
+        found.append(message.value)
+    return found
+
+
+def simulated(scenario: Callable[[Machine, aio.Client], Awaitable[None]]) -> None:
+    async def main(loop: VirtualLoop) -> None:
+        Network(loop, Random(1))
+        machine = Machine(loop, seed=1, settings=Settings.model_validate(SETTINGS), draw_sync_s=lambda: 0.001)
+        await machine.start()
+        async with aio.connect(machine.address, timeout_s=60, stay_awake=False) as client:
+            await scenario(machine, client)
+
+    run(main)
+
+
+@pytest.mark.parametrize("options", [{}, {"group": "readers"}], ids=["alone", "in a group"])
+def test_what_is_stored_where_a_message_was_lost_is_read(options: dict[str, Any]) -> None:
+    async def scenario(machine: Machine, client: aio.Client) -> None:
+        await client.create_topic("orders", config={"fsync": "never"})
+        await client.publish("orders", b"kept", fsync="group")
+        async with client.stream("orders", start="earliest", **options) as stream:
+            for number in range(3):
+                await client.publish("orders", b"lost %d" % number)
+            assert await values_of(stream, 4) == [b"kept", b"lost 0", b"lost 1", b"lost 2"]
+            await restarted(machine)
+            for number in range(5):
+                await client.publish("orders", b"new %d" % number)
+            assert await values_of(stream, 5) == [b"new %d" % number for number in range(5)]
+
+    simulated(scenario)
