@@ -18,6 +18,7 @@ __all__ = ["CONTESTANTS", "Client", "ConcurrentClient", "Contestant", "Level", "
 
 CONTESTANTS: Final[tuple[Contestant, ...]] = (
     Millstream("group"),
+    Millstream("group", visible="written"),
     Millstream("interval"),
     Kafka(),
     RedisStreams(),

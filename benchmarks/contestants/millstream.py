@@ -27,6 +27,7 @@ _PREFETCH = 20_000
 @dataclass(frozen=True, slots=True)
 class Millstream:
     fsync: str = "group"
+    visible: str = "confirmed"
     client: str = "millstream"
     leases: bool = True
     partitions: int = 1
@@ -38,7 +39,8 @@ class Millstream:
 
     @property
     def name(self) -> str:
-        return "Millstream" if self.fsync == "group" else f"Millstream {self.fsync}"
+        setting = self.visible if self.visible != "confirmed" else "" if self.fsync == "group" else self.fsync
+        return f"Millstream {setting}".rstrip()
 
     def missing(self) -> str | None:
         if _binary() is None or importlib.util.find_spec("millstream") is None:
@@ -51,9 +53,12 @@ class Millstream:
         return importlib.metadata.version("millstream")
 
     def promise(self, level: Level) -> str | None:
-        if self.fsync == "group":
-            return "fsync before confirm (group commit)"
-        return None if level is Level.FSYNC else "OS; fsync every second"
+        if level is Level.FSYNC and (self.fsync, self.visible) != ("group", "confirmed"):
+            return None  # where nobody reads, `visible` makes no difference
+        if self.fsync != "group":
+            return "OS; fsync every second"
+        early = "; readers do not wait for it" if self.visible == "written" else ""
+        return f"fsync before confirm{early} (group commit)"
 
     def start(self, directory: Path, _level: Level) -> Server:
         server = Server(free_port())
@@ -68,7 +73,9 @@ class Millstream:
         import millstream
 
         with millstream.connect(f"127.0.0.1:{port}") as client:
-            client.create_topic(queue, partitions=self.partitions, config={"fsync": self.fsync})
+            client.create_topic(
+                queue, partitions=self.partitions, config={"fsync": self.fsync, "visible": self.visible}
+            )
 
     def connect(self, port: int, queue: str) -> _Client:
         return _Client(f"127.0.0.1:{port}", queue, self)

@@ -263,6 +263,11 @@ class StorageSettings(Section):
         description="When a publish is confirmed: `group` after an fsync shared with its neighbours, `always` after "
         "its own, `interval` and `never` once the operating system has it.",
     )
+    visible: Literal["confirmed", "written"] = Field(
+        default="confirmed",
+        description="When readers see a message: `confirmed` when its publisher is answered, `written` at once, before "
+        "an fsync that the publisher waits for.",
+    )
     fsync_interval_ms: _Millis = Field(
         default=1000, ge=10, le=_HOUR_MS, description="Time between two fsyncs with fsync `interval`."
     )

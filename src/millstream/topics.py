@@ -21,6 +21,7 @@ _HOUR_MS: Final = 3_600_000
 _MIB: Final = 1024 * 1024
 
 Fsync = Literal["group", "interval", "always", "never"]
+Visible = Literal["confirmed", "written"]
 Cleanup = Literal["delete", "compact", "compact+delete", "settled"]
 OnExpiry = Literal["drop", "dead_letter"]
 Overflow = Literal["reject", "evict"]
@@ -58,6 +59,8 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     #: When a publish is confirmed: see docs/guide/durability.md.  Empty = what the broker is set to.
     fsync: Fsync | Literal[""] = ""
+    #: When readers see a message: when its publisher is answered, or at once.  Empty = what the broker is set to.
+    visible: Visible | Literal[""] = ""
     #: `ephemeral` keeps messages in memory only; they are confirmed as `memory` and gone after a restart.
     mode: Mode = "durable"
     #: Messages older than this go, a whole segment at a time.

@@ -49,8 +49,9 @@ class History:
     #: What anybody ever saw at a place: (topic, partition, offset) -> id.
     seen: dict[tuple[str, int, int], str] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
-    #: Topics whose messages are confirmed and shown before they are on disk.
+    #: Topics whose messages are confirmed, and so shown, before they are on disk; and those where they are only shown.
     unsynced: set[str] = field(default_factory=set)
+    shown_early: set[str] = field(default_factory=set)
     #: Those of them that may have lost their end: a place may be given to another message then.
     shortened: set[str] = field(default_factory=set)
 
@@ -94,7 +95,7 @@ class History:
 
     def lose_ends(self) -> None:
         """The disk forgets what was not synced: of topics that do not wait for that, anything may be gone."""
-        self.shortened |= self.unsynced
+        self.shortened |= self.unsynced | self.shown_early
         for message in self.published.values():
             if message.topic in self.unsynced and message.due_us is None:
                 message.in_doubt = True

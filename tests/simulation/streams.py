@@ -16,14 +16,16 @@ from tests.simulation.world import TROUBLE_S, World
 class Publishers:
     """Some clients that publish to a topic, message after message or several at once."""
 
-    def __init__(self, world: World, topic: str, *, messages: int, fsync: str = "group") -> None:
+    def __init__(self, world: World, topic: str, *, messages: int, config: dict[str, str] | None = None) -> None:
         self.name = f"publishers of {topic}"
         self.topic = topic
         self._world = world
         self._random = world.random
         self._messages = messages
-        self._fsync = fsync
-        if fsync != "group":
+        self._config = config or {}
+        if self._config.get("visible") == "written":
+            world.history.shown_early.add(topic)
+        if self._config.get("fsync", "group") != "group":
             world.history.unsynced.add(topic)
         self._started = 0
         self._partitions = self._random.randrange(1, 4)
@@ -36,8 +38,7 @@ class Publishers:
     async def start(self) -> None:
         world = self._world
         async with aio.connect(world.machine.address, client_id="admin", timeout_s=60, stay_awake=False) as client:
-            config = {"fsync": self._fsync}
-            await client.create_topic(self.topic, partitions=self._partitions, config=config, if_missing=True)
+            await client.create_topic(self.topic, partitions=self._partitions, config=self._config, if_missing=True)
         self._actors = [world.act(f"publisher-{self.topic}-{n}", self._publish) for n in range(2)]
 
     @property

@@ -110,6 +110,8 @@ class World:
             self._change_weather, self._jump_clock, self._kill_actor,
         ]  # fmt: skip
         mine = self.random.sample(kinds, self.random.randrange(len(kinds) + 1))
+        if self.history.unsynced or self.history.shown_early:
+            mine.append(self._power_cut)  # what such runs are about
         pause_s = self.random.choice((1.0, 4.0, 10.0))
         while mine and self.loop.time() < TROUBLE_S:
             await asyncio.sleep(self.random.expovariate(1 / pause_s))

@@ -1,8 +1,9 @@
 """Offsets that a power cut gave back: what was remembered about their old messages must not meet their new ones.
 
-Under fsync `interval` and `never` a message can be delivered and settled before it is on disk.  A power cut may take
-the message and leave the settle, which is in another file.  The next message gets the same offset, and would be taken
-for settled.  So before anything is appended to a partition, its journal is told where the log ends.
+Under fsync `interval` and `never`, and in topics with `visible=written`, a message can be delivered and settled before
+it is on disk.  A power cut may take the message and leave the settle, which is in another file.  The next message gets
+the same offset, and would be taken for settled.  So before anything is appended to a partition, its journal is told
+where the log ends.
 
 Positions of readers, which are in other files again, are compared with the ends of their logs at the start.  A log that
 cannot be opened then takes nothing before that is made up for.

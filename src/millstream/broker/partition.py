@@ -2,7 +2,8 @@
 
 Publishes are collected while one network read is handled and appended together by `flush`; small ones that wait for the
 disk anyway are collected until the next round of syncs.  Each is answered when it is as durable as its policy promises;
-readers see a message no earlier than that, so nobody ever acts on a message that a power cut can take back.
+readers see a message no earlier than that, so nobody acts on a message that a power cut can take back, unless its topic
+says that they need not wait (`visible=written`).
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Partition:
         self.log = log
         self.uid = uid
         self.high_watermark = log.next_offset
+        self.shows_unsynced = False  # whether readers need not wait for the disk, as its topic is set
         #: Called with the old and the new high watermark, whenever more becomes visible.
         self.listeners: list[Callable[[int, int], None]] = []
         #: The same for subscribers.  Set again whenever the partition is opened, so it need not stay open for them.
@@ -273,7 +275,7 @@ class Partition:
         pending = self._pending
         if len(pending) == self._gathered:
             return
-        if self._committer is None or len(pending) > _GATHERED_MAX:
+        if self._committer is None or self.shows_unsynced or len(pending) > _GATHERED_MAX:
             self.flush()
             return
         for at in range(self._gathered, len(pending)):
@@ -339,7 +341,7 @@ class Partition:
             metrics.latency.publish.observe(self._clock.now_us() - append_time_us, at_once)
         if committer is None and log.seals_pending:
             log.sync()
-        if not self._parked:
+        if self.shows_unsynced or not self._parked:
             self._advance(self.log.next_offset)
         # A full segment is sealed under every policy: it bounds what recovery must scan and what stays in memory.
         return sync_asked or log.seals_pending

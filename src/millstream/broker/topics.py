@@ -284,6 +284,7 @@ class Topics:
             # What it takes in now could be taken for what was lost; the next one who asks tries again.
             partition.log.close()
             raise
+        partition.shows_unsynced = self._shows_unsynced(topic)
         topic.partitions[number] = partition
         self.on_opened(topic, number, partition)
         return partition
@@ -365,8 +366,14 @@ class Topics:
             wanted = call.partitions if call.partitions and topic.config.mode != "ephemeral" else 0
             made = range(len(topic.partitions), wanted)
             await self._record(facts, self._make_directories(directory_of(topic), made))
+        for partition in topic.partitions:
+            if partition is not None:
+                partition.shows_unsynced = self._shows_unsynced(topic)
         await self.on_changed(topic)
         return self.info(topic)
+
+    def _shows_unsynced(self, topic: Topic) -> bool:
+        return (topic.config.visible or self._opener.settings.storage.visible) == "written"
 
     async def delete(self, namespace: str, name: str) -> None:
         """Remove a topic with its messages and what groups have read of it.
@@ -467,7 +474,8 @@ class Topics:
 
     def info(self, topic: Topic, partitions: list[calls.PartitionInfo] | None = None) -> calls.TopicInfo:
         config = {name: getattr(topic.config, name) for name in topic.config.__struct_fields__}
-        config["fsync"] = config["fsync"] or self._opener.settings.storage.fsync
+        for name in ("fsync", "visible"):  # which the broker's own settings fill in
+            config[name] = config[name] or getattr(self._opener.settings.storage, name)
         return calls.TopicInfo(
             name=topic.name,
             partition_count=len(topic.partition_uids),
