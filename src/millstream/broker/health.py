@@ -45,6 +45,7 @@ _LAG_MS: Final = 5 * 60_000
 _CONNECTIONS_SHARE: Final = 0.95
 #: Twice the free space at which the broker stops taking messages: time enough to do something.
 _DISK_FACTOR: Final = 2
+_MIB: Final = 1024**2
 _PROBE_SEGMENT_BYTES: Final = 64 * 1024
 _PROBE_BYTES: Final = 4096
 _RANK: Final[dict[str, int]] = {"healthy": 0, "unknown": 1, "degraded": 2, "critical": 3}
@@ -210,7 +211,7 @@ class Health:
 
     async def _disk(self) -> _Finding:
         free, limit = self._opener.storage.free_bytes(), self._host.settings.storage.free_bytes_min
-        text = f"{free:,} bytes are free; the broker stops taking messages below {limit:,}"
+        text = f"{free // _MIB:,} MiB are free; the broker stops taking messages below {limit // _MIB:,} MiB"
         advice = "Free disk space, or lower retention; `millstream admin compact` applies it at once."
         if free < limit:
             return _Finding("critical", text, advice)
@@ -218,7 +219,7 @@ class Health:
 
     async def _memory(self) -> _Finding:
         used, settings = self._host.modes.memory_bytes(), self._host.settings.server
-        text = f"the broker uses {used:,} bytes"
+        text = f"the broker uses {used // _MIB:,} MiB"
         advice = "Give the broker more memory, or raise its limits."
         if settings.memory_bytes_critical and used >= settings.memory_bytes_critical:
             return _Finding("critical", f"{text}, above server.memory_bytes_critical", advice)

@@ -281,7 +281,8 @@ def check_ports(settings: Settings, *, broker_runs: bool) -> Iterator[Check]:
         elif broker_runs:
             yield Check(name, "ok", f"{where} is held by the broker")
         else:
-            yield Check(name, "fail", f"{where}: {problem}", f"Stop what listens there, or choose another {flag}.")
+            advice = f"Stop what listens there, or choose another {flag}; if it is your broker, say its --data."
+            yield Check(name, "fail", f"{where}: {problem}", advice)
 
 
 def _bind_problem(host: str, port: int) -> str | None:

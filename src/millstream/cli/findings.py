@@ -1,17 +1,17 @@
-"""What a doctor found: as a table with what to do about it, or as JSON, and as an exit code."""
+"""What a doctor found: as a table and what to do about it, or as JSON, and as an exit code."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Literal, Protocol
 
 import typer
 from rich.text import Text
 
-from millstream.cli.output import print_json, print_table, stdout
+from millstream.cli.output import print_facts, print_json, print_table, stdout
 
-__all__ = ["report"]
+__all__ = ["print_findings", "report"]
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -37,10 +37,18 @@ def report(findings: Sequence[Finding], *, as_json: bool, summary: Callable[[Cou
         rows = [{"name": it.name, "verdict": it.verdict, "found": it.found, "next": it.next} for it in findings]
         print_json({"verdict": "fail" if counts["fail"] else "warn" if counts["warn"] else "ok", "checks": rows})
     else:
-        print_table(
-            ("check", "", "what was found", "what to do"),
-            [(it.name, Text(it.verdict, style=_STYLES[it.verdict]), it.found, it.next) for it in findings],
-        )
+        told = [(it.name, Text(it.verdict, style=_STYLES[it.verdict]), it.found, it.next) for it in findings]
+        print_findings("check", "", told)
         stdout.print(f"\n{summary(counts)}")
     if counts["fail"]:
         raise typer.Exit(1)
+
+
+def print_findings(name: str, state: str, findings: Iterable[tuple[str, Text, str, str]]) -> None:
+    """Name, state, what was found, and what to do about it: below the table, where it is read and leaves it room."""
+    findings = list(findings)
+    print_table((name, state, "what was found"), [finding[:3] for finding in findings])
+    advised = [(subject, advice) for subject, _, _, advice in findings if advice]
+    if advised:
+        stdout.print("\n[bold]what to do[/]")
+        print_facts(advised)

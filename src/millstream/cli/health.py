@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.findings import print_findings
 from millstream.cli.output import (
     JsonOption,
     document_of,
@@ -15,7 +16,6 @@ from millstream.cli.output import (
     examples,
     print_facts,
     print_json,
-    print_table,
     stdout,
 )
 from millstream.names import DEFAULT_NAMESPACE
@@ -57,8 +57,9 @@ def health(
             ]
         )
         stdout.print()
-        print_table(
-            ("component", "status", "what was found", "what to do"),
+        print_findings(
+            "component",
+            "status",
             [
                 (
                     component.name,

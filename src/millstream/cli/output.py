@@ -10,6 +10,7 @@ import inspect
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Final
@@ -55,9 +56,12 @@ if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().
 
 # Wide enough for any table: what is piped into grep must not be cut to the 80 columns of an imagined terminal.
 _PIPE_WIDTH: Final = 100_000
-#: What is between two columns, and how many letters of a folded text a line shows at least.
+#: What is between two columns; of a folded text, how many letters a line shows at least, and how many lines there are.
 _BETWEEN: Final = 3
 _FOLDED_LEAST: Final = 8
+_FOLDED_LINES: Final = 4
+#: Ids, receipts, names and times: what people copy.  Anything longer, or with other letters, may be folded anywhere.
+_COPIED: Final = re.compile(r"[\w.:@#/+-]{1,48}")
 
 
 stdout: Final = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
@@ -98,36 +102,60 @@ def print_table(
     """Rows under a header; `numbers` names the columns to align on the right, separated by `|`.
 
     An empty table says so on standard error: a program that reads the output then sees no rows, not a sentence.  On a
-    terminal too narrow for it, each row is a paragraph of its own: half a number is a wrong number.
+    terminal too narrow for it, each row is a paragraph of its own: half a number is a wrong number, and half a receipt
+    is none.
     """
     console = console or stdout
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
-    aligned = set(numbers.split("|"))
-    for column in columns:
-        right = column in aligned
-        table.add_column(column, justify="right" if right else "left", no_wrap=right, overflow="fold")
     cells = [[_cell(value) for value in row] for row in rows]
     if not cells:
         stderr.print(f"[dim]{escape(empty)}[/]")
-    elif console.width < _PIPE_WIDTH and _least_width(columns, cells, aligned) > console.width:
+        return
+    aligned = set(numbers.split("|"))
+    widths = _widths(columns, cells, aligned, console.width)
+    if widths is None:
         _print_paragraphs(columns, cells, console)
-    else:
-        for row in cells:
-            table.add_row(*row)
-        console.print(table)
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for column, width in zip(columns, widths, strict=True):
+        right = column in aligned
+        table.add_column(
+            column, justify="right" if right else "left", no_wrap=right, overflow="fold", width=width or None
+        )
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
 
 
-def _least_width(columns: Sequence[str], cells: Sequence[Sequence[str | Text]], aligned: set[str]) -> int:
-    """How wide a terminal must be: numbers are never cut, and of a text that is folded a line shows a few letters."""
-    total = _BETWEEN * (len(columns) - 1)
+def _widths(
+    columns: Sequence[str], cells: Sequence[Sequence[str | Text]], aligned: set[str], room: int
+) -> list[int] | None:
+    """How wide each column is, the widest giving way first; None where there is not enough room for that."""
+    widths, least = [], []
     for number, column in enumerate(columns):
-        width = max(cell_len(column), *(_cell_width(row[number]) for row in cells))
-        total += width if column in aligned else min(width, _FOLDED_LEAST)
-    return total
+        texts = [column, *(_plain(row[number]) for row in cells)]
+        widths.append(max(map(cell_len, texts)))
+        least.append(widths[-1] if column in aligned else max(map(_least_width, texts)))
+    room -= _BETWEEN * (len(columns) - 1)
+    if sum(least) > room:
+        return None
+    folded = [min(width, room) for width in widths]
+    for _ in range(sum(folded) - room):
+        _, widest = max((width, number) for number, width in enumerate(folded) if width > least[number])
+        folded[widest] -= 1
+    towers = any(width > _FOLDED_LINES * narrow for width, narrow in zip(widths, folded, strict=True))
+    return None if towers else folded
 
 
-def _cell_width(cell: str | Text) -> int:
-    return (cell if isinstance(cell, Text) else Text.from_markup(cell)).cell_len
+def _least_width(text: str) -> int:
+    """Numbers and what people copy are never cut, and of a text that is folded a line shows a few letters."""
+    return max(
+        (cell_len(word) if _COPIED.fullmatch(word) else min(cell_len(word), _FOLDED_LEAST) for word in text.split()),
+        default=0,
+    )
+
+
+def _plain(cell: str | Text) -> str:
+    return (cell if isinstance(cell, Text) else Text.from_markup(cell)).plain
 
 
 def _print_paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str | Text]], console: Console) -> None:

@@ -165,12 +165,13 @@ class Screen:
             "  ",
             mode,
             f"  up {duration_text(now.uptime_ms)}  connections {now.connections:,}",
-            f"  memory {bytes_text(now.memory_bytes)}  disk free {bytes_text(now.disk_free_bytes)}",
+            f"  memory {bytes_text(now.memory_bytes)}",
         )
         if now.reason:
             line.append(f"\n{terminal_safe(now.reason)}", style="red")
         line.append(
             f"\n{now.topics:,} topics  {now.messages:,} messages  {bytes_text(now.log_bytes)}  "
+            f"disk free {bytes_text(now.disk_free_bytes)}\n"
             f"depth {now.depth:,}  leased {now.leased:,}  waiting {now.waiting:,}  scheduled {now.scheduled:,}  "
             f"dead letters {now.dead_letters:,}  oldest {duration_text(now.oldest_ms)}"
         )
@@ -187,9 +188,7 @@ class Screen:
         for name, values in self._past.items():
             style = "red" if name == "failed" and values[-1] else "cyan"
             table.add_row(name, Text(f"{values[-1]:,.0f}/s", justify="right"), Text(sparkline(values), style=style))
-        latency = (
-            f"p99 of the last seconds: publish {now.publish_p99_ms:g} ms, end to end {now.end_to_end_p99_ms:g} ms, "
-        )
+        latency = f"p99: publish {now.publish_p99_ms:g} ms, end to end {now.end_to_end_p99_ms:g} ms, "
         table.add_row("latency", "", latency + f"fsync {now.fsync_p99_ms:g} ms")
         return table
 
@@ -197,26 +196,31 @@ class Screen:
 def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < 1 else "right", no_wrap=True, overflow="ellipsis")
+        table.add_column(column, justify="left" if number < 1 else "right", no_wrap=number > 0)
     return table
 
 
-def _name(row: TopicActivity | GroupStanding, everywhere: bool) -> str:
-    return f"{row.namespace}/{row.topic}" if everywhere else row.topic
+def _name(row: TopicActivity | GroupStanding, everywhere: bool, rest: str = "") -> Text:
+    """The only column that gives way on a narrow terminal: a number without its end is another number."""
+    name = f"{row.namespace}/{row.topic}" if everywhere else row.topic
+    return Text(name + rest, no_wrap=True, overflow="ellipsis")
 
 
 def _topics(rows: Sequence[TopicActivity], *, everywhere: bool) -> Table:
-    table = _table("topic", "published/s", "consumed/s", "messages", "size", "depth", "leased", "throttled")
+    throttled = any(row.throttle_ms for row in rows)
+    columns = ("topic", "published/s", "consumed/s", "messages", "size", "depth", "leased")
+    table = _table(*columns, *["throttled"] * throttled)
     for row in rows:
+        delay = Text(duration_text(row.throttle_ms), style="yellow") if row.throttle_ms else ""
         table.add_row(
-            Text(_name(row, everywhere)),
+            _name(row, everywhere),
             f"{row.published_rate:,.0f}",
             f"{row.consumed_rate:,.0f}",
             f"{row.messages:,}",
             bytes_text(row.size_bytes),
             f"{row.depth:,}",
             f"{row.leased:,}",
-            Text(duration_text(row.throttle_ms), style="yellow") if row.throttle_ms else "",
+            *[delay] * throttled,
         )
     return table
 
@@ -226,7 +230,7 @@ def _groups(rows: Sequence[GroupStanding], *, everywhere: bool) -> Table:
     for row in rows:
         style = {"idle": "red", "paused": "yellow", "rebalancing": "yellow"}.get(row.state, "")
         table.add_row(
-            Text(f"{_name(row, everywhere)}/{row.group}"),
+            _name(row, everywhere, f"/{row.group}"),
             row.kind,
             f"{row.lag:,}",
             duration_text(row.oldest_ms),

@@ -7,9 +7,11 @@ import json
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from millstream.cli import output
+from millstream.cli import findings, output
 from millstream.cli.failure import report
+from millstream.cli.findings import print_findings
 from millstream.cli.output import (
     bytes_text,
     duration_text,
@@ -119,3 +121,37 @@ def test_what_fits_when_it_is_folded_stays_a_table(monkeypatch: pytest.MonkeyPat
     print_table(("id", "tries"), [("x" * 60, 1)], numbers="tries")
     assert shown.getvalue().startswith("id ")
     assert shown.getvalue().count("x") == 60
+
+
+_LEASED = ("receipt", "until", "delivery", "key", "value")
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
+def test_a_narrow_terminal_does_not_cut_what_people_copy(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receipt that goes on in the next line cannot be given to `millstream ack`."""
+    shown = _narrow(columns, monkeypatch)
+    row = ("orders:0:1:1:d2666c71bb65558f", "2026-11-18T15:12:25Z", 1, None, "0 coffees")
+    print_table(_LEASED, [row, row], numbers="delivery")
+    for said in row[:2]:
+        assert shown.getvalue().count(str(said)) == 2, shown.getvalue()
+    assert max(map(len, shown.getvalue().splitlines())) <= columns
+
+
+def test_a_text_that_would_be_a_tower_of_words_is_a_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _narrow(80, monkeypatch)
+    row = ("orders:0:1:1:d2666c71bb65558f", "2026-11-18T15:12:25Z", 1, None, "coffee " * 20)
+    print_table(_LEASED, [row], numbers="delivery")
+    assert len(shown.getvalue().splitlines()) == 6, shown.getvalue()
+
+
+def test_advice_leaves_the_table_of_findings_its_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column for it was half of the terminal, and empty where all was well."""
+    shown = _narrow(80, monkeypatch)
+    monkeypatch.setattr(findings, "stdout", output.stdout)
+    sound = ("disk", Text("ok"), "78,643 MiB are free; the broker stops taking messages below", "")
+    print_findings("check", "", [sound, ("port", Text("fail"), "127.0.0.1:9092: in use", "Choose another --port.")])
+    assert "below\n" in shown.getvalue().replace(" ", "")
+    assert shown.getvalue().split("what to do\n")[1].split() == ["port", "Choose", "another", "--port."]
+    before = shown.tell()
+    print_findings("check", "", [sound])
+    assert "what to do" not in shown.getvalue()[before:]
