@@ -138,7 +138,7 @@ class PayloadTooLarge(RequestError):
     """A message, batch or frame is larger than the limit."""
 
     code, number = "PAYLOAD_TOO_LARGE", 5
-    remedy = "Send smaller messages, or raise max_message_bytes of the topic."
+    remedy = "Send smaller messages, or allow larger ones: `millstream topic alter TOPIC -c max_message_bytes=8MiB`."
 
 
 class Throttled(UnavailableError):
@@ -266,7 +266,10 @@ class ConfigInvalid(RequestError):
     """A configuration key is unknown or its value is not allowed."""
 
     code, number = "CONFIG_INVALID", 29
-    remedy = "Fix what the message names; `millstream config show` lists the settings of a broker."
+    remedy = (
+        "Fix what the message names; `millstream config show` lists the settings of a broker, `millstream topic show` "
+        "those of a topic."
+    )
 
 
 class BatchDamaged(UnavailableError):

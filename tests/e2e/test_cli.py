@@ -345,6 +345,26 @@ def test_status(run: Run) -> None:
     assert "uptime" in run("status").out
 
 
+def test_status_shows_what_has_happened_and_the_rest_if_asked(run: Run) -> None:
+    """Eighty zeros hid the two numbers that were none."""
+    run("publish", "orders", "hello")
+    assert "messages published" in run("status").out
+    assert "messages rejected" not in run("status").out
+    assert "messages rejected" in run("status", "--all").out
+    assert run("status", "--json").json["metrics"]["millstream_messages_rejected"] == 0
+
+
+def test_who_takes_the_port_of_the_dashboard_is_told_which_to_take(alone: Run) -> None:
+    with BrokerForTests(http=True) as broker:
+        refused = alone("status", "--broker", broker.url.removeprefix("http://"), code=3)
+    assert "it speaks HTTP; take the port of the native protocol, 9092 unless set otherwise" in refused.err
+
+
+def test_why_about_a_topic_says_how_to_name_a_queue(run: Run) -> None:
+    refused = run("why", "orders", code=1)
+    assert "for a queue write TOPIC/GROUP: `millstream queue list` names them" in refused.err
+
+
 def test_nobody_there_is_exit_code_3(alone: Run) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BrokerOption",
+    "CaOption",
+    "KeyOption",
     "NamespaceOption",
     "client_credentials",
     "credentials_first",
@@ -55,29 +57,30 @@ DEFAULT_BROKER = "localhost:9092"
 _given: dict[str, str | None] = {"key": None, "ca": None}
 
 
-def use_credentials(
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            envvar="MILLSTREAM_KEY",
-            metavar="KEY",
-            help="The key to show to the broker; better in the variable, where other users do not see it.",
-            rich_help_panel=_PANEL,
-            show_envvar=True,
-        ),
-    ] = None,
-    ca: Annotated[
-        str | None,
-        typer.Option(
-            "--ca",
-            envvar="MILLSTREAM_CA",
-            metavar="FILE",
-            help="Authorities to trust, in PEM form; connects with TLS, as does an address tls://HOST:PORT.",
-            rich_help_panel=_PANEL,
-        ),
-    ] = None,
-) -> None:
+KeyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key",
+        envvar="MILLSTREAM_KEY",
+        metavar="KEY",
+        help="The key to show to the broker; better in the variable, where other users do not see it.",
+        rich_help_panel=_PANEL,
+        show_envvar=True,
+    ),
+]
+CaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ca",
+        envvar="MILLSTREAM_CA",
+        metavar="FILE",
+        help="Authorities to trust, in PEM form; connects with TLS, as does an address tls://HOST:PORT.",
+        rich_help_panel=_PANEL,
+    ),
+]
+
+
+def use_credentials(key: str | None, ca: str | None) -> None:
     _given.update(key=key, ca=ca)
 
 

@@ -33,6 +33,7 @@ EPILOG: Final = examples(
 )
 
 _POLL_S: Final = 0.25
+_HINT_S: Final = 1.0
 _UNASSIGNED_S: Final = 10.0  # long enough for a rebalance, short enough for a script that expects an end
 
 
@@ -115,8 +116,16 @@ def consume(
 
 
 def _until_quiet(stream: Stream, quiet_s: float | None) -> Iterator[Message]:
-    while (message := stream.next(quiet_s)) is not None:
-        yield message
+    hint = stderr.is_terminal and quiet_s is None
+    while True:
+        message = stream.next(_HINT_S if hint else quiet_s)
+        if message is not None:
+            yield message
+        elif hint:  # otherwise nobody knows whether it hangs
+            stderr.print("[dim]waiting for messages; Ctrl-C ends[/]")
+            hint = False
+        else:
+            return
 
 
 def _until_end(client: Client, stream: Stream, topic: str, quiet_s: float | None) -> Iterator[Message]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -42,7 +42,7 @@ from millstream.cli import (
     webhook,
     why,
 )
-from millstream.cli.connection import credentials_first, use_credentials
+from millstream.cli.connection import CaOption, KeyOption, credentials_first, use_credentials
 from millstream.cli.failure import ExitCode, UsageProblem, drop_output, report
 from millstream.cli.output import prose
 
@@ -80,7 +80,21 @@ app = typer.Typer(
 )
 
 
-app.callback(help=_STORY, epilog=_EPILOG)(use_credentials)
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        status.version()
+        raise typer.Exit
+
+
+@app.callback(help=_STORY, epilog=_EPILOG)
+def _for_all_commands(
+    key: KeyOption = None,
+    ca: CaOption = None,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    use_credentials(key, ca)
 
 
 def _command(function: Callable[..., None], epilog: str, panel: str) -> None:

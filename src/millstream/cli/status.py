@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
 from millstream.cli.output import (
@@ -25,14 +27,18 @@ STATUS_EPILOG: Final = examples("millstream status", "millstream status --broker
 VERSION_EPILOG: Final = examples("millstream version", "millstream version --json")
 
 
-def status(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
-    """Show whether a broker answers, and how it is doing."""
+def status(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also counters that are zero.")] = False,
+    as_json: JsonOption = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Show whether a broker answers, and what it has done since it started."""
     with open_client(broker, DEFAULT_NAMESPACE) as client:
         description = client.broker()
     if as_json:
         print_json(description)
         return
-    counters = description.pop("metrics", {})
+    counters = {name: value for name, value in description.pop("metrics", {}).items() if value or everything}
     print_facts([("broker", broker), *_facts(description)])
     if counters:
         stdout.print()

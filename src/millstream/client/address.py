@@ -79,7 +79,10 @@ class Target:
         """What to say when the connection ended before the broker had said a word."""
         if self.tls is not None:
             return problem
-        return ConnectionLost(f"{problem}: if it speaks TLS, write tls:// in front of the address")
+        return ConnectionLost(
+            f"{problem}: if it speaks TLS, write tls:// in front of the address; if not, is it the native port, "
+            "9092 unless set otherwise?"
+        )
 
     def unreachable(self, problem: OSError) -> ConnectionLost:
         """A sentence that says what to do."""

@@ -59,7 +59,9 @@ def explain_call(about: str) -> queue_calls.Explain:
     try:
         parse_message_id(about)
     except MillstreamError:
-        raise InvalidArgument(f"{about[:80]!r} is neither a message id nor topic/group, as in orders/default") from None
+        raise InvalidArgument(
+            f"{about[:80]!r} is not a message id; for a queue write TOPIC/GROUP: `millstream queue list` names them"
+        ) from None
     return queue_calls.Explain(id=about)
 
 

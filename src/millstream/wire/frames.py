@@ -188,7 +188,7 @@ class FrameReader:
         while end - start >= HEADER_BYTES:
             magic, version, kind, flags, zero, length = _HEADER.unpack_from(view, start)
             if magic != MAGIC:
-                raise ProtocolViolation("these bytes are not a frame of the native protocol")
+                raise ProtocolViolation(_no_frame(view[start : start + HEADER_BYTES]))
             if version != PROTOCOL_VERSION:
                 raise UnsupportedVersion(f"frame version {version} is unknown; supported: {PROTOCOL_VERSION}")
             # Checked before the payload arrives: a four-byte lie must not make us hold gigabytes.
@@ -231,6 +231,12 @@ class FrameReader:
             self._view, self._start, self._end, self._needed = own, 0, rest, needed
         if ours:
             self._buffers.give_back(view)
+
+
+def _no_frame(received: memoryview) -> str:
+    if bytes(received[:5]) == b"HTTP/":  # who has seen the dashboard takes its port for the broker's
+        return "it speaks HTTP; take the port of the native protocol, 9092 unless set otherwise"
+    return "these bytes are not a frame of the native protocol"
 
 
 def frame_head(kind: int, size: int, correlation: int | None = None) -> bytes:

@@ -82,3 +82,7 @@ def test_what_only_commands_report_is_explained_too(run: Run, code: str) -> None
     """They stand in brackets behind a sentence like all others."""
     assert "what to do" in run("errors", "explain", code).out
     assert run("errors", "explain", code.lower(), "--json").json["code"] == code
+
+
+def test_the_version_is_asked_for_as_of_other_programs(run: Run) -> None:
+    assert run("--version") == run("version")
