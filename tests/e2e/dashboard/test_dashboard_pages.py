@@ -27,6 +27,27 @@ def test_every_page_is_whole_named_and_fits(screen: Screen, shop: dict[str, str]
         screen.picture(f"page-{name}-{theme}", whole=True)
 
 
+def test_on_a_telephone_what_is_wrong_is_read_without_scrolling_sideways(screen: Screen, shop: dict[str, str]) -> None:
+    screen.page.set_viewport_size({"width": 390, "height": 860})
+    for path, cells in (("", "[aria-label='Groups furthest behind'] td"), ("health", "[aria-label=Components] td.wrap")):
+        screen.open(path)
+        right = f"[...document.querySelectorAll({json.dumps(cells)})].map((one) => one.getBoundingClientRect().right)"
+        edges = screen.page.evaluate(right)
+        assert len(edges) > 3
+        assert max(edges) <= 390, path
+
+
+def test_a_broker_that_is_new_says_where_to_begin(browser: Any) -> None:
+    with BrokerForTests(http=True) as broker:
+        page = browser.new_page()
+        screen = Screen(page, broker.url).open()
+        screen.see("nothing is here yet")
+        page.get_by_role("link", name="Publish a message").click()
+        page.get_by_role("heading", name="Publish").wait_for()
+        page.close()
+    assert not screen.troubles()
+
+
 def test_the_theme_follows_the_system_until_somebody_chooses(screen: Screen) -> None:
     def brightness() -> int:
         colour = screen.page.evaluate("getComputedStyle(document.body).backgroundColor")

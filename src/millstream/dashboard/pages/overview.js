@@ -85,5 +85,6 @@ function concerns(now, health, hooks, pipelines) {
   if (now.throttled_topics) found.push(["warn", `${many(now.throttled_topics, "topic slows its", "topics slow their")} publishers down.`, "#/topics", "Topics"]);
   const worst = [...found.filter((one) => one[0] === "bad"), ...found.filter((one) => one[0] !== "bad")];
   if (worst.length > 6) worst.splice(5, worst.length, ["warn", `And ${worst.length - 5} more.`, "#/groups", "Groups"]);
-  return worst.length ? worst : [["good", "All is well: every group keeps up, and nothing died."]];
+  if (worst.length) return worst;
+  return now.topics ? [["good", "All is well: every group keeps up, and nothing died."]] : [["good", "All is well, and nothing is here yet.", "#/publish", "Publish a message"]];
 }
