@@ -467,6 +467,15 @@ def test_a_port_in_use_is_said_so(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_is_no_data_directory(tmp_path: Path) -> None:
+    """`File exists; let this user write there` helped nobody."""
+    (tmp_path / "orders.log").touch()
+    for data in ("orders.log", "orders.log/data"):
+        done = millstream("serve", "--data", str(tmp_path / data), "--port", "0")
+        assert done.returncode == 1
+        assert "is or lies in a file; choose another --data" in done.stderr
+
+
 def test_a_bad_setting_stops_serve_before_anything_is_touched(alone: Run, tmp_path: Path) -> None:
     config = tmp_path / "millstream.yaml"
     config.write_text("storage:\n  fsinc: always\n", encoding="utf-8")

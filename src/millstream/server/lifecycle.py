@@ -127,6 +127,8 @@ def _lock(data: Path) -> DirectoryLock:
         make_data_directory(data)
         lock = DirectoryLock(data)
         lock.acquire()
+    except (FileExistsError, NotADirectoryError):
+        raise StartFailed(f"the data directory {str(data)!r} is or lies in a file; choose another --data") from None
     except OSError as error:
         reason = error.strerror or str(error)
         advice = "let this user write there, or choose another --data"

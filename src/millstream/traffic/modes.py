@@ -113,18 +113,18 @@ class Modes:
         elif self._critical.crossed:
             limit = rules.memory_bytes_critical
             self.mode = "emergency"
-            self.reason = f"the broker uses {now.memory_bytes} bytes of memory; the limit is {limit}"
+            self.reason = f"the broker uses {now.memory_bytes:,} bytes of memory; the limit is {limit:,}"
         elif now.storage_failure is not None:
             self.mode, self.reason = "read-only", f"the broker cannot record its state: {now.storage_failure}"
         elif self._disk_is_full:
             self.mode = "read-only"
             few = "below" if now.free_bytes < rules.free_bytes_min else "not yet 10 % above"
-            self.reason = f"the disk has {now.free_bytes} bytes left, {few} storage.free_bytes_min"
-            self.reason += f" ({rules.free_bytes_min})"
+            self.reason = f"the disk has {now.free_bytes:,} bytes left, {few} storage.free_bytes_min"
+            self.reason += f" ({rules.free_bytes_min:,})"
         elif self._warning.crossed:
             limit = rules.memory_bytes_warning
             self.mode = "throttled"
-            self.reason = f"the broker uses {now.memory_bytes} bytes of memory; it slows down above {limit}"
+            self.reason = f"the broker uses {now.memory_bytes:,} bytes of memory; it slows down above {limit:,}"
         else:
             self.mode, self.reason = "normal", ""
         return self.mode != before

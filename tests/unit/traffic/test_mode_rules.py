@@ -21,6 +21,12 @@ def test_a_full_disk_makes_it_read_only_at_once_until_there_is_room_to_spare() -
     assert (modes.mode, modes.reason) == ("normal", "")
 
 
+def test_large_numbers_can_be_read() -> None:
+    modes = Modes(ModeRules(free_bytes_min=268_435_456))
+    modes.observe(FINE._replace(free_bytes=20_946_944))
+    assert "20,946,944 bytes left, below storage.free_bytes_min (268,435,456)" in modes.reason
+
+
 def test_memory_must_be_over_a_limit_twice_and_clearly_below_it_to_be_forgotten() -> None:
     modes = Modes(RULES)
     high = FINE._replace(memory_bytes=1_500)
