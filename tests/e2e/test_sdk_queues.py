@@ -263,6 +263,16 @@ def test_looking_at_and_changing_queues(broker: BrokerForTests) -> None:
             client.queues.message("01ARZ3NDEKTSV4RRFFQ69G5FAV")
 
 
+def test_why_says_what_waits_where_everything_is_settled(broker: BrokerForTests) -> None:
+    """`2 are waiting` was taken for messages."""
+    with millstream.connect(broker.address) as client:
+        fill(client, 1)
+        with client.queue("t", group="g", auto_ack=True) as one, client.queue("t", group="g", auto_ack=True) as other:
+            assert len(one.lease(wait="5s")) == 1
+            assert other.lease(wait="50ms") == []
+            assert client.why("t/g").sentence == "Everything is settled; 2 consumers are waiting."
+
+
 def test_settings_that_differ_from_the_groups_are_refused(broker: BrokerForTests) -> None:
     with millstream.connect(broker.address) as client:
         fill(client, 1)

@@ -14,7 +14,7 @@ from millstream.cli.arguments import START_FORMS, parse_start, parse_timeout_s
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import ExitCode, UsageProblem
 from millstream.cli.interruption import Interruption
-from millstream.cli.output import JsonOption, examples, plural, stderr
+from millstream.cli.output import JsonLinesOption, examples, plural, stderr
 from millstream.cli.rendering import make_renderer
 from millstream.names import DEFAULT_NAMESPACE, is_pattern
 
@@ -67,7 +67,7 @@ def consume(
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Go on past messages that fail their checksum.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:

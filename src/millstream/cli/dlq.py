@@ -24,6 +24,7 @@ from millstream.cli.letters import (
     print_statistics,
 )
 from millstream.cli.output import (
+    JsonLinesOption,
     JsonOption,
     document_of,
     examples,
@@ -137,7 +138,7 @@ def list_letters(
     since: SinceOption = None,
     until: UntilOption = None,
     limit: Annotated[int, typer.Option("--max", metavar="N", min=1, max=1_000_000, help="At most so many.")] = 100,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:

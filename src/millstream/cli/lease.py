@@ -13,7 +13,16 @@ from rich.text import Text
 from millstream.cli.arguments import parse_span
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import ExitCode, UsageProblem
-from millstream.cli.output import JsonOption, examples, print_json, print_json_line, print_table, stderr, time_text
+from millstream.cli.output import (
+    JsonLinesOption,
+    JsonOption,
+    examples,
+    print_json,
+    print_json_line,
+    print_table,
+    stderr,
+    time_text,
+)
 from millstream.cli.rendering import json_content
 from millstream.cli.terminal import terminal_safe
 from millstream.errors import InvalidArgument
@@ -65,7 +74,7 @@ def lease(
     auto_ack: Annotated[
         bool, typer.Option("--auto-ack", help="They are done when they are sent; what is not printed is lost.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:

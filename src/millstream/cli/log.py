@@ -18,6 +18,7 @@ from rich.text import Text
 
 from millstream.cli.failure import ExitCode, UsageProblem, is_of_the_output
 from millstream.cli.output import (
+    JsonLinesOption,
     JsonOption,
     bytes_text,
     examples,
@@ -125,7 +126,7 @@ def dump(
     ] = None,
     batches: Annotated[bool, typer.Option("--batches", help="Describe batches instead of messages.")] = False,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """Print what is stored in a partition; damaged places are left out.  With --json, one object per line."""
     from millstream.log.storage import DiskStorage

@@ -13,6 +13,7 @@ from millstream.cli.arguments import PAST_FORMS, START_FORMS, parse_past, parse_
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
+    JsonLinesOption,
     JsonOption,
     bytes_text,
     document_of,
@@ -69,7 +70,7 @@ def peek(
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Only in this partition.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:

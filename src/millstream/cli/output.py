@@ -26,6 +26,7 @@ from rich.text import Text
 from millstream.cli.terminal import terminal_safe
 
 __all__ = [
+    "JsonLinesOption",
     "JsonOption",
     "bytes_text",
     "count_text",
@@ -45,6 +46,7 @@ __all__ = [
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs, one object per line.")]
 
 # A stream that the shell has closed is None in Python; what is opened first takes its number, as it should.
 for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

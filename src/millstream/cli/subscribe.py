@@ -11,7 +11,7 @@ import typer
 from millstream.cli.arguments import parse_timeout_s
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.interruption import Interruption
-from millstream.cli.output import JsonOption, examples, plural, stderr
+from millstream.cli.output import JsonLinesOption, examples, plural, stderr
 from millstream.cli.rendering import make_renderer
 from millstream.names import DEFAULT_NAMESPACE
 
@@ -40,7 +40,7 @@ def subscribe(
     line_format: Annotated[
         str, typer.Option("--format", metavar="TEXT", help="What to print for a message; see `millstream consume`.")
     ] = "{topic}\\t{value}",
-    as_json: JsonOption = False,
+    as_json: JsonLinesOption = False,
     broker: BrokerOption = DEFAULT_BROKER,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
 ) -> None:

@@ -67,6 +67,12 @@ def test_every_command_offers_json(path: str) -> None:
     assert any("--json" in parameter.opts for parameter in TREE[path].params)
 
 
+@pytest.mark.parametrize("path", ["consume", "subscribe", "lease", "topic peek", "dlq list", "log dump"])
+def test_who_prints_json_line_by_line_says_so(path: str) -> None:
+    said = next(parameter.help for parameter in TREE[path].params if parameter.name == "as_json")
+    assert "one object per line" in said
+
+
 @pytest.mark.parametrize("path", TREE)
 def test_whatever_takes_a_time_says_that_it_is_utc(path: str) -> None:
     lengths = ("timeout", "interval", "wait", "length", "expires", "grace", "keep", "by", "retry_after")

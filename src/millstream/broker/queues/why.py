@@ -242,6 +242,6 @@ def _gone(count: int, topic: Topic) -> str:
 
 def _consumers(group: QueueGroup) -> str:
     count = len(group.consumers)
-    return (
-        "no consumer is connected" if not count else "1 consumer is waiting" if count == 1 else f"{count} are waiting"
-    )
+    if not count:
+        return "no consumer is connected"
+    return "1 consumer is waiting" if count == 1 else f"{count} consumers are waiting"
