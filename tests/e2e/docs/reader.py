@@ -153,6 +153,7 @@ class Reader:
             run = {
                 "millstream": self._run_millstream,
                 "curl": self._run_curl,
+                "openssl": self._run_openssl,
                 "export": self._export,
                 "mosquitto_pub": self._run_mosquitto_pub,
                 "mosquitto_sub": self._run_mosquitto_sub,
@@ -208,6 +209,11 @@ class Reader:
         self.said = done.stdout
         allowed = (0, _OUT_OF_TIME) if waits else (0,)
         assert done.returncode in allowed, f"{step.place}: {step.text}\n{done.stdout}{done.stderr}"
+
+    def _run_openssl(self, words: list[str], step: Step) -> None:
+        done = subprocess.run(["openssl", *words], cwd=self.directory, capture_output=True, text=True)
+        assert done.returncode == 0, f"{step.place}: {done.stderr}"
+        self.said = done.stdout
 
     def _run_mosquitto_pub(self, words: list[str], step: Step) -> None:
         self._end_of(step, self._mosquitto("mosquitto_pub", words), timeout_s=10)
