@@ -121,6 +121,8 @@ def parse_topic_config(pairs: Iterable[str]) -> dict[str, Any]:
     """
     config: dict[str, Any] = {}
     for key, value in parse_pairs(pairs, "--config").items():
+        if key == "partitions":
+            raise UsageProblem("the number of partitions is no setting: use --partitions")
         number = parse_duration(value) if key.endswith("_ms") else parse_size(value) if "bytes" in key else None
         config[key] = value if number is None else number
     return config

@@ -367,6 +367,8 @@ def doctor(
     if broker is not None:
         given = {"bootstrap.servers": broker, "namespace": namespace, **given_credentials()}
         options = {name: value for name, value in given.items() if value is not None}
+    if stderr.is_terminal:
+        stderr.print("[dim]starts Spark, which takes a while[/]")
     report(
         list(examine(options)),
         as_json=as_json,

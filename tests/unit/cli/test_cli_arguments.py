@@ -96,6 +96,12 @@ def test_topic_settings_take_units() -> None:
     }
 
 
+def test_partitions_among_the_settings_of_a_topic_are_told_from_a_misspelt_one() -> None:
+    """`did you mean 'retention_ms'?` sent people the wrong way."""
+    with pytest.raises(UsageProblem, match="use --partitions"):
+        parse_topic_config(["partitions=3"])
+
+
 @pytest.mark.parametrize("text", ["novalue", "=value", ""])
 def test_pairs_without_key_or_equals_are_refused(text: str) -> None:
     with pytest.raises(UsageProblem, match="key=value"):
