@@ -168,6 +168,8 @@ def _interrupt(_number: int, _frame: object) -> NoReturn:
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         words = credentials_first(sys.argv[1:] if arguments is None else arguments)
+        if words[:1] == ["help"]:  # as of git and others
+            words = [*words[1:], "--help"]
         outcome = app(args=words, prog_name="millstream", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:

@@ -341,3 +341,19 @@ def test_a_page_that_can_no_longer_be_refreshed_says_so(screen: Screen, http: ht
     screen.look_again()
     mode.filter(has_text="running").wait_for()
     screen.forgive("503")
+
+
+def test_letters_that_are_counted_after_they_are_listed_are_not_said_to_be_none(screen: Screen) -> None:
+    """It said "50 of 0 shown", until somebody pressed the button beside it."""
+    letter = {"id": "01M7J4GRX25AYNAB8000000000", "original_topic": "orders", "group": "billing", "reason": "REJECTED"}
+    letter |= {"error": "no", "deliveries": 1, "dead_ms": 1_795_000_000_000, "key": None, "key_encoding": "text"}
+    page = screen.page
+    page.route("**/dead-letters?*", lambda route: route.fulfill(json={"letters": [letter], "after": "0:1"}))
+    held = Held(page, "**/dead-letters/statistics*")
+    with page.expect_event("requestfinished", lambda asked: "/dead-letters?" in asked.url):
+        page.goto(f"{screen.url}/#/letters")
+    held.wait()
+    page.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # it is drawn
+    for route in held.asked:
+        route.fulfill(json={"total": 70, "by_reason": {"REJECTED": 70}, "by_error": {"no": 70}})
+    screen.see("1 of 70 shown")

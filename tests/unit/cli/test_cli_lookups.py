@@ -86,3 +86,8 @@ def test_what_only_commands_report_is_explained_too(run: Run, code: str) -> None
 
 def test_the_version_is_asked_for_as_of_other_programs(run: Run) -> None:
     assert run("--version") == run("version")
+
+
+def test_help_is_asked_for_as_of_other_programs(run: Run) -> None:
+    assert run("help").out == run("--help").out
+    assert run("help", "topic", "list").out == run("topic", "list", "--help").out

@@ -13,7 +13,7 @@ const limit = 50;
 export async function show(place, words, query, again) {
   const filter = Object.fromEntries(["topic", "group", "reason", "error", "key"].map((name) => [name, query.get(name) || ""]).filter((pair) => pair[1]));
   const inputs = Object.fromEntries(["topic", "group", "error", "key"].map((name) => [name, h("input", { value: filter[name] || "", autocomplete: "off", placeholder: { topic: "orders.#", error: "part of the error" }[name] || "", list: name === "topic" ? "jump-topics" : null })]));
-  const [reasons, errors, found, scope] = [h("div"), h("div"), h("div"), h("span", { class: "soft", role: "status" })];
+  const [reasons, errors, found, scope, amount] = [h("div"), h("div"), h("div"), h("span", { class: "soft", role: "status" }), h("span", { class: "soft" })];
   const chosen = new Set();
   let rows = [], after = "", counted = { total: 0, by_reason: {}, by_error: {} };
   const filtered = Object.keys(filter).length > 0;
@@ -33,6 +33,7 @@ export async function show(place, words, query, again) {
 
   const say = () => {
     scope.textContent = chosen.size ? `${number(chosen.size)} chosen` : filtered ? `all ${number(counted.total)} that match` : `all ${number(counted.total)}`;
+    amount.textContent = `${number(rows.length)} of ${number(counted.total)} shown`;
     replay.disabled = purge.disabled = !counted.total;
   };
   const draw = () => {
@@ -47,7 +48,7 @@ export async function show(place, words, query, again) {
       { title: "Key", name: true, cell: (row) => keyed(row) },
       { title: "", act: true, cell: (row) => h("a", { class: "button small", href: `#/letter/${row.id}`, "aria-label": `Open dead letter ${row.id}` }, "Open") },
     ], rows, { key: "letters", sorted: { index: 1, down: true }, caption: "Dead letters", mark: (row) => chosen.has(row.id), empty: after ? empty("Nothing so far", "Not all dead letters are looked through yet.") : filtered ? empty("No dead letter matches", h("a", { href: "#/letters" }, "Show all of them")) : empty("No dead letters", "Every message was handled, or is still being tried.") }),
-    after ? h("div", { class: "tools after" }, more, h("span", { class: "soft" }, `${number(rows.length)} of ${number(counted.total)} shown`)) : null);
+    after ? h("div", { class: "tools after" }, more, amount) : null);
     say();
   };
   const read = (from, size) => get("/dead-letters", { ...filter, limit: size, after: from, encoding: "text" });
