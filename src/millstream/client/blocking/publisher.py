@@ -85,6 +85,8 @@ class Publisher:
         except MillstreamError as error:
             failure = error
         if failure is not None:
+            if connection is None and self._link.closed:
+                raise failure  # nothing was sent: there is nothing to wonder about
             attempt = Attempt(topic, partition, fsync, head, tail, identity, sequence)
             result = self._insist(attempt, connection, failure, deadline_s)
             identity, sequence = attempt.identity, attempt.sequence
