@@ -62,8 +62,8 @@ _PIPE_WIDTH: Final = 100_000
 _BETWEEN: Final = 3
 _FOLDED_LEAST: Final = 8
 _FOLDED_LINES: Final = 4
-#: Ids, receipts, names and times: what people copy.  Anything longer, or with other letters, may be folded anywhere.
-_COPIED: Final = re.compile(r"[\w.:@#/+-]{1,48}")
+#: Ids, receipts and times, which are copied or compared.  Names and texts may be folded.
+_COPIED: Final = re.compile(r"[0-9A-Z]{26}|(wh-)?[0-9a-f]{12}|[\w.-]{1,48}(:\d+){3}:[0-9a-f]{16}|[\d-]{10}T[\d:]{8}Z")
 
 
 stdout: Final = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)

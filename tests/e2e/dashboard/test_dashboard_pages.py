@@ -29,7 +29,10 @@ def test_every_page_is_whole_named_and_fits(screen: Screen, shop: dict[str, str]
 
 def test_on_a_telephone_what_is_wrong_is_read_without_scrolling_sideways(screen: Screen, shop: dict[str, str]) -> None:
     screen.page.set_viewport_size({"width": 390, "height": 860})
-    for path, cells in (("", "[aria-label='Groups furthest behind'] td"), ("health", "[aria-label=Components] td.wrap")):
+    for path, cells in (
+        ("", "[aria-label='Groups furthest behind'] td"),
+        ("health", "[aria-label=Components] td.wrap"),
+    ):
         screen.open(path)
         right = f"[...document.querySelectorAll({json.dumps(cells)})].map((one) => one.getBoundingClientRect().right)"
         edges = screen.page.evaluate(right)

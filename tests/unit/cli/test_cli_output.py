@@ -137,6 +137,14 @@ def test_a_narrow_terminal_does_not_cut_what_people_copy(columns: int, monkeypat
     assert max(map(len, shown.getvalue().splitlines())) <= columns
 
 
+def test_names_are_folded_where_that_keeps_a_table_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = _narrow(80, monkeypatch)
+    row = ("orders.eu.created", 0, 5_776, 5_789, 13, "3.7 s", "auditor-06f5bce9")
+    print_table(_LAG, [row] * 11, numbers="partition|committed|end|lag|oldest unread")
+    assert shown.getvalue().startswith("topic ")
+    assert len(shown.getvalue().splitlines()) == 24, shown.getvalue()
+
+
 def test_a_text_that_would_be_a_tower_of_words_is_a_paragraph(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = _narrow(80, monkeypatch)
     row = ("orders:0:1:1:d2666c71bb65558f", "2026-11-18T15:12:25Z", 1, None, "coffee " * 20)

@@ -117,7 +117,7 @@ def test_a_client_that_is_closed_publishes_nothing_more(fake: FakeSubscriptions,
     either.do(either.client.publish("t", b"x"))
     either.do(either.client.close())
     for value in (b"y", "y"):
-        with pytest.raises(ConnectionLost, match="the client is closed$"):  # and not: it may or may not be stored
+        with pytest.raises(ConnectionLost, match=r"the client is closed$"):  # and not: it may or may not be stored
             either.do(either.client.publish("t", value))
     if either.loop is not None:
         either.loop.close()
