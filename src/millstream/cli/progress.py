@@ -1,15 +1,21 @@
-"""A progress bar for work long enough to wonder about; silent in pipes and for short work."""
+"""A progress bar, or a word, for work long enough to wonder about; silent in pipes and for short work."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from millstream.cli.output import stderr
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "told_of_a_wait"]
+
+_WAIT_S: Final = 3.0
 
 
 class Meter:
@@ -49,3 +55,16 @@ class Meter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
+
+
+@contextmanager
+def told_of_a_wait(sentence: str, *, console: Console = stderr, after_s: float = _WAIT_S) -> Iterator[None]:
+    """Whoever sits at a terminal reads the sentence if the block is not over in time."""
+    timer = threading.Timer(after_s, lambda: console.print(sentence, style="dim", markup=False))
+    timer.daemon = True
+    if console.is_terminal:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -28,7 +28,7 @@ from millstream.cli.output import (
     stderr,
     stdout,
 )
-from millstream.cli.progress import Meter
+from millstream.cli.progress import Meter, told_of_a_wait
 from millstream.errors import InvalidArgument, MillstreamError
 from millstream.names import DEFAULT_NAMESPACE
 
@@ -192,7 +192,8 @@ def _publish_values(
     receipts: list[Receipt] = []
     try:
         for body in bodies:
-            receipts.append(client.publish(topic, body, key=key, headers=headers, **options))
+            with told_of_a_wait("not confirmed yet; still trying"):  # as long as there is hope, half a minute at most
+                receipts.append(client.publish(topic, body, key=key, headers=headers, **options))
     except MillstreamError:
         if receipts:  # what is stored stays stored, and whoever sends again must know
             _print_receipts(receipts, as_json=as_json)
