@@ -34,6 +34,7 @@ __all__ = [
     "MillstreamError",
     "NamespaceNotEmpty",
     "NamespaceNotFound",
+    "NewerData",
     "NoReplyAddress",
     "NotLeader",
     "OffsetOutOfRange",
@@ -172,7 +173,7 @@ class ReadOnly(UnavailableError):
 
 
 class UnsupportedVersion(RequestError):
-    """The peer asked for a protocol version or frame that this side does not know."""
+    """The peer asked for a version of the protocol, of a frame or of a batch that this side does not know."""
 
     code, number = "UNSUPPORTED_VERSION", 10
     remedy = "Use a client and a broker that share a protocol version."
@@ -284,6 +285,14 @@ class StorageFailed(UnavailableError):
 
     code, number = "STORAGE_FAILED", 31
     remedy = "Check the disk and free space, then restart the broker; it recovers what is provably stored."
+
+
+class NewerData(StorageFailed):
+    """What is stored was written by a newer version of Millstream, and nothing was changed."""
+
+    code, number = "NEWER_DATA", 58
+    retriable = False
+    remedy = "Use the version that wrote it or a newer one; to go back, restore a backup from before the upgrade."
 
 
 class ShuttingDown(UnavailableError):

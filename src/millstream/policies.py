@@ -10,7 +10,7 @@ import msgspec
 
 from millstream.errors import ConfigInvalid
 from millstream.retries import parse_retry, within_limits
-from millstream.settings import check_bounds, limits, merge_settings, within_bounds
+from millstream.settings import check_bounds, check_stored, limits, merge_settings, within_bounds
 
 __all__ = ["LEASE_MS_MAX", "LEASE_MS_MIN", "QueuePolicy"]
 
@@ -67,6 +67,7 @@ class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> QueuePolicy:
         """Settings that were in force once: what is beyond the limits of today must not keep a broker from starting."""
+        check_stored(cls, values, what="queue group")
         values = within_bounds(values, _LIMITS)
         if values.get("retry"):
             values["retry"] = within_limits(values["retry"])

@@ -380,7 +380,7 @@ class Batch:
         start = position + HEADER_BYTES
         flags = header.flags
         if end > len(buffer) or header.count > COUNT_MAX or not header.count or flags & ~_KNOWN_COLUMNS:
-            raise BatchDamaged(f"the batch at byte {position} is not one that this version can read")
+            raise BatchDamaged(f"the batch at byte {position} is not one that this version of Millstream can read")
         if flags & _DELIVER_AT:
             start += 8
         offsets = None

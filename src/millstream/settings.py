@@ -9,11 +9,11 @@ from typing import Any, Final, TypeAlias, TypeVar
 import msgspec
 
 from millstream.durations import DURATION_MS_MAX, parse_ms
-from millstream.errors import ConfigInvalid, InvalidArgument
+from millstream.errors import ConfigInvalid, InvalidArgument, NewerData
 from millstream.names import did_you_mean
 from millstream.wording import in_words
 
-__all__ = ["EXACT_MAX", "Bounds", "check_bounds", "limits", "merge_settings", "within_bounds"]
+__all__ = ["EXACT_MAX", "Bounds", "check_bounds", "check_stored", "limits", "merge_settings", "within_bounds"]
 
 #: Whole numbers beyond this are not exact in every reader of JSON.
 EXACT_MAX: Final = 2**53
@@ -40,6 +40,15 @@ def check_bounds(settings: msgspec.Struct, bounds: Bounds) -> None:
         value = getattr(settings, name)
         if not least <= value <= most:
             raise ConfigInvalid(f"{name} must be between {least} (no limit) and {most}, not {value}")
+
+
+def check_stored(kind: type[msgspec.Struct], values: Mapping[str, Any], *, what: str) -> None:
+    """Raise NewerData when stored settings have a name that this version does not know."""
+    if unknown := values.keys() - _fields_of(kind).keys():
+        raise NewerData(
+            f"a {what} has the setting {min(unknown)!r}, which this version of Millstream does not know: "
+            "use the version that set it or a newer one"
+        )
 
 
 def within_bounds(values: Mapping[str, Any], bounds: Bounds) -> dict[str, Any]:

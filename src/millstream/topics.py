@@ -11,7 +11,7 @@ from millstream.errors import ConfigInvalid, InvalidName
 from millstream.names import check_topic
 from millstream.policies import LEASE_MS_MAX, LEASE_MS_MIN
 from millstream.retries import parse_retry, within_limits
-from millstream.settings import check_bounds, limits, merge_settings, within_bounds
+from millstream.settings import check_bounds, check_stored, limits, merge_settings, within_bounds
 
 __all__ = ["LANES", "PARTITIONS_MAX", "TopicConfig", "parse_lanes"]
 
@@ -135,6 +135,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     @classmethod
     def stored(cls, values: Mapping[str, Any]) -> TopicConfig:
         """Settings that were in force once: what is beyond the limits of today must not keep a broker from starting."""
+        check_stored(cls, values, what="topic")
         values = within_bounds(values, _LIMITS)
         if "retry" in values:
             values["retry"] = within_limits(values["retry"])

@@ -45,14 +45,14 @@ def test_durable_facts_survive_a_power_cut_with_everything_recorded_before_them(
         storage = SimulatedStorage(seed=1)
         client = await with_topics(storage, "orders")
         journal = journal_of(client)
-        journal.record("queue/a", ["ack", 1])
-        await journal.record_durably(("queue/a", ["fail", 2]), ("queue/b", {"paused": True}))
-        journal.record("queue/a", ["ack", 3])
+        journal.record("thing/a", ["ack", 1])
+        await journal.record_durably(("thing/a", ["fail", 2]), ("thing/b", {"paused": True}))
+        journal.record("thing/a", ["ack", 3])
         client = await after_power_cut(client, storage, lose_everything=True)
         journal = journal_of(client)
-        assert sorted(journal.entities) == ["queue/a", "queue/b"]
-        assert list(journal.claim("queue/a", list)) == [["ack", 1], ["fail", 2]]
-        assert list(journal.claim("queue/b", list)) == [{"paused": True}]
+        assert sorted(journal.entities) == ["thing/a", "thing/b"]
+        assert list(journal.claim("thing/a", list)) == [["ack", 1], ["fail", 2]]
+        assert list(journal.claim("thing/b", list)) == [{"paused": True}]
 
     run(scenario)
 
@@ -61,10 +61,10 @@ def test_facts_that_nobody_waits_for_are_written_by_a_clean_stop() -> None:
     async def scenario() -> None:
         storage = SimulatedStorage(seed=2)
         client = await with_topics(storage, "orders")
-        journal_of(client).record("queue/a", ["ack", 1])
+        journal_of(client).record("thing/a", ["ack", 1])
         await client.broker.stop()
         client = await started(storage)
-        assert list(journal_of(client).claim("queue/a", list)) == [["ack", 1]]
+        assert list(journal_of(client).claim("thing/a", list)) == [["ack", 1]]
 
     run(scenario)
 
@@ -74,11 +74,11 @@ def test_a_forgotten_entity_does_not_come_back() -> None:
         storage = SimulatedStorage(seed=3)
         client = await with_topics(storage, "orders")
         journal = journal_of(client)
-        await journal.record_durably(("queue/a", 1), ("queue/b", 2))
-        journal.forget("queue/a")
-        await journal.record_durably(("queue/b", 3))
+        await journal.record_durably(("thing/a", 1), ("thing/b", 2))
+        journal.forget("thing/a")
+        await journal.record_durably(("thing/b", 3))
         client = await after_power_cut(client, storage, lose_everything=True)
-        assert journal_of(client).entities == ["queue/b"]
+        assert journal_of(client).entities == ["thing/b"]
 
     run(scenario)
 
@@ -92,20 +92,20 @@ def test_a_snapshot_replaces_what_came_before_and_keeps_what_nobody_claimed(
     async def scenario() -> None:
         storage = SimulatedStorage(seed=seed)
         client = await with_topics(storage, "orders")
-        await journal_of(client).record_durably(("queue/idle", "as it was"))
+        await journal_of(client).record_durably(("thing/idle", "as it was"))
         client = await after_power_cut(client, storage)
         journal = journal_of(client)
         total = 0
-        facts = journal.claim("queue/busy", lambda: [["total", total]])
+        facts = journal.claim("thing/busy", lambda: [["total", total]])
         assert list(facts) == []
         for number in range(200):
-            await journal.record_durably(("queue/busy", ["add", number, "x" * 50]))
+            await journal.record_durably(("thing/busy", ["add", number, "x" * 50]))
             total += number
         assert journal.partition.log.start_offset > 0, "nothing was ever removed"
         client = await after_power_cut(client, storage)
         journal = journal_of(client)
-        assert list(journal.claim("queue/idle", list)) == ["as it was"]
-        (kind, replayed), *added = journal.claim("queue/busy", list)
+        assert list(journal.claim("thing/idle", list)) == ["as it was"]
+        (kind, replayed), *added = journal.claim("thing/busy", list)
         assert kind == "total"
         assert replayed + sum(fact[1] for fact in added) == total
 
@@ -117,13 +117,13 @@ def test_a_full_disk_delays_facts_and_loses_none() -> None:
         storage = SimulatedStorage(seed=4)
         client = await with_topics(storage, "orders")
         journal = journal_of(client)
-        journal.record("queue/a", 1)
+        journal.record("thing/a", 1)
         storage.inject(Fault.NO_SPACE)
         with pytest.raises(StorageFailed):
-            await journal.record_durably(("queue/a", "refused"))
-        await journal.record_durably(("queue/a", 2))
+            await journal.record_durably(("thing/a", "refused"))
+        await journal.record_durably(("thing/a", 2))
         client = await after_power_cut(client, storage, lose_everything=True)
-        assert list(journal_of(client).claim("queue/a", list)) == [1, 2]
+        assert list(journal_of(client).claim("thing/a", list)) == [1, 2]
 
     run(scenario)
 
@@ -142,14 +142,14 @@ def test_a_move_arrives_once_wherever_the_power_is_cut() -> None:
             nonlocal recorded
             recorded = True
 
-        facts = [("queue/a", ["dead", 7])]
+        facts = [("thing/a", ["dead", 7])]
         try:
             await asyncio.wait_for(move(client.broker, b"second", facts=facts, on_recorded=on_recorded), 0.2)
             finished = True
         except (MillstreamError, PowerCut, TimeoutError):
             finished = False
         client = await after_power_cut(client, storage)
-        settled = list(journal_of(client).claim("queue/a", list)) == [["dead", 7]]
+        settled = list(journal_of(client).claim("thing/a", list)) == [["dead", 7]]
         for task in client.broker._life.tasks[-1:]:
             await task
         arrived = await client.read_all("archive")
@@ -217,15 +217,15 @@ def test_a_snapshot_of_more_facts_than_a_batch_takes_is_written_all_the_same() -
         client = await with_topics(storage, "orders")
         journal = journal_of(client)
         known = [["returned", number] for number in range(120_000)]
-        journal.claim("queue/a", lambda: known)
-        journal.record("queue/a", ["old"])
+        journal.claim("thing/a", lambda: known)
+        journal.record("thing/a", ["old"])
         await journal.checkpoint()
         await asyncio.sleep(0)
         assert journal.partition.log.start_offset > 0, "what the snapshot replaces was not removed"
-        journal.record("queue/a", ["new"])
+        journal.record("thing/a", ["new"])
         await journal.sync()
         client = await after_power_cut(client, storage, lose_everything=True)
-        assert list(journal_of(client).claim("queue/a", list)) == [*known, ["new"]]
+        assert list(journal_of(client).claim("thing/a", list)) == [*known, ["new"]]
 
     run(scenario)
 
@@ -238,9 +238,9 @@ def test_half_of_a_snapshot_is_none_wherever_the_power_is_cut(monkeypatch: pytes
         storage = SimulatedStorage(seed=seed)
         client = await with_topics(storage, "orders")
         journal = journal_of(client)
-        journal.claim("queue/a", lambda: known)
+        journal.claim("thing/a", lambda: known)
         for fact in told:
-            journal.record("queue/a", fact)
+            journal.record("thing/a", fact)
         await journal.sync()
         storage.inject(Fault.POWER_CUT, at=storage.operations + 1 + cut_after)
         try:
@@ -250,12 +250,12 @@ def test_half_of_a_snapshot_is_none_wherever_the_power_is_cut(monkeypatch: pytes
             finished = False
         client = await after_power_cut(client, storage)
         journal = journal_of(client)
-        found = list(journal.unclaimed()["queue/a"])
+        found = list(journal.unclaimed()["thing/a"])
         assert found in (told, known)
         # It goes on from there, also behind what was left of half a snapshot.
-        await journal.record_durably(("queue/a", "more"))
+        await journal.record_durably(("thing/a", "more"))
         client = await after_power_cut(client, storage)
-        assert list(journal_of(client).claim("queue/a", list)) == [*found, "more"]
+        assert list(journal_of(client).claim("thing/a", list)) == [*found, "more"]
         return finished, found == known
 
     outcomes = set()
@@ -271,9 +271,9 @@ def test_more_facts_than_a_batch_takes_can_wait_for_a_disk_that_refuses() -> Non
         client = await with_topics(storage, "orders")
         journal = journal_of(client)
         for number in range(120_000):
-            journal.record("queue/a", number)
-        await journal.record_durably(("queue/a", "relied on"))
+            journal.record("thing/a", number)
+        await journal.record_durably(("thing/a", "relied on"))
         client = await after_power_cut(client, storage, lose_everything=True)
-        assert list(journal_of(client).claim("queue/a", list)) == [*range(120_000), "relied on"]
+        assert list(journal_of(client).claim("thing/a", list)) == [*range(120_000), "relied on"]
 
     run(scenario)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream.errors import StorageFailed
+from millstream.errors import NewerData, StorageFailed
 from millstream.log.partition import PartitionLog
 from millstream.log.segment import Segment, Verified
 
@@ -44,4 +44,6 @@ class ColdChecks:
 
 
 def _failure(error: Exception) -> StorageFailed:
+    if isinstance(error, NewerData):
+        return error
     return StorageFailed(f"a stored segment cannot be checked: {error}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from millstream.compression import raw_size
-from millstream.errors import InvalidArgument, PayloadTooLarge
-from millstream.records import HEADER_BYTES, Batch, BatchHeader, Buffer, Columns, check_batch
+from millstream.errors import BatchDamaged, InvalidArgument, PayloadTooLarge, UnsupportedVersion
+from millstream.records import HEADER_BYTES, MAGIC, VERSION, Batch, BatchHeader, Buffer, Columns, check_batch
 
 __all__ = ["check_storable", "largest_message_bytes"]
 
@@ -20,7 +20,13 @@ def check_storable(batch: memoryview, max_message_bytes: int, due_column: int) -
 
     Raises MillstreamError when it cannot be stored there.
     """
-    header = check_batch(batch, 0, len(batch))
+    try:
+        header = check_batch(batch, 0, len(batch))
+    except BatchDamaged:
+        if len(batch) >= HEADER_BYTES and batch[0] | batch[1] << 8 == MAGIC and batch[2] > VERSION:
+            # To send it again, as after damage on the way, would not help.
+            raise UnsupportedVersion(f"the batch has version {batch[2]}, this broker knows {VERSION}") from None
+        raise
     due_us = None
     if header.flags & _DELIVER_AT != due_column or due_column:
         due_us = _check_due(batch, due_column)

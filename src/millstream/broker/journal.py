@@ -23,6 +23,7 @@ import structlog
 from millstream.broker.answers import PublishReply
 from millstream.broker.partition import Partition
 from millstream.broker.state import all_batches
+from millstream.broker.vocabulary import check_fact
 from millstream.clock import Clock
 from millstream.errors import MillstreamError, StorageFailed
 from millstream.records import encode_batch
@@ -94,7 +95,10 @@ class Facts:
 
 
 class Journal:
-    """The facts of one partition.  All methods are called on the event loop."""
+    """The facts of one partition.  All methods are called on the event loop.
+
+    Raises NewerData when it is made and there are facts that only a newer version understands.
+    """
 
     def __init__(self, partition: Partition, *, clock: Clock, loop: asyncio.AbstractEventLoop, flush_s: float) -> None:
         self.partition = partition
@@ -115,7 +119,11 @@ class Journal:
         #: Entities with something that could not be written down and is not on disk: after a restart they do not know
         #: of it.  Why not, by their names.
         self.unwritten: dict[str, str] = {}
-        self._unclaimed = self._replay()
+        try:
+            self._unclaimed = self._replay()
+        except BaseException:  # nobody would close it; the next one who asks opens it again
+            partition.log.close()
+            raise
 
     # --- reading back --------------------------------------------------------------------------------------------
 
@@ -161,6 +169,7 @@ class Journal:
         facts: dict[str, Facts] = {}
         snapshot: dict[str, Facts] = {}  # what is known of one whose end has not come yet
         snapshot_bytes = 0
+        directory = self.partition.log.directory
         for batch in all_batches(self.partition.log):
             self._written_bytes += batch.header.length
             into, ends = facts, False
@@ -176,7 +185,9 @@ class Journal:
                 elif value == _NOTHING:
                     into.pop(key.decode(), None)
                 else:
-                    into.setdefault(key.decode(), Facts()).append(value)
+                    entity = key.decode()
+                    check_fact(directory, entity, value)
+                    into.setdefault(entity, Facts()).append(value)
             if ends:
                 facts, snapshot = snapshot, {}
                 self._snapshot_bytes = self._written_bytes = snapshot_bytes

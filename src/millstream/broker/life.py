@@ -56,6 +56,7 @@ from millstream.broker.webhooks.webhooks import Webhooks
 from millstream.clock import Clock
 from millstream.errors import ShuttingDown
 from millstream.log.cache import FileCache, TailCache
+from millstream.log.format import raise_format
 from millstream.log.storage import Storage
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class Life:
         broker = self._broker
         check_data(self.storage)
         loop = asyncio.get_running_loop()
+        raise_format(self.storage)
         self._open_storage(loop)
         self._clean = take_clean_marker(self.storage)
         broker.node_id = load_node_id(self.storage, lambda: self._rng.getrandbits(64))

@@ -12,6 +12,7 @@ import structlog
 
 from millstream.broker.partition import Partition
 from millstream.errors import StartFailed, StorageFailed
+from millstream.log.format import check_format
 from millstream.log.holding import RESTORING
 from millstream.log.storage import Storage
 
@@ -26,7 +27,11 @@ _NODE_ID: Final = "node_id"
 
 
 def check_data(storage: Storage) -> None:
-    """Raises StartFailed when a broker would take the directory for something that it is not; changes nothing."""
+    """Raises StartFailed when a broker would take the directory for something that it is not; changes nothing.
+
+    And NewerData when it would not understand what is there.
+    """
+    check_format(storage)
     if storage.exists(RESTORING):
         raise StartFailed("the data directory holds a restore that was cut short: empty it and restore again")
     try:

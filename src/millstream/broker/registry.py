@@ -278,7 +278,7 @@ class Registry:
     # --- replaying -----------------------------------------------------------------------------------------------
 
     def replay(self, facts: Mapping[str, Any]) -> None:
-        """Take facts as true; unknown ones come from a newer version and are left alone."""
+        """Take facts as true."""
         for key, document in facts.items():
             kind, _, rest = key.partition("/")
             if kind == "namespace":

@@ -16,6 +16,7 @@ import structlog
 from millstream.broker.answers import PublishReply
 from millstream.broker.logs import details
 from millstream.broker.partition import Partition
+from millstream.broker.vocabulary import check_document
 from millstream.errors import MillstreamError
 from millstream.log.partition import PartitionLog
 from millstream.records import Batch, encode_batch
@@ -65,7 +66,10 @@ class StateLog:
         self.partition = partition
 
     def replay(self) -> dict[str, Any]:
-        """The newest document of every key, in the order the keys were last written."""
+        """The newest document of every key, in the order the keys were last written.
+
+        Raises NewerData when one of them says something that only a newer version understands.
+        """
         documents: dict[str, Any] = {}
         for batch in all_batches(self.partition.log):
             for key, value in zip(batch.keys() or (), batch.values(), strict=True):
@@ -74,6 +78,8 @@ class StateLog:
                 documents.pop(name, None)
                 if value is not None:
                     documents[name] = msgspec.json.decode(value)
+        for name, document in documents.items():
+            check_document(self.partition.log.directory, name, document)
         if details.on:
             _log.debug("state read", directory=self.partition.log.directory, facts=len(documents))
         return documents

@@ -93,8 +93,10 @@ def backup(
 def _from_files(root: str, target: BinaryIO) -> Heading | None:
     """The backup of a broker that does not run; None when it does."""
     from millstream.log.archive import write_archive
+    from millstream.log.format import check_format
     from millstream.log.holding import RESTORING, files_below
     from millstream.log.lock import DirectoryLock
+    from millstream.log.storage import DiskStorage
 
     if os.path.exists(f"{root}/{RESTORING}"):
         raise StorageFailed(f"{root} holds a restore that was cut short: there is nothing to back up")
@@ -106,6 +108,7 @@ def _from_files(root: str, target: BinaryIO) -> Heading | None:
     except OSError as error:
         raise StorageFailed(f"the data directory {root!r} cannot be locked: {error.strerror or error}") from None
     try:
+        check_format(DiskStorage(Path(root)))  # what a newer version keeps elsewhere would be left out
         with _readable():
             sizes = files_below(root)
         with Meter("copying", sum(sizes.values())) as meter, _readable():

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from millstream.cli.connection import open_client
 from millstream.cli.output import bytes_text, duration_text, plural
-from millstream.errors import ConnectionLost, Forbidden, MillstreamError, RequestTimeout, StartFailed, Unauthorized
+from millstream.errors import (
+    ConnectionLost,
+    Forbidden,
+    MillstreamError,
+    NewerData,
+    RequestTimeout,
+    StartFailed,
+    Unauthorized,
+)
 from millstream.names import DEFAULT_NAMESPACE
 from millstream.version import VERSION
 
@@ -172,6 +180,8 @@ def _check_contents(data: Path) -> Check:
         return Check("data directory", "fail", f"{data / closed[0]} cannot be read and written{more}", allowed)
     try:
         check_start(DiskStorage(data))
+    except NewerData as error:
+        return Check("data directory", "fail", f"{data}: {error}", 'See "Upgrade" in docs/guide/operate.md.')
     except StartFailed as error:
         return Check("data directory", "fail", f"{data}: {error}", 'See "Backup and restore" in docs/guide/operate.md.')
     return Check("data directory", "ok", f"{data.absolute()}, {_holder(data)}")

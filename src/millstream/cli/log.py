@@ -144,7 +144,9 @@ def dump(
 @contextmanager
 def _stopped(data: Path) -> Iterator[None]:
     """Hold the directory's lock: what a running broker is about to write would look like damage."""
+    from millstream.log.format import check_format
     from millstream.log.lock import DirectoryLock
+    from millstream.log.storage import DiskStorage
 
     # Checked before the lock is taken, which would leave a file in whatever directory was named by mistake.
     # Messages without state are what somebody may have to save.
@@ -157,6 +159,7 @@ def _stopped(data: Path) -> Iterator[None]:
     except OSError:
         stderr.print("[dim]the directory cannot be locked (read-only?); make sure that no broker uses it[/]")
     try:
+        check_format(DiskStorage(data))
         yield
     except OSError as problem:
         if is_of_the_output(problem):

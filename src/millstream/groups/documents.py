@@ -1,7 +1,7 @@
 """A group as the JSON document that is its fact in the state log.
 
-The document is the whole durable state; replaying the log keeps the last one per group.  Keys a reader does
-not know are ignored, keys it misses have defaults, so neighbouring versions read each other's logs.
+The document is the whole durable state; replaying the log keeps the last one per group.  Keys that are missing have
+defaults, so documents of earlier versions can be read.  Those of newer ones are not read: their state log says so.
 """
 
 from __future__ import annotations

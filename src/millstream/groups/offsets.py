@@ -211,5 +211,5 @@ def committed_to_document(committed: Committed) -> dict[str, Any]:
 
 
 def committed_from_document(document: Mapping[str, Any]) -> Committed:
-    """Keys that are not known are ignored, so a newer version may have added some."""
+    """Keys that are missing have defaults: earlier versions did not write them."""
     return Committed(document["offset"], document.get("metadata", ""), document.get("committed_at_ms", 0))

@@ -21,7 +21,7 @@ import crc32c
 import msgspec
 import zstandard
 
-from millstream.errors import DataDamaged, InvalidArgument, MillstreamError, StorageFailed
+from millstream.errors import DataDamaged, InvalidArgument, MillstreamError, NewerData, StorageFailed
 from millstream.log.holding import LOST_AND_FOUND, RESTORING
 from millstream.log.storage import make_data_directory
 from millstream.version import VERSION
@@ -236,8 +236,13 @@ def _read_heading(member: tarfile.TarInfo, content: BinaryIO) -> Heading:
     data = _document(content, member)
     try:
         written = msgspec.json.decode(data, type=dict[str, object]).get("format")
+        if isinstance(written, int) and written > _FORMAT:
+            raise NewerData(
+                f"this backup has the format {written}, and this version of Millstream reads {_FORMAT}: "
+                "restore it with the version that made it or a newer one"
+            )
         if written != _FORMAT:
-            raise InvalidArgument(f"this backup has the format {written}; this version of Millstream reads {_FORMAT}")
+            raise InvalidArgument(f"this is not a backup of Millstream: it has the format {written!r}")
         return msgspec.json.decode(data, type=Heading)
     except msgspec.DecodeError:
         raise InvalidArgument("this is not a backup of Millstream: its heading cannot be read") from None

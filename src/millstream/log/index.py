@@ -30,6 +30,7 @@ from typing import Final
 
 from crc32c import crc32c
 
+from millstream.errors import NewerData
 from millstream.log.cache import FileCache
 from millstream.log.storage import Storage
 
@@ -105,13 +106,21 @@ class IndexHeader:
 
     @classmethod
     def decode(cls, data: bytes) -> IndexHeader | None:
-        """The header at the start of an index file; None unless it is whole and matches its checksum."""
+        """The header at the start of an index file; None unless it is whole and matches its checksum.
+
+        Raises NewerData when a newer version wrote it: what it says about the segment must not be made up anew.
+        """
         if len(data) < INDEX_HEADER_BYTES:
             return None
         fixed = data[: _HEADER.size]
         if _CRC.unpack_from(data, _HEADER.size)[0] != crc32c(fixed):
             return None
         magic, version, *fields = _HEADER.unpack(fixed)
+        if magic == _MAGIC and version > _VERSION:
+            raise NewerData(
+                f"the index of a segment has version {version}, and this version of Millstream knows {_VERSION}: "
+                "use the version that wrote it or a newer one"
+            )
         return cls(*fields) if (magic, version) == (_MAGIC, _VERSION) else None
 
 

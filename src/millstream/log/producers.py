@@ -216,7 +216,11 @@ class ProducerTable:
 
     @classmethod
     def decode(cls, data: bytes, next_offset: int) -> ProducerTable | None:
-        """The inverse of `encode`; None unless the snapshot is whole and was taken at this offset."""
+        """The inverse of `encode`; None unless the snapshot is whole and was taken at this offset.
+
+        One of a newer version has another magic, and then what it knew is found in the log again, as far as that goes
+        back.
+        """
         if len(data) < _HEAD.size:
             return None
         magic, checksum = _HEAD.unpack_from(data)

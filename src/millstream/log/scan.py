@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from struct import Struct
 from typing import Final
 
-from millstream.errors import BatchDamaged
+from crc32c import crc32c
+
+from millstream.errors import BatchDamaged, NewerData
 from millstream.log.storage import File
 from millstream.records import (
     HEADER_BYTES,
+    STAMP_BYTES,
+    VERSION,
     BatchHeader,
     Buffer,
     Columns,
@@ -31,6 +35,7 @@ __all__ = ["Damage", "Found", "cut_batches", "find_batch", "scan"]
 _WINDOW_BYTES: Final = 1024 * 1024
 _ALIGNMENT: Final = 8  # every batch is a multiple of 8 bytes long, so every batch starts at one
 _START: Final = b"MS\x01"  # magic and version: what a batch starts with
+_STAMP_CRC: Final = Struct("<I")
 _OFFSETS: Final = int(Columns.OFFSETS)
 _BRIEF: Final = Struct("<4xI8xQ12xI20xH")  # length, base offset, count and flags of a batch header
 
@@ -95,6 +100,7 @@ def scan(
 
     `next_offset` is the lowest offset the first batch may have, `limit` the highest offset that any batch may reach.
     Zeros up to the end are room, which ends the scan, unless offsets below `limit` should have been there.
+    Raises NewerData at a batch of a newer version.
     """
     window = b""
     window_at = position
@@ -117,6 +123,7 @@ def scan(
                 raise BatchDamaged(f"the batch has offset {header.base_offset}, which is not in order here")
         except BatchDamaged as problem:
             if header is None:
+                _refuse_newer(window, at)
                 if (limit is None or next_offset >= limit) and _is_room(file, position, end):
                     return
                 resume = _find_start(file, position + _ALIGNMENT, end, next_offset, limit)
@@ -129,6 +136,21 @@ def scan(
             continue
         yield Found(position, header, after, window, at)
         position, next_offset = stop, after
+
+
+def _refuse_newer(window: bytes, at: int) -> None:
+    """Raise NewerData for a batch that only a newer version can have written: cut off as damage it would be lost.
+
+    Every version has magic, version and stamp where this one has them, so rot in a version is not taken for another.
+    """
+    if len(window) - at < HEADER_BYTES or window[at : at + 2] != _START[:2] or window[at + 2] <= VERSION:
+        return
+    (stamp_crc,) = _STAMP_CRC.unpack_from(window, at + STAMP_BYTES)
+    if crc32c(memoryview(window)[at : at + STAMP_BYTES]) == stamp_crc:
+        raise NewerData(
+            f"a batch has version {window[at + 2]}, and this version of Millstream knows {VERSION}: "
+            "use the version that wrote it or a newer one"
+        )
 
 
 def _is_room(file: File, position: int, end: int) -> bool:

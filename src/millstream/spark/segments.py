@@ -25,6 +25,7 @@ from millstream.errors import (
     StorageFailed,
     TopicNotFound,
 )
+from millstream.log.format import check_format
 from millstream.log.index import INDEX_HEADER_BYTES, IndexFlags, IndexHeader
 from millstream.log.scan import Damage, Found, scan
 from millstream.log.segment import offsets_named, segment_name
@@ -112,6 +113,7 @@ class SegmentDirectory:
             raise InvalidArgument(f"{self._path} is not a data directory: {reason}")
         self._namespace = namespace
         self._storage = _ReadOnlyStorage(self._path)
+        check_format(self._storage)
         self._topics: dict[str, list[int]] = {}
         self._topics_state: tuple[int, int] | None = None  # of the log that they were read from
 

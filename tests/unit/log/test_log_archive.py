@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import zstandard
 
-from millstream.errors import DataDamaged, InvalidArgument, MillstreamError
+from millstream.errors import DataDamaged, InvalidArgument, MillstreamError, NewerData
 from millstream.log.archive import read_archive, restore_archive, write_archive
 from millstream.log.holding import LOST_AND_FOUND, RESTORING, files_below, open_held
 from millstream.log.index import IndexHeader
@@ -127,8 +127,11 @@ def test_a_flipped_bit_in_the_first_block_is_damage_and_not_another_file() -> No
 
 def test_a_newer_format_and_other_files_are_named(tmp_path: Path) -> None:
     newer = rewritten(lambda m: [(m[0][0], msgspec.json.encode({"format": 2})), *m[1:]])
-    with pytest.raises(InvalidArgument, match="format 2"):
+    with pytest.raises(NewerData, match="format 2"):
         restore_archive(io.BytesIO(newer), tmp_path / "new")
+    strange = rewritten(lambda m: [(m[0][0], msgspec.json.encode({"format": "x"})), *m[1:]])
+    with pytest.raises(InvalidArgument, match="not a backup"):
+        restore_archive(io.BytesIO(strange), tmp_path / "new")
     with pytest.raises(InvalidArgument, match="not a backup"):
         restore_archive(io.BytesIO(b"PK something else"), tmp_path / "new")
 

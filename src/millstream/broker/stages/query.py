@@ -19,7 +19,7 @@ from millstream.broker.answers import PublishReply
 from millstream.broker.partition import LABEL_DISK, Partition
 from millstream.broker.stages.stage import Stage, Staged
 from millstream.broker.state import all_batches
-from millstream.errors import DataDamaged, MillstreamError, StageLost, StorageFailed
+from millstream.errors import DataDamaged, MillstreamError, NewerData, StageLost, StorageFailed
 from millstream.records import Batch, BatchHeader, encode_batch
 from millstream.wire.stage_calls import QueryInfo, StagedOffsets, StagePart
 
@@ -75,7 +75,7 @@ class Query:
         #: A publication could not be recorded; whether it is on disk, the next start will find out.
         self.in_doubt = False
         #: Why the stages that an earlier process has left are not known.
-        self.unread = ""
+        self.unread: Exception | None = None
         self._open_log = open_log
         self._log: Partition | None = None
 
@@ -134,6 +134,11 @@ class Query:
         elif kind == "drop":
             for stage_id in rest[0]:
                 self.stages.pop(stage_id, None)
+        else:
+            raise NewerData(
+                f"a query has a fact {kind!r}, which this version of Millstream does not know: "
+                "use the version that wrote it or a newer one"
+            )
 
     def open(self, stage: Stage, *, now_us: int) -> None:
         """Add a stage.  It is certain to be there after a power cut as soon as something in it is."""

@@ -25,7 +25,15 @@ from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
 from millstream.clock import Clock
 from millstream.config import Settings
-from millstream.errors import InvalidArgument, MillstreamError, QuotaExceeded, ShuttingDown, StageLost, StorageFailed
+from millstream.errors import (
+    InvalidArgument,
+    MillstreamError,
+    NewerData,
+    QuotaExceeded,
+    ShuttingDown,
+    StageLost,
+    StorageFailed,
+)
 from millstream.ids import SCHEDULES
 from millstream.names import STAGE_PREFIX, check_group, is_drawn
 from millstream.wire import stage_calls
@@ -125,16 +133,17 @@ class Stages:
         except (OSError, MillstreamError) as error:
             if not query.unread:
                 _log.error("stages cannot be read", query=query.document.query, reason=str(error))
-            query.unread = str(error)
+            query.unread = error
         else:
-            query.unread = ""
+            query.unread = None
             self._of_stage |= dict.fromkeys(query.stages, query)
 
     def _load_again(self, query: Query) -> None:
         """Once more, for a query that waits.  Raises StorageFailed when it still has to."""
         self._load(query)
         if query.unread:
-            raise StorageFailed(f"the stages of query {query.document.query!r} cannot be read: {query.unread}")
+            kind = NewerData if isinstance(query.unread, NewerData) else StorageFailed
+            raise kind(f"the stages of query {query.document.query!r} cannot be read: {query.unread}")
         self._recount()
         if query.document.publishing is not None:
             self._own(self._finish_in_turn(query))
