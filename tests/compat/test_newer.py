@@ -214,6 +214,16 @@ def test_rot_in_the_version_of_a_batch_is_damage_as_before(data: Path) -> None:
         broker.connect().publish("orders", "behind it")
 
 
+def test_spark_steps_over_rot_in_the_version_of_a_batch_where_an_index_points_at_it(data: Path) -> None:
+    log = min((data / "topics/default/sealed/0").glob("*.log"))
+    written = bytearray(log.read_bytes())
+    written[2] = 2
+    log.write_bytes(written)
+    damaged: list[tuple[int, int]] = []
+    assert len(list(SegmentDirectory(data).read("sealed", 0, 0, 4, damaged=damaged)))
+    assert damaged == [(0, 1)]
+
+
 def test_an_index_of_a_newer_version_is_not_made_anew(data: Path) -> None:
     (log,) = (data / ORDERS).glob("*.log")
     make_index_newer(log)

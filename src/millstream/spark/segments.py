@@ -32,12 +32,13 @@ from millstream.log.segment import offsets_named, segment_name
 from millstream.log.storage import DiskFile, DiskStorage, File
 from millstream.log.swap import read_index_header
 from millstream.names import DEFAULT_NAMESPACE
-from millstream.records import HEADER_BYTES, BatchHeader, batch_next_offset
+from millstream.records import HEADER_BYTES, VERSION, BatchHeader, batch_next_offset
 from millstream.slicing import batches_of
 from millstream.spark.walking import NO_LIMIT, walk
 
 __all__ = ["Offsets", "SegmentDirectory"]
 
+_START: Final = b"MS%c" % VERSION  # magic and version: what a batch starts with
 _WINDOW_BYTES: Final = 4 * 1024 * 1024
 _LOOKS_MAX: Final = 10
 _ENTRY: Final = np.dtype([("offset", "<i8"), ("position", "<i8"), ("time_us", "<i8")])
@@ -261,7 +262,7 @@ class SegmentDirectory:
                 with _opened(self._storage, segment.path) as file:
                     start = file.read(position, HEADER_BYTES)
                 # An entry has no checksum of its own; the batch that it points at does.
-                if len(start) == HEADER_BYTES and start[:2] == b"MS" and BatchHeader(start).base_offset == offset:
+                if len(start) == HEADER_BYTES and start[:3] == _START and BatchHeader(start).base_offset == offset:
                     return position, offset
         return 0, segment.base_offset
 
