@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import shutil
 import socket
 import ssl
@@ -100,6 +101,24 @@ def use_everything(client: millstream.Client, topic: str) -> None:
 
 def test_the_blocking_client_works_over_tls(broker: BrokerForTests, authority: Pair) -> None:
     use_everything(broker.connect(ca=authority.certificate), "blocking")
+
+
+@pytest.mark.parametrize("acks", ["leader", "none"])
+def test_records_that_the_system_takes_in_pieces_arrive_whole_and_in_order(
+    broker: BrokerForTests, authority: Pair, acks: Any
+) -> None:
+    values = [bytes([number]) * 400_000 for number in range(20)]
+    client = broker.connect(ca=authority.certificate)
+    with client.producer(f"pieces-{acks}", acks=acks, linger_ms=0) as producer:
+        transport = producer._transport
+        assert transport is not None
+        transport._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # type: ignore[arg-type]
+        for value in values:
+            producer.send(value)
+        producer.flush(20)
+    assert transport.drains, "the link was never full"
+    with client.stream(f"pieces-{acks}", start="earliest", timeout_s=10) as stream:
+        assert [message.value for message in itertools.islice(stream, len(values))] == values
 
 
 def test_threads_share_an_encrypted_connection(broker: BrokerForTests, authority: Pair) -> None:

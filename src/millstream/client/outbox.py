@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 from millstream.client.accumulator import Accumulator
 from millstream.client.delivery import Delivery, SealedBatch, Settled
@@ -23,7 +24,7 @@ from millstream.errors import ConnectionLost, MillstreamError, PartitionNotFound
 from millstream.ids import SCHEDULES
 from millstream.wire.messages import PublishResult, decode_publish_result, encode_publish_head
 
-__all__ = ["Outbox", "may_be_lost", "settled_all"]
+__all__ = ["Outbox", "left_all", "may_be_lost", "settled_all"]
 
 
 class Outbox:
@@ -260,6 +261,38 @@ class Outbox:
 
 def may_be_lost(why: MillstreamError | None) -> ConnectionLost:
     return ConnectionLost(f"what was sent last may be lost: {why}")
+
+
+class Writes(Protocol):
+    """A connection that may have to wait until the broker takes more."""
+
+    @property
+    def unsent(self) -> int | bool: ...
+
+    @property
+    def drains(self) -> int: ...
+
+
+def left_all(marks: list[SealedBatch], connection: Callable[[], Writes | None]) -> Callable[[], bool]:
+    """To ask whether all of these are settled and none of them waits on our side.
+
+    With confirmations none ever does.  Without, they have left as soon as everything written was sent once: others may
+    write more at that moment, and wait again.
+    """
+    written: tuple[Writes, int] | None = None
+
+    def left() -> bool:
+        nonlocal written
+        if not settled_all(marks):
+            return False
+        current = connection()
+        if current is None or not current.unsent:
+            return True
+        now = (current, current.drains)
+        written = written or now
+        return now != written
+
+    return left
 
 
 def settled_all(marks: list[SealedBatch]) -> bool:

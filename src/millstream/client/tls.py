@@ -6,6 +6,7 @@ data while others send, which a wrapped socket does not allow.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -45,7 +46,7 @@ class PlainSocket(Protocol):
 
     def sendall(self, data: bytes, /) -> None: ...
 
-    def sendmsg(self, buffers: tuple[bytes, ...], /) -> int: ...
+    def sendmsg(self, buffers: tuple[bytes, ...], ancdata: tuple[()] = (), flags: int = 0, /) -> int: ...
 
     def recv_into(self, buffer: memoryview, nbytes: int, flags: int, /) -> int: ...
 
@@ -68,6 +69,8 @@ class TlsSocket:
         self._state = threading.Lock()
         #: Held while records travel, so that they leave in the order in which they were made.
         self._sending = threading.Lock()
+        #: Records that were made and that the system has not taken yet.
+        self._unsent = b""
 
     def shake_hands(self, deadline_s: float) -> None:
         """Raises OSError: a certificate that is not trusted, a peer that speaks something else, or the time is up."""
@@ -96,6 +99,11 @@ class TlsSocket:
         with self._state:
             return bool(self._tls.pending() or self._incoming.pending)
 
+    @property
+    def unsent(self) -> int:
+        """How many bytes of records wait until the system takes more: see `sendmsg`."""
+        return len(self._unsent)
+
     def fileno(self) -> int:
         return self._sock.fileno()
 
@@ -110,8 +118,22 @@ class TlsSocket:
     def sendall(self, data: bytes, /) -> None:
         self.send(data)
 
-    def sendmsg(self, buffers: tuple[bytes, ...], /) -> int:
-        return self.send(b"".join(buffers))
+    def sendmsg(self, buffers: tuple[bytes, ...], ancdata: tuple[()] = (), flags: int = 0, /) -> int:  # noqa: ARG002
+        """As of a socket.  With MSG_DONTWAIT it takes everything, and what the system does not take is `unsent`."""
+        data = b"".join(buffers)
+        if not flags & socket.MSG_DONTWAIT:
+            return self.send(data)
+        with self._sending:
+            with self._state:
+                if data:
+                    self._tls.write(data)
+                self._unsent += self._outgoing.read()
+            self._push(flags)
+        return len(data)
+
+    def _push(self, flags: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._unsent = self._unsent[self._sock.send(self._unsent, flags) :]
 
     def recv_into(self, buffer: memoryview, nbytes: int, flags: int, /) -> int:
         """As of a socket.  Raises BlockingIOError when there is not yet a whole record."""
@@ -148,5 +170,7 @@ class TlsSocket:
         with self._sending:
             with self._state:
                 records = self._outgoing.read()
-            if records:
+            if self._unsent:
+                self._unsent += records  # nothing may come into the middle of a record
+            elif records:
                 self._sock.sendall(records)

@@ -59,7 +59,7 @@ class _Socket:
     def sendall(self, data: Any) -> None:
         self.send(data)
 
-    def sendmsg(self, parts: Iterable[Any]) -> int:
+    def sendmsg(self, parts: Iterable[Any], ancdata: tuple[()] = (), flags: int = 0) -> int:  # noqa: ARG002
         return self.send(b"".join(parts))
 
     def readable(self) -> bool:

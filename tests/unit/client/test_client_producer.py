@@ -459,6 +459,18 @@ def test_threads_share_a_producer(fake: FakeBroker, client: millstream.Client) -
         assert len(mine) == 500
 
 
+def test_nobody_takes_away_the_answer_that_a_flush_is_woken_by(fake: FakeBroker, client: millstream.Client) -> None:
+    """The thread that delivers was quicker now and then, and the flush found nothing and slept for 50 ms more."""
+    late = 0
+    with client.producer("t") as producer:
+        for _ in range(300):
+            producer.send(b"x")
+            begun_s = time.monotonic()
+            producer.flush()
+            late += time.monotonic() - begun_s > 0.045
+    assert late < 10
+
+
 def test_flush_does_not_wait_for_what_others_send_meanwhile(fake: FakeBroker, client: millstream.Client) -> None:
     producer = client.producer("t", linger_ms=1)
     stop = threading.Event()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import resource
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +21,33 @@ from millstream.errors import (
     MillstreamError,
     RequestTimeout,
 )
+
+
+class _Stuck:
+    """A broker that takes nothing any more, and a thread that goes on sending to it until it is told that it cannot."""
+
+    def __init__(self, fake: FakeBroker, producer: millstream.Producer) -> None:
+        self._producer = producer
+        self.told: list[MillstreamError] = []
+        fake.hold_answers.clear()
+        self.thread = threading.Thread(target=self._send, daemon=True)
+        self.thread.start()
+        written = -1
+        while written != (written := producer._outbox._stats.messages_sent) or not written:
+            time.sleep(0.2)
+
+    def _send(self) -> None:
+        try:
+            while True:
+                self._producer.send(b"x" * 500_000)
+        except MillstreamError as error:
+            self.told.append(error)
+
+    def end(self) -> None:
+        for _ in range(2):  # the first raises what it has waited for, the second what became of the messages
+            with contextlib.suppress(MillstreamError):
+                self._producer.close(0)
+        self.thread.join(10)
 
 
 def test_a_closed_producer_takes_nothing(client: millstream.Client) -> None:
@@ -124,46 +153,75 @@ def test_who_has_a_time_limit_does_not_wait_for_another_thread_that_writes(
 ) -> None:
     """It wrote for half a minute to a broker that took nothing, and everybody else waited for it."""
     producer = client.producer("t", acks="none", linger_ms=0)
-
-    told: list[MillstreamError] = []
-
-    def send() -> None:
-        try:
-            while True:
-                producer.send(b"x" * 500_000)
-        except MillstreamError as error:
-            told.append(error)
-
-    fake.hold_answers.clear()  # it does not read any more
-    sending = threading.Thread(target=send, daemon=True)
-    sending.start()
-    written = -1
-    while written != (written := producer._outbox._stats.messages_sent) or not written:
-        time.sleep(0.2)
+    stuck = _Stuck(fake, producer)
     begun_s = time.monotonic()
     with pytest.raises(RequestTimeout, match=r"not confirmed yet after 0.2 s"):
         producer.flush(0.2)
     try:
         producer.close(0.2)
     except MillstreamError as error:
-        told.append(error)
+        stuck.told.append(error)
     assert time.monotonic() - begun_s < 8
-    sending.join(10)
-    assert not sending.is_alive()
-    assert told, "whoever is the first to ask hears that something may be lost"
+    stuck.end()
+    assert not stuck.thread.is_alive()
+    assert stuck.told, "whoever is the first to ask hears that something may be lost"
 
 
-def test_a_copy_in_a_child_does_not_wait_for_who_writes_in_its_parent(client: millstream.Client) -> None:
+@pytest.mark.parametrize("acks", ["leader", "none"])
+@pytest.mark.parametrize("end", [millstream.Producer.flush, millstream.Producer.close])
+def test_a_time_limit_holds_for_all_that_is_waited_for_together(
+    fake: FakeBroker, client: millstream.Client, end: Callable[[millstream.Producer, float], None], acks: str
+) -> None:
+    """Close waited once for who wrote and once more for its own flush, and then for the thread that delivers."""
+    producer = client.producer("t", acks=acks, linger_ms=0)  # type: ignore[arg-type]
+    stuck = _Stuck(fake, producer)
+    begun_s = time.monotonic()
+    with pytest.raises(RequestTimeout, match=r"not confirmed yet after 2 s"):
+        end(producer, 2)
+    assert time.monotonic() - begun_s < 3.5
+    stuck.end()
+    assert stuck.told
+
+
+def test_who_waits_while_a_broker_takes_nothing_sleeps_until_he_is_woken(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """A hundred times in a second it looked whether another thread still wrote."""
+    producer = client.producer("t", acks="none", linger_ms=0, send_timeout_s=30, buffer_bytes=1_000_000)
+    stuck = _Stuck(fake, producer)
+    naps = -resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    with pytest.raises(RequestTimeout):
+        producer.flush(2)
+    naps += resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    stuck.end()
+    assert naps < 100
+
+
+def test_a_message_that_is_taken_in_pieces_arrives_whole_and_in_order(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """What the system does not take at once is sent when it takes more, by whoever is there."""
+    sent = [b"%03d" % number + b"x" * 400_000 for number in range(40)]
+    with client.producer("t", linger_ms=0) as producer:
+        transport = producer._transport
+        assert transport is not None
+        transport._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)  # type: ignore[arg-type]
+        for value in sent:
+            producer.send(value)
+        producer.flush(20)
+    assert fake.values("t") == sent
+    assert transport.drains, "the link was never full"
+    assert producer.stats.connections == 1
+
+
+def test_a_copy_in_a_child_does_not_wait_for_who_waits_in_its_parent(client: millstream.Client) -> None:
     producer = client.producer("t")
     with producer._lock:
-        producer._writing = True
-        try:
-            producer._forked()
-            begun_s = time.monotonic()
-            producer.close(5)
-            assert time.monotonic() - begun_s < 2
-        finally:
-            producer._writing = False
+        producer._driver = -1  # a thread that is not here
+        producer._forked()
+        begun_s = time.monotonic()
+        producer.close(5)
+        assert time.monotonic() - begun_s < 2
 
 
 # --- messages that are past the gate when the producer is closed ----------------------------------------------------

@@ -18,7 +18,7 @@ from millstream.client.delivery import SealedBatch, Settled
 from millstream.client.flow import FlowNotices
 from millstream.client.messages import BatchFailure, ProducerStats, Receipt, TopicPartition, receipts
 from millstream.client.metadata import Topic
-from millstream.client.outbox import Outbox, settled_all
+from millstream.client.outbox import Outbox, left_all
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import HeaderItems, Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
@@ -213,8 +213,8 @@ class AsyncProducer:
             self._pump()
             self._wake.set()
             marks = outbox.marks()
-            limit_s = self._limit_s(timeout_s)
-            await self._await(self._left(marks), limit_s, "messages are not confirmed yet")
+            left = left_all(marks, lambda: None if outbox.wants_answers else self._connection)
+            await self._await(left, self._limit_s(timeout_s), "messages are not confirmed yet")
         self._outbox.raise_failure()
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -316,27 +316,6 @@ class AsyncProducer:
                     await asyncio.shield(self._progress)
         except TimeoutError:
             raise RequestTimeout(f"{what} after {limit_s:g} s") from None
-
-    def _left(self, marks: list[SealedBatch]) -> Callable[[], bool]:
-        """To ask whether all of these are settled and none of them waits on our side.
-
-        With confirmations none ever does.  Without, they have left as soon as everything written was sent once: others
-        may write more at that moment, and wait again.
-        """
-        written: tuple[AsyncConnection, int] | None = None
-
-        def left() -> bool:
-            nonlocal written
-            if not settled_all(marks):
-                return False
-            connection = self._connection
-            if self._outbox.wants_answers or connection is None or not connection.unsent:
-                return True
-            now = (connection, connection.drains)
-            written = written or now
-            return now != written
-
-        return left
 
     def _moved(self) -> None:
         progress, self._progress = self._progress, None

@@ -1,8 +1,11 @@
 """The synchronous producer: messages are batched by whoever sends them, in the caller's own thread.
 
 `send` puts a message on a pile and returns.  The call that fills a batch also encodes and sends it; a background thread
-does what no caller does: batches that waited long enough (linger), answers while nobody sends, reconnecting, giving up.
-Both work on the same state under one lock, which the fast path of `send` does not take (see accumulator.py).
+does what no caller does: batches that waited long enough (linger), answers while nobody sends, what a broker does not
+take at once, reconnecting, giving up.  Both work on the same state under one lock, which the fast path of `send` does
+not take (see accumulator.py), and under which nobody ever waits for the broker.
+
+Of the threads that wait for something, one waits for the connection, for all; the others are woken.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import logging
 import threading
 import time
 import weakref
-from _thread import RLock
+from _thread import RLock, get_ident
 from collections.abc import Callable
 from typing import Final, Unpack
 
@@ -23,17 +26,18 @@ from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.knock import Knock
+from millstream.client.blocking.limit import Limit
 from millstream.client.blocking.transport import Transport
 from millstream.client.delivery import SealedBatch
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import Topic
-from millstream.client.outbox import Outbox, may_be_lost, settled_all
+from millstream.client.outbox import Outbox, left_all, may_be_lost
 from millstream.client.publishing import encode_goodbye
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import HeaderItems, Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
-from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError
 from millstream.wire.frames import Frame, FrameType
 
 __all__ = ["Producer"]
@@ -47,9 +51,11 @@ _IDLE_S: Final = 1.0
 _BUSY_S: Final = 0.005
 #: The shortest that a broker may take nothing before its connection is given up, however little time `send` has.
 _WRITE_S_MIN: Final = 1.0
-#: While another thread writes, those who have a time limit look first after the one, and less and less often.
-_LOOK_S: Final = 0.0001
-_LOOK_S_MAX: Final = 0.01
+#: Who waits for the connection looks around this often: what it waits for may change without a word of the broker's.
+_LOOK_S: Final = 0.05
+#: How long the thread of a producer that is closed is waited for at least, and at most: it may be connecting.
+_END_S: Final = 0.5
+_END_S_MAX: Final = 5.0
 #: How long the end of the program waits for what its producers have taken.
 _EXIT_S: Final = 5.0
 #: The number of the question whether everything was taken; those of batches begin with 1.
@@ -59,12 +65,13 @@ _live: Final[weakref.WeakSet[Producer]] = weakref.WeakSet()
 
 
 class _Goodbye:
-    """Of one connection without confirmations: whether the broker was asked if it has taken everything, and said so."""
+    """Of one connection without confirmations: whether the broker is to be asked if it has taken everything, was, and
+    said so."""
 
-    __slots__ = ("asked", "heard")
+    __slots__ = ("asked", "heard", "wanted")
 
     def __init__(self) -> None:
-        self.asked = self.heard = False
+        self.wanted = self.asked = self.heard = False
 
 
 class Producer:
@@ -92,16 +99,15 @@ class Producer:
         self._outbox = Outbox(topic, settings, identity, request_timeout_s=target.timeout_s)
         self._accumulator = self._outbox.accumulator
         self._lock = RLock()
-        #: Threads that wait until something is settled.
-        self._waiting: list[Knock] = []
+        #: Threads that wait until something is settled, and the one among them that waits for the connection.
+        self._waiting: dict[Knock, None] = {}
+        self._driver = 0
         self._wake = Knock()
         self._asleep = False
         self._busy = 0
         self._closing = False
         self._ended = False
         self._is_copy = False
-        #: Somebody who holds the lock writes, which may take as long as the broker likes.
-        self._writing = False
         self._goodbye = _Goodbye()
         #: Rings beside `_wake`: without confirmations the thread that rests listens to the broker meanwhile.
         self._bell = None if self._outbox.wants_answers else Bell()
@@ -163,26 +169,26 @@ class Producer:
         with self._lock:
             taken = self._take(entry, partition)
         if not taken:
-            limit_s = outbox.settings.send_timeout_s
-            self._await(lambda: self._take(entry, partition), limit_s, "no room in the producer's buffer")
+            limit = Limit(outbox.settings.send_timeout_s)
+            self._await(lambda: self._take(entry, partition), limit, "no room in the producer's buffer")
         self._report()
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything sent so far is confirmed.  Raises the first error, or RequestTimeout."""
-        outbox = self._outbox
         self._check_thread()
+        self._flush(self._limit(timeout_s))
+
+    def _flush(self, limit: Limit) -> None:
+        outbox = self._outbox
         marks: list[SealedBatch] = []
-        limit_s = self._limit_s(timeout_s)
-        deadline_s = time.monotonic() + limit_s
-        if not self._is_free(deadline_s):
-            raise RequestTimeout(f"messages are not confirmed yet after {limit_s:g} s")
         with self._lock:
             if not self._ended:
                 outbox.seal_all()
                 self._pump()
                 self._wake_up()
                 marks = outbox.marks()
-        self._await(lambda: settled_all(marks), limit_s, "messages are not confirmed yet")
+        left = left_all(marks, lambda: None if outbox.wants_answers else self._transport)
+        self._await(left, limit, "messages are not confirmed yet")
         self._report()
         self._raise_failure()
 
@@ -193,51 +199,30 @@ class Producer:
         refused.  A second close waits for the same messages, for its own time.
         """
         self._check_thread()
-        limit_s = self._limit_s(timeout_s)
-        deadline_s = time.monotonic() + limit_s
-        self._hurry(limit_s)
+        limit = self._limit(timeout_s)
         with self._lock:
             self._closing = True
             # Before the flush: behind it, a message on the fast path would be taken and never sent.
             self._accumulator.close_gate()
         try:
-            self.flush(timeout_s)
+            self._flush(limit)
             while not self._accumulator.empty and not self._ended:  # threads were past the gate when it closed
-                self.flush(max(0.0, deadline_s - time.monotonic()))
+                self._flush(limit)
             if not self._outbox.wants_answers:
-                self._say_goodbye(deadline_s - time.monotonic())
+                self._say_goodbye(limit)
         finally:
             with self._lock:
                 self._ended = True  # first: a thread that is past the gate even now sees it, or is seen
                 self._give_up()
                 _live.discard(self)
                 self._wake_up()
+                self._knock_at_all()
                 if self._transport is not None:
                     self._transport.close()  # also wakes the thread if it waits for answers
             self._report()
             if threading.current_thread() is not self._thread:
-                self._thread.join(timeout=5)
+                self._thread.join(timeout=min(_END_S_MAX, max(_END_S, limit.left_s)))
         self._report_late()
-
-    def _is_free(self, deadline_s: float) -> bool:
-        """Wait until nobody writes: the lock cannot be waited for with a limit that an interrupt would leave intact."""
-        pause_s = _LOOK_S
-        while self._writing:
-            if time.monotonic() >= deadline_s:
-                return False
-            time.sleep(pause_s)
-            pause_s = min(_LOOK_S_MAX, 2 * pause_s)
-        return True
-
-    def _hurry(self, limit_s: float) -> None:
-        """Wait no longer than this for a broker that takes nothing, whoever writes."""
-        transport = self._transport
-        if transport is not None:
-            transport.hurry(max(0.01, limit_s))
-            if not self._is_free(time.monotonic() + limit_s):
-                transport.close()
-                if not self._outbox.wants_answers:
-                    self._outbox.doubt(transport.lost)
 
     def _give_up(self) -> None:
         """Fail what was taken and is not sent any more; not in a child, whose copy the parent sends."""
@@ -251,7 +236,7 @@ class Producer:
         self._report()
         self._raise_failure()
 
-    def _say_goodbye(self, limit_s: float) -> None:
+    def _say_goodbye(self, limit: Limit) -> None:
         """Let the broker take everything that was sent, as nothing is confirmed.
 
         While the system keeps it for the broker, a socket that is closed loses it with the next thing that the broker
@@ -261,27 +246,19 @@ class Producer:
             transport, goodbye = self._transport, self._goodbye
             if transport is None or self._ended:
                 return
-            transport.hurry(max(0.01, limit_s))
-            try:
-                self._ask_whether_taken(transport)
-            except ConnectionLost:
-                self._disconnect()
+            goodbye.wanted = True
+            self._pump()
         self._await(
             lambda: goodbye.heard or self._transport is not transport,
-            limit_s,
+            limit,
             "what was sent last may be lost: the broker has not taken it",
         )
         if not goodbye.heard:
             self._raise_failure()
             raise may_be_lost(transport.lost)
 
-    def _ask_whether_taken(self, transport: Transport) -> None:
-        if not self._goodbye.asked:
-            self._goodbye.asked = True
-            transport.send(encode_goodbye(_GOODBYE))
-
-    def _limit_s(self, timeout_s: float | None) -> float:
-        return self._outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s
+    def _limit(self, timeout_s: float | None) -> Limit:
+        return Limit(self._outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s)
 
     def __enter__(self) -> Producer:
         return self
@@ -297,7 +274,7 @@ class Producer:
         """What waits here is sent by the parent, whose thread and connection this is."""
         self._lock = RLock()
         self._closing = self._ended = self._is_copy = True
-        self._writing = False  # who wrote is in the parent
+        self._driver = 0  # who waited for the connection is in the parent
         _live.discard(self)
         self._accumulator.close_gate()
 
@@ -344,7 +321,7 @@ class Producer:
             self._bell.ring()
 
     def _pump(self, *, listen: bool = False) -> None:
-        """Take in answers, send what may be sent.  Never waits for the broker, only for the socket's buffer.
+        """Take in answers, send what may be sent.  Waits for nothing: what the system does not take goes later.
 
         `listen`: to what the broker says by itself, too, if no answer is under way.
         """
@@ -352,27 +329,37 @@ class Producer:
         if transport is None:
             return
         try:
-            if listen or self._expects:
+            # Another thread that waits for the connection would be woken, and find nothing any more.
+            if (listen or self._expects) and self._driver in (0, get_ident()):
                 while transport.receive(0):
                     self._take_answers(transport)
+            if transport.unsent:
+                self._push_on(transport)
             if transport.goaway:
                 if not outbox.wants_answers:
-                    self._ask_whether_taken(transport)
+                    self._goodbye.wanted = True
                     transport.check_silence(time.monotonic())  # one that has vanished never says so
-                if not self._expects:
+                elif not self._expects:
                     self._disconnect()
-                return
-            while (frame := outbox.next_frame()) is not None:
-                self._writing = True
-                transport.send(*frame[1:])
-                self._writing = False
+                    return
+            # What no answer is awaited for is settled when it is sent: it stays where it counts until there is room.
+            while not (transport.unsent or transport.goaway) and (frame := outbox.next_frame()) is not None:
+                transport.offer(*frame[1:])
+            if self._goodbye.wanted and not self._goodbye.asked:
+                self._goodbye.asked = True
+                transport.offer(encode_goodbye(_GOODBYE))
+            if self._goodbye.heard and transport.goaway:
+                self._disconnect()
         except ConnectionLost:
-            self._writing = False
             self._disconnect()
         except BaseException:  # an interrupt of the user's: half of a frame may be sent, or an answer forgotten
-            self._writing = False
             self._disconnect()
             raise
+
+    def _push_on(self, transport: Transport) -> None:
+        transport.offer()
+        if not transport.unsent:
+            self._knock_at_all()
 
     @property
     def _expects(self) -> bool:
@@ -390,7 +377,7 @@ class Producer:
 
     def _knock_at_all(self) -> None:
         while self._waiting:
-            self._waiting.pop().knock()
+            self._waiting.popitem()[0].knock()
 
     def _disconnect(self) -> None:
         if self._transport is not None:
@@ -401,35 +388,50 @@ class Producer:
             self._transport = None
         self._outbox.delivery.disconnected()
         self._wake_up()
+        self._knock_at_all()
 
     # --- without the lock ----------------------------------------------------------------------------------------
 
-    def _await(self, reached: Callable[[], bool], limit_s: float, what: str) -> None:
-        """Drive the connection from this thread until something is the case, which is asked under the lock.
+    def _await(self, reached: Callable[[], bool], limit: Limit, what: str) -> None:
+        """Wait until something is the case, which is asked under the lock; drive the connection if nobody else does.
 
         It is waited without the lock, not with the lock let go of and taken again: whatever interrupts us, it is clear
         who has it.
         """
-        deadline_s = time.monotonic() + limit_s
-        knock = Knock()
-        while True:
-            if not self._is_free(deadline_s):
-                raise RequestTimeout(f"{what} after {limit_s:g} s")
-            with self._lock:
-                if reached() or self._ended:
-                    return
-                transport = self._transport if self._expects else None
-                if transport is None and knock not in self._waiting:
-                    self._waiting.append(knock)
-            wait_s = min(deadline_s - time.monotonic(), 0.05)
-            if wait_s <= 0:
-                raise RequestTimeout(f"{what} after {limit_s:g} s")
-            if transport is None:
-                knock.wait(wait_s)
-            else:
-                transport.wait(wait_s)
-            with self._lock:
-                self._pump()
+        knock, me = Knock(), get_ident()
+        try:
+            while True:
+                with self._lock:
+                    if reached() or self._ended:
+                        return
+                    transport = self._transport if self._expects or self._unsent else None
+                    drives = transport is not None and self._driver in (0, me)
+                    if drives:
+                        self._driver = me
+                    else:
+                        self._waiting[knock] = None
+                left_s = limit.left_s
+                if left_s <= 0:
+                    raise limit.over(what)
+                if transport is not None and drives:
+                    transport.wait(min(left_s, _LOOK_S))
+                    with self._lock:
+                        self._pump()
+                else:
+                    knock.wait(min(left_s, _IDLE_S))
+        finally:
+            if self._driver == me:
+                self._driver = 0  # without a call before it: whatever interrupts us now, others may drive
+                with self._lock:
+                    self._knock_at_all()
+                    self._wake_up()
+            if knock in self._waiting:
+                with self._lock:
+                    self._waiting.pop(knock, None)
+
+    @property
+    def _unsent(self) -> bool:
+        return self._transport is not None and bool(self._transport.unsent)
 
     def _report(self) -> None:
         """Tell `on_error`, which may call us back."""
@@ -479,8 +481,10 @@ class Producer:
                 self._wake.wait(backoff.next_s())
         elif idle:
             self._rest(transport)
-        elif transport is not None and self._outbox.delivery.flying and not busy:
-            transport.wait(wait_s)
+        elif transport is not None and not self._driver and (transport.unsent or (self._expects and not busy)):
+            transport.wait(min(wait_s, _LOOK_S))
+        elif self._driver:
+            self._wake.wait(wait_s)
         else:
             # While callers keep sending they take in the answers themselves; waking for each would slow them down.
             self._wake.wait(min(wait_s, _BUSY_S))
@@ -494,7 +498,7 @@ class Producer:
         if outbox.expire():
             self._knock_at_all()
         self._pump(listen=True)
-        self._asleep = outbox.come_to_rest()
+        self._asleep = not self._unsent and outbox.come_to_rest()
         return self._asleep
 
     def _rest(self, transport: Transport | None) -> None:

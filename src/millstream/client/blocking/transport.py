@@ -50,6 +50,11 @@ class Transport:
         self.reader = FrameReader(shared=bytearray(receive_bytes))
         self._send_lock = threading.Lock()
         self._send_s: float = _SEND_S
+        #: What was offered and the system has not taken yet; when it took something last.
+        self._rest = b""
+        self._taken_s = 0.0
+        #: How often everything offered was sent, after there was something `unsent`.
+        self.drains = 0
         self.welcome: Welcome
         self.lost: MillstreamError | None = None
         #: The broker asked us to go: finish, then connect again.
@@ -137,6 +142,34 @@ class Transport:
             raise self._not_sent(problem) from None
         self.last_sent_s = time.monotonic()
 
+    def offer(self, *parts: bytes) -> None:
+        """Send what the system takes at once.  The rest is `unsent`, and goes first with the next call, which may bring
+        nothing: it is for one who waits for other things as well.  Raises ConnectionLost."""
+        before = self.unsent
+        try:
+            with self._send_lock:
+                if self._rest:
+                    parts = (self._rest, *parts)
+                try:
+                    sent = self._sock.sendmsg(parts, (), socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    sent = 0
+                self._rest = b"".join(parts)[sent:] if sent < sum(map(len, parts)) else b""
+        except OSError as problem:
+            raise self._not_sent(problem) from None
+        unsent = self.unsent
+        if unsent < before or not before:
+            self._taken_s = self.last_sent_s = time.monotonic()
+        elif time.monotonic() - self._taken_s >= self._send_s:
+            raise self._not_sent(BlockingIOError())
+        if before and not unsent:
+            self.drains += 1
+
+    @property
+    def unsent(self) -> int:
+        """How many bytes of what was offered wait until the broker takes more."""
+        return len(self._rest) if self._tls is None else self._tls.unsent
+
     def _not_sent(self, problem: OSError) -> ConnectionLost:
         if isinstance(problem, BlockingIOError):
             return self._break(f"the broker at {self._target.address} takes no data for {self._send_s:g} s")
@@ -153,6 +186,8 @@ class Transport:
 
     def keep_alive(self, now_s: float) -> None:
         """Say that we are here, if we said nothing for a third of what the broker tolerates."""
+        if self.unsent:
+            return  # it says as much, and nothing may come into the middle of it
         if now_s - self.last_sent_s >= self.welcome.heartbeat_ms / 3000 and self.lost is None:
             self.send(_HEARTBEAT_FRAME)
 
@@ -208,12 +243,15 @@ class Transport:
         return 0
 
     def wait(self, wait_s: float, bell: int | None = None) -> bool:
-        """Whether something arrives within this time, here or at another descriptor; nothing is taken."""
+        """Whether something arrives within this time, here or at another descriptor; nothing is taken.
+
+        Or whether more of what is `unsent` can be sent.
+        """
         if self._tls is not None and self._tls.pending:
             return True
         try:
             poll = select.poll()
-            poll.register(self._sock.fileno(), select.POLLIN)
+            poll.register(self._sock.fileno(), select.POLLIN | select.POLLOUT if self.unsent else select.POLLIN)
             if bell is not None:
                 poll.register(bell, select.POLLIN)
             return bool(poll.poll(wait_s * 1000))
