@@ -62,7 +62,7 @@ def test_a_stream_that_is_iterated_without_being_opened_first_can_be_asked_for_m
             if message.offset == 29:
                 break
         assert seen == [*range(5), 29]
-        await stream.close()  # type: ignore[attr-defined]
+        await stream.close()
 
     run(fake, scenario)
 

@@ -200,3 +200,39 @@ def _lists_of(either: EitherClient, reader: Any) -> list[Any]:
         return [messages async for messages in reader.batches()]
 
     return list(reader.batches()) if either.loop is None else either.loop.run_until_complete(take())
+
+
+@pytest.mark.parametrize("kind", ["stream", "queue", "subscribe", "producer"])
+def test_what_was_never_opened_can_be_closed_and_is_not_opened_any_more(broker: BrokerForTests, kind: str) -> None:
+    """In a `finally` that is reached before the first message it was an AttributeError."""
+
+    async def main() -> None:
+        async with aio.connect(broker.address) as client:
+            opening: Any = getattr(client, kind)("t")
+            await opening.close()
+            await opening.close()
+            if kind != "producer":
+                assert [message async for message in opening] == []
+            with pytest.raises(ConnectionLost, match="closed before it was opened"):
+                await opening
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("kind", ["stream", "queue", "subscribe"])
+def test_what_is_closed_while_it_is_opened_is_closed_when_it_is_open(broker: BrokerForTests, kind: str) -> None:
+    async def main() -> None:
+        async with aio.connect(broker.address) as client:
+            await client.create_topic("t")
+            opening: Any = getattr(client, kind)("t")
+
+            async def read() -> list[Any]:
+                return [message async for message in opening]
+
+            reading = asyncio.create_task(read())
+            await asyncio.sleep(0)
+            await opening.close()
+            async with asyncio.timeout(10):
+                assert await reading == []
+
+    asyncio.run(main())

@@ -9,11 +9,15 @@ from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.stream import AsyncStream
 from millstream.client.leases import AsyncQueueMessage
 from millstream.client.messages import Message
+from millstream.errors import ConnectionLost
 
 __all__ = ["Opening", "OpeningQueue", "OpeningStream"]
 
 
 class _Closable(Protocol):
+    @property
+    def close(self) -> Callable[..., Awaitable[None]]: ...
+
     async def __aexit__(self, *details: Any) -> None: ...
 
 
@@ -26,10 +30,24 @@ class Opening(Generic[T]):
     def __init__(self, open_it: Callable[[], Awaitable[T]]) -> None:
         self._open_it = open_it
         self._opened: T | None = None
+        self._closed = False
 
     async def _open(self) -> T:
+        self._check_open()
         self._opened = await self._open_it()
+        if self._closed:  # meanwhile, by another task: it did not know of it yet
+            await self._opened.close()
         return self._opened
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ConnectionLost("it was closed before it was opened")
+
+    async def close(self, *limit: Any, **limits: Any) -> None:
+        """Close what was opened, as that does; what was not cannot be opened any more."""
+        self._closed = True
+        if self._opened is not None:
+            await self._opened.close(*limit, **limits)
 
     def __await__(self) -> Generator[Any, None, T]:
         return self._open().__await__()
@@ -40,6 +58,13 @@ class Opening(Generic[T]):
     async def __aexit__(self, *details: Any) -> None:
         if self._opened is not None:
             await self._opened.__aexit__(*details)
+
+    async def _each(self) -> AsyncIterator[Any]:
+        """What comes of it, from opening to closing it; nothing if it was closed before."""
+        if not self._closed:
+            async with self as opened:
+                async for message in opened:  # type: ignore[attr-defined]
+                    yield message
 
     if not TYPE_CHECKING:  # a type checker is to say where something is used before it is open
 
@@ -55,16 +80,12 @@ class Opening(Generic[T]):
 class OpeningStream(Opening[AsyncStream]):
     """A stream to be; `async for` works on it directly."""
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        async with self as stream:
-            async for message in stream:
-                yield message
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._each()
 
 
 class OpeningQueue(Opening[AsyncQueue]):
     """A queue to be; `async for` works on it directly."""
 
-    async def __aiter__(self) -> AsyncIterator[AsyncQueueMessage]:
-        async with self as queue:
-            async for message in queue:
-                yield message
+    def __aiter__(self) -> AsyncIterator[AsyncQueueMessage]:
+        return self._each()

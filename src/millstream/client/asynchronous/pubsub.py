@@ -25,10 +25,8 @@ __all__ = ["AsyncPubSub", "OpeningSubscription"]
 class OpeningSubscription(Opening[AsyncSubscription]):
     """A subscription to be; `async for` works on it directly."""
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
-        async with self as subscription:
-            async for message in subscription:
-                yield message
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._each()
 
 
 class AsyncPubSub:
