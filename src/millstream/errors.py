@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, Final
 
+from millstream.foreign import visible
+
 __all__ = [
     "BatchDamaged",
     "ConfigInvalid",
@@ -87,6 +89,10 @@ class MillstreamError(Exception):
     #: From `publish_many`: the receipts of the messages that are stored nevertheless, by their place in what was given
     #: (0, 1, ...).  A message that is not here was refused, or is in doubt if the connection was lost.
     confirmed: Mapping[int, Any] = MappingProxyType({})
+
+    def __str__(self) -> str:
+        """The sentence, in which what others have named does nothing to the terminal that shows it."""
+        return visible(super().__str__())
 
     @property
     def message(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from millstream.errors import MillstreamError, UnknownMember
 from millstream.wording import in_words
 
 
@@ -86,3 +88,14 @@ def test_a_field_of_megabytes_is_not_compared_with_those_there_are(monkeypatch: 
 def test_whatever_the_parser_says_becomes_a_sentence(said: str, path: str) -> None:
     for problem in (msgspec.ValidationError(said), msgspec.ValidationError(f"{said} - at `$.{path}`")):
         assert in_words(problem, kind=Outer)
+
+
+@pytest.mark.parametrize("kind", [MillstreamError, UnknownMember])
+def test_a_name_within_an_error_turns_nothing_around_and_commands_no_terminal(kind: type[MillstreamError]) -> None:
+    """Names are quoted in some sentences and stand by themselves in others."""
+    error = kind("member \u202eann\x1b[2J is not in the group")
+    sentence = "member \\u202eann\\x1b[2J is not in the group"
+    assert str(error) == error.message == sentence
+    assert traceback.format_exception_only(error) == [f"{kind.__module__}.{kind.__qualname__}: {sentence}\n"]
+    assert str(kind(str(error))) == sentence, "and once is enough"
+    assert error.args == ("member \u202eann\x1b[2J is not in the group",), "programs get it as it was said"

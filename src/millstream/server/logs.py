@@ -14,6 +14,7 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 
 from millstream.broker.logs import details
 from millstream.config import LogSettings
+from millstream.foreign import visible
 
 __all__ = ["set_log_level", "set_up_logs"]
 
@@ -72,10 +73,16 @@ def _rendering(*, as_json: bool, colors: bool) -> tuple[Processor, ...]:
     if as_json:
         return (structlog.processors.format_exc_info, _lead_with_event, structlog.processors.JSONRenderer())
     return (
+        _make_visible,
         structlog.dev.ConsoleRenderer(
             colors=colors, timestamp_key="time", pad_event_to=0, exception_formatter=structlog.dev.plain_traceback
         ),
     )
+
+
+def _make_visible(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:
+    """What clients call themselves does nothing to the terminal of who watches.  JSON has escapes of its own."""
+    return {name: visible(value) if isinstance(value, str) else value for name, value in entry.items()}
 
 
 def _lead_with_event(_logger: WrappedLogger, _method: str, entry: EventDict) -> EventDict:

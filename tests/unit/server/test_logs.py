@@ -50,6 +50,19 @@ def test_auto_is_text_on_a_terminal() -> None:
     assert not stream.getvalue().startswith("{")
 
 
+def test_what_clients_call_themselves_does_nothing_to_the_terminal() -> None:
+    """A name could clear the screen of who watches the log, or turn the rest of the line around."""
+    stream = Terminal()
+    set_up_logs(LogSettings(format="text"), stream)
+    structlog.get_logger().warning("client is gone", client="\u202egro.liame\x1b[2J")
+    logging.getLogger("library").warning("no answer from %s", "\u202e\x1b[2J")
+    said = stream.getvalue()
+    assert "\\u202egro.liame\\x1b[2J" in said
+    assert "no answer from \\u202e\\x1b[2J" in said
+    assert "\u202e" not in said
+    assert "\x1b[2J" not in said
+
+
 def test_text_to_a_file_has_no_colours() -> None:
     stream = io.StringIO()
     set_up_logs(LogSettings(format="text"), stream)
