@@ -19,12 +19,13 @@ DURATION_MS_MAX: Final = 36_500 * 86_400_000
 _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 _TEXT: Final = re.compile(rf"(?:{_PART.pattern}\s*)+")
+_NUMBERS: Final = (int, float)  # made once: `int | float` would be made for every message with a time to live
 _NUMBER: Final = re.compile(r"\d+(?:\.\d+)?")
 
 
 def is_span(value: object) -> TypeGuard[float]:
     """A number that can be a length of time."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def parse_ms(span: Duration, name: str = "duration") -> int:

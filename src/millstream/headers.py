@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from struct import Struct
 from typing import Final
 
@@ -25,12 +26,17 @@ def encode_headers(headers: Mapping[str, str | bytes] | Iterable[tuple[str, str 
     # A dict is by far the most common, and known by a look.
     named = headers.items() if type(headers) is dict or isinstance(headers, Mapping) else headers
     for name, value in named:
-        name_bytes = name.encode()
         value_bytes = value.encode() if isinstance(value, str) else value
-        if len(name_bytes) > 0xFFFF:
-            raise PayloadTooLarge(f"a header name has 65535 bytes at most, not {len(name_bytes)}")
-        parts += (_NAME_SIZE.pack(len(name_bytes)), name_bytes, _VALUE_SIZE.pack(len(value_bytes)), value_bytes)
+        parts += (_encode_name(name), _VALUE_SIZE.pack(len(value_bytes)), value_bytes)
     return b"".join(parts)
+
+
+@lru_cache(maxsize=256)  # programs have few names, and all of their messages the same ones
+def _encode_name(name: str) -> bytes:
+    name_bytes = name.encode()
+    if len(name_bytes) > 0xFFFF:
+        raise PayloadTooLarge(f"a header name has 65535 bytes at most, not {len(name_bytes)}")
+    return _NAME_SIZE.pack(len(name_bytes)) + name_bytes
 
 
 def decode_headers(raw: bytes | None) -> list[tuple[str, bytes]]:

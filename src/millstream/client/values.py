@@ -186,16 +186,20 @@ def make_entry(
         marked = _encode(dedup_id, "a dedup id") if isinstance(dedup_id, str) else b""
         options = broker_options(dedup_id, max_retries, None if lease is None else parse_ms(lease, "lease"))
         named += encode_headers(options)
-    return Entry(
-        body,
-        name,
-        named,
-        PRIORITY_DEFAULT if priority is None else lane_of(priority),
-        due_us,
-        0 if ttl is None else _from_now_us(parse_ms(ttl, "ttl"), ttl),
-        0 if timestamp is None else microseconds(timestamp),
-        bool(options),
-        marked,
+    # As `Entry(...)`, which hands its arguments on by a function of Python's.
+    return tuple.__new__(
+        Entry,
+        (
+            body,
+            name,
+            named,
+            PRIORITY_DEFAULT if priority is None else lane_of(priority),
+            due_us,
+            0 if ttl is None else _from_now_us(parse_ms(ttl, "ttl"), ttl),
+            0 if timestamp is None else microseconds(timestamp),
+            bool(options),
+            marked,
+        ),
     )
 
 
