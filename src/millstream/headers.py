@@ -26,9 +26,14 @@ def encode_headers(headers: Mapping[str, str | bytes] | Iterable[tuple[str, str 
     # A dict is by far the most common, and known by a look.
     named = headers.items() if type(headers) is dict or isinstance(headers, Mapping) else headers
     for name, value in named:
-        value_bytes = value.encode() if isinstance(value, str) else value
+        value_bytes = value.encode() if isinstance(value, str) else value if type(value) is bytes else _bytes(value)
         parts += (_encode_name(name), _VALUE_SIZE.pack(len(value_bytes)), value_bytes)
     return b"".join(parts)
+
+
+def _bytes(value: bytes) -> bytes:
+    """Of a bytearray, say, or of a memoryview, whose length may be a number of other things than bytes."""
+    return bytes(memoryview(value))
 
 
 @lru_cache(maxsize=256)  # programs have few names, and all of their messages the same ones

@@ -49,7 +49,7 @@ _DRAWN: Final = re.compile(r"spark-[0-9a-f]{32}")  # see spark/batch_writer.py
 
 def check_namespace(name: str) -> str:
     """The name itself, or InvalidName with a sentence that says what is wrong."""
-    if not _NAMESPACE.fullmatch(name):
+    if not _fits(name, _NAMESPACE):
         raise InvalidName(
             f"namespace {_shown(name)} is not valid: use 1 to 64 lower-case letters, digits and '-', not starting with "
             "'-'"
@@ -59,7 +59,7 @@ def check_namespace(name: str) -> str:
 
 def check_topic(name: str) -> str:
     """A topic is dot-separated levels: `orders.eu.created`.  Safe as a file name by construction."""
-    if len(name) > NAME_BYTES_MAX or not _TOPIC.fullmatch(name):
+    if not _fits(name, _TOPIC):
         raise InvalidName(
             f"topic {_shown(name)} is not valid: use levels of letters, digits, '-' and '_', separated by single dots, "
             f"{NAME_BYTES_MAX} bytes at most"
@@ -69,7 +69,7 @@ def check_topic(name: str) -> str:
 
 def check_group(name: str, kind: str = "group") -> str:
     """The rule for groups, and for whatever else (`kind`) is called by a word."""
-    if len(name) > NAME_BYTES_MAX or not _GROUP.fullmatch(name):
+    if not _fits(name, _GROUP):
         raise InvalidName(
             f"{kind} {_shown(name)} is not valid: use letters, digits and '_ . : @ -', starting with a letter, a "
             f"digit or '_', {NAME_BYTES_MAX} bytes at most"
@@ -84,7 +84,7 @@ def is_drawn(query: str) -> bool:
 
 def is_pattern(name: str) -> bool:
     """Whether a topic name has wildcards: `*` stands for one level, a final `#` for any number of levels."""
-    return "*" in name or "#" in name
+    return isinstance(name, str) and ("*" in name or "#" in name)
 
 
 def is_system(topic: str) -> bool:
@@ -93,7 +93,7 @@ def is_system(topic: str) -> bool:
 
 
 def check_pattern(pattern: str) -> str:
-    if len(pattern) > NAME_BYTES_MAX or not _PATTERN.fullmatch(pattern):
+    if not _fits(pattern, _PATTERN):
         raise InvalidName(
             f"pattern {_shown(pattern)} is not valid: '*' stands for one whole level, a final '#' for any number"
         )
@@ -117,7 +117,14 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
-def _shown(name: str) -> str:
+def _fits(name: object, rule: re.Pattern[str]) -> bool:
+    """Whatever a program gives for a name; bytes are the most common mistake."""
+    return isinstance(name, str) and len(name) <= NAME_BYTES_MAX and rule.fullmatch(name) is not None
+
+
+def _shown(name: object) -> str:
+    if not isinstance(name, str):
+        return f"{name!r} ({type(name).__name__}, not text)"
     return repr(name) if len(name) <= 80 else f"{name[:80]!r}... ({len(name)} characters)"
 
 

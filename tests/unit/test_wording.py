@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.errors import MillstreamError, UnknownMember
+from millstream.errors import InvalidArgument, MillstreamError, ProtocolViolation, UnknownMember
+from millstream.wire.messages import decode_json
 from millstream.wording import in_words
 
 
@@ -99,3 +100,12 @@ def test_a_name_within_an_error_turns_nothing_around_and_commands_no_terminal(ki
     assert traceback.format_exception_only(error) == [f"{kind.__module__}.{kind.__qualname__}: {sentence}\n"]
     assert str(kind(str(error))) == sentence, "and once is enough"
     assert error.args == ("member \u202eann\x1b[2J is not in the group",), "programs get it as it was said"
+
+
+def test_a_request_of_the_native_protocol_is_refused_in_our_words() -> None:
+    with pytest.raises(
+        InvalidArgument, match=r"^the request does not fit: 'limit' must be a whole number, not a text$"
+    ):
+        decode_json(b'{"limit": "x"}', Outer)
+    with pytest.raises(ProtocolViolation, match=r"^the request is not JSON: it is empty or ends in the middle"):
+        decode_json(b"", Outer)

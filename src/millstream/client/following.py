@@ -24,7 +24,7 @@ from millstream.client.metadata import Place, offsets_call
 from millstream.client.ownership import Changes
 from millstream.client.positions import Position
 from millstream.client.reading import Reading, say_refused
-from millstream.client.settings import StartAt, StreamSettings
+from millstream.client.settings import StartAt, StreamSettings, is_offset
 from millstream.clock import monotonic_ms
 from millstream.errors import (
     InvalidArgument,
@@ -322,8 +322,8 @@ class Following(Reading):
     async def _seek(self, place: TopicPartition, to: Place) -> None:
         self._known(place)
         if type(to) is int:
-            if to < 0:
-                raise InvalidArgument(f"an offset is 0 or more, not {to}")
+            if not is_offset(to):
+                raise InvalidArgument(f"an offset is 0 or more and has 63 bits, not {to}")
             self._move(self._known(place), to, explicit=True)
             return
         call = offsets_call(place.topic, to, [place.partition])  # type: ignore[arg-type]

@@ -20,7 +20,9 @@ def is_asynchronous(function: Any) -> bool:
 
 
 def refuse_asynchronous(name: str, function: Any) -> None:
-    """For functions that nobody would await."""
+    """For functions that nobody would await; and for what is no function, before it is missed."""
+    if function is not None and not callable(function):
+        raise InvalidArgument(f"{name} is a function, not {function!r}")
     if is_asynchronous(function):
         raise InvalidArgument(f"{name} is a coroutine function, and nobody would await it: give a plain function")
 

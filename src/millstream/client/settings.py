@@ -26,6 +26,7 @@ __all__ = [
     "StreamSettings",
     "check_timeout",
     "is_count",
+    "is_offset",
     "lease_length_ms",
 ]
 
@@ -38,14 +39,14 @@ _CODECS: Final = {None: Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
 _OFFSET_MAX: Final = 2**63 - 1
 
 
-def _is_offset(start: object) -> bool:
+def is_offset(start: object) -> bool:
     return type(start) is int and 0 <= start <= _OFFSET_MAX
 
 
 def _is_start(start: object) -> bool:
     if isinstance(start, Mapping):
-        return all(map(_is_offset, (*start, *start.values())))
-    return start in ("earliest", "latest") or isinstance(start, datetime) or _is_offset(start)
+        return all(map(is_offset, (*start, *start.values())))
+    return start in ("earliest", "latest") or isinstance(start, datetime) or is_offset(start)
 
 
 def lease_length_ms(lease: Duration | None) -> int:
@@ -138,6 +139,8 @@ class StreamSettings:
 
     def __post_init__(self) -> None:
         _require(bool(self.topics), "a stream needs at least one topic")
+        for name, function in (("on_assigned", self.on_assigned), ("on_revoked", self.on_revoked)):
+            _require(function is None or callable(function), f"{name} is a function, not {function!r}")
         for topic in self.topics:
             check_pattern(topic) if is_pattern(topic) else check_topic(topic)
         if self.group is not None:

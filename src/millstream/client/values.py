@@ -92,7 +92,7 @@ def value_bytes(value: Value, json: Any = None) -> bytes | None:
             raise InvalidArgument("a message has a value or json=, not both")
         try:
             return msgspec.json.encode(json)
-        except (TypeError, ValueError, OverflowError) as problem:
+        except (TypeError, ValueError, OverflowError, RecursionError) as problem:
             raise InvalidArgument(f"json= cannot be written as JSON: {problem}") from None
     if value is None:
         return None

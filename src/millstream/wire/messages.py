@@ -15,6 +15,7 @@ import msgspec
 
 from millstream.errors import InvalidArgument, MillstreamError, ProtocolViolation, error_from_wire
 from millstream.wire.frames import HEADER_BYTES, FrameType, frame_head
+from millstream.wording import in_words
 
 __all__ = [
     "FetchRequest",
@@ -272,6 +273,6 @@ def decode_json(body: memoryview | bytes, kind: type[T] | Any) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as problem:
-        raise InvalidArgument(f"the request does not fit: {problem}") from None
+        raise InvalidArgument(f"the request does not fit: {in_words(problem, kind=kind)}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as problem:
-        raise ProtocolViolation(f"the request is not JSON: {problem}") from None
+        raise ProtocolViolation(f"the request is not JSON: {in_words(problem)}") from None

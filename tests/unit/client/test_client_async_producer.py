@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import threading
 from functools import partial
 
@@ -297,6 +298,30 @@ def test_without_confirmations_flush_does_not_wait_for_what_others_go_on_to_send
         pouring.cancel()
         with contextlib.suppress(MillstreamError):
             await producer.close(0.01)
+
+    run(fake, scenario)
+
+
+def test_without_confirmations_a_flush_ends_when_somebody_closes_the_producer(fake: FakeBroker) -> None:
+    """All of it was with the system already, and none of it waited: nobody was told that it never will be sent."""
+
+    async def scenario(client: aio.Client) -> None:
+        producer = await client.producer("t", acks="none", linger_ms=0, batch_bytes=1 << 20)
+        connection = await producer._link.get(None)
+        sock: socket.socket = connection._transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+        fake.hold_answers.clear()
+        while not connection.unsent:
+            await producer.send(bytes(1_000_000))
+            await asyncio.sleep(0.1)  # the broker reads what it can
+        assert producer.stats.buffered_bytes == 0
+        flushing = asyncio.create_task(producer.flush())
+        await asyncio.sleep(0)
+        with pytest.raises(RequestTimeout):
+            await producer.close(0.1)
+        async with asyncio.timeout(5):
+            await flushing
+        fake.hold_answers.set()
 
     run(fake, scenario)
 

@@ -8,6 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from fake_queues import FakeQueues
@@ -461,3 +463,19 @@ async def test_a_queue_is_there_as_long_as_a_task_waits_for_it(fake: FakeQueues,
         await client.publish("t", b"x")
         await eventually_async(lambda: len(taken) == number + 1)  # noqa: B023
     await eventually_async(lambda: fake.consumer_is_gone(1))
+
+
+@pytest.mark.parametrize("settle", ["nack", "reject", "release"])
+def test_a_thread_that_settles_when_the_loop_has_ended_is_told_so(fake: FakeQueues, settle: str) -> None:
+    """It was the RuntimeError of a loop that the thread knows nothing about."""
+    kept: list[Any] = []
+
+    async def main() -> None:
+        client = await aio.connect(fake.address, timeout_s=10)
+        await fill(client, 1)
+        queue = await client.queue("t")
+        kept.extend((client, queue, await queue.next(5)))
+
+    asyncio.run(main())
+    with ThreadPoolExecutor(1) as threads, pytest.raises(ReceiptInvalid, match=r"event loop .* has ended"):
+        threads.submit(getattr(kept.pop(), settle)).result()

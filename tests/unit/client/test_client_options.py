@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import math
+from array import array
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fake_broker import FakeBroker
 
 import millstream
-from millstream.errors import InvalidArgument
+from millstream.errors import InvalidArgument, InvalidName
 from millstream.headers import decode_headers
 from millstream.records import Batch, Columns
 from tests.either import EitherClient
+
+_CIRCLE: list[Any] = []
+_CIRCLE.append(_CIRCLE)
 
 
 def batches(fake: FakeBroker) -> list[Batch]:
@@ -78,6 +83,7 @@ def test_options_that_cannot_be_are_refused(client: millstream.Client, options: 
         ({"dedup_id": "\ud800"}, "a dedup id cannot be written as UTF-8"),
         ({"partition": "x"}, "partition is a number, not 'x'"),
         ({"partition": 1.5}, "partition is a number, not 1.5"),
+        ({"value": None, "json": _CIRCLE}, "json= cannot be written as JSON: maximum recursion depth exceeded"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_in_words(
@@ -91,6 +97,57 @@ def test_what_cannot_be_sent_is_refused_in_words(
 def test_a_start_that_is_no_offset_is_refused_in_words(client: millstream.Client, start: Any) -> None:
     with pytest.raises(InvalidArgument, match="start is 'earliest', 'latest', a datetime, an offset"):
         client.stream("t", start=start)
+
+
+@pytest.mark.parametrize("offset", [2**63, 2**70, -1])
+def test_a_place_to_go_on_from_that_is_no_offset_is_refused_in_words(client: millstream.Client, offset: int) -> None:
+    """It was taken, and every message that was asked for afterwards was an error of the packing."""
+    client.publish("t", b"x")
+    with client.stream("t", start="earliest") as stream:
+        with pytest.raises(InvalidArgument, match="an offset is 0 or more and has 63 bits, not"):
+            stream.seek("t", 0, offset)
+        message = stream.next(5)
+        assert message is not None
+        assert message.value == b"x"
+
+
+@pytest.mark.parametrize(
+    "value", [bytearray(b"12345678"), memoryview(array("I", [1, 2])), memoryview(b"12345678")[::2]]
+)
+def test_a_header_that_is_not_quite_bytes_arrives_whole(
+    fake: FakeBroker, client: millstream.Client, value: bytes
+) -> None:
+    """Of a view of numbers these were counted, not its bytes: the message was stored and nobody could read it."""
+    client.publish("t", b"x", headers={"before": "1", "it": value, "behind": "2"})
+    (batch,) = batches(fake)
+    assert decode_headers((batch.raw_headers() or [None])[0]) == [
+        ("before", b"1"),
+        ("it", bytes(value)),
+        ("behind", b"2"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.publish(b"t", b"x"),
+        lambda client: client.publish(None, b"x"),
+        lambda client: client.stream(b"t"),
+        lambda client: client.stream("t", group=b"g"),
+        lambda client: client.queue(b"t"),
+        lambda client: client.queue("t", group=5),
+        lambda client: client.subscribe(b"t"),
+    ],
+)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_a_name_that_is_no_text_is_refused_in_words(
+    fake: FakeBroker, ask: Callable[[Any], Any], asynchronous: bool
+) -> None:
+    """It was a TypeError about patterns of a regular expression."""
+    either = EitherClient(fake.address, asynchronous=asynchronous)
+    with pytest.raises(InvalidName, match=r"\((bytes|int|NoneType), not text\) is not valid"):
+        either.do(ask(either.client))
+    either.end()
 
 
 def test_a_session_of_no_length_is_refused_in_words(client: millstream.Client) -> None:
@@ -168,6 +225,9 @@ def test_a_single_message_is_not_taken_for_many(fake: FakeBroker, messages: Any,
         ("producer", {"delivery_timeout_s": math.inf}, "delivery_timeout_s is a number of seconds, not inf"),
         ("producer", {"delivery_timeout_s": 0}, "delivery_timeout_s must be more than 0, not 0"),
         ("producer", {"send_timeout_s": "1"}, "send_timeout_s is a number of seconds, not '1'"),
+        ("producer", {"on_error": "log"}, "on_error is a function, not 'log'"),
+        ("stream", {"on_assigned": 5}, "on_assigned is a function, not 5"),
+        ("stream", {"on_revoked": "x"}, "on_revoked is a function, not 'x'"),
         ("stream", {"timeout_s": math.inf}, "timeout_s is a number of seconds or None, not inf"),
         ("stream", {"max_bytes": "1"}, "max_bytes is 1 to 10485760, not '1'"),
         ("stream", {"commit_interval_s": "1"}, "commit_interval_s must be more than 0, not '1'"),

@@ -242,6 +242,7 @@ class AsyncProducer:
             self._settle(self._outbox.abandon(ConnectionLost("the producer was closed")))
             if self._owns_link:
                 self._link.close()
+            self._moved()  # whoever else waits: what is not sent will never be
             try:  # last of all: who is cancelled meanwhile leaves nothing open, and hears of that
                 await asyncio.wait((self._task,))
             finally:

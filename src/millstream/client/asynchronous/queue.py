@@ -24,7 +24,7 @@ from millstream.client.settings import QueueSettings
 from millstream.client.settling import raise_refused
 from millstream.clock import monotonic_ms
 from millstream.durations import Duration, parse_ms
-from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, RequestTimeout
+from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError, ReceiptInvalid, RequestTimeout
 from millstream.wire import calls, queue_calls
 from millstream.wire.leases import Settle, Settled
 
@@ -248,11 +248,14 @@ class AsyncQueue:
         if threading.get_ident() == self._thread:
             self._settle_now(kind, chosen, value, reason)
             return None
+        if self._loop.is_closed():
+            raise ReceiptInvalid("the event loop of this message's queue has ended, and the message was given back")
         for message in chosen:
             lease = message.source.lease
             if kind != Settle.EXTEND and not lease.settled_before(message.offset):
                 lease.announced.add(message.offset - lease.start)
-        self._loop.call_soon_threadsafe(self._settle_now, kind, chosen, value, reason)
+        with contextlib.suppress(RuntimeError):  # the loop ends right now, and all of them are given back
+            self._loop.call_soon_threadsafe(self._settle_now, kind, chosen, value, reason)
         return None
 
     async def _settle_one(self, kind: Settle, messages: Iterable[QueueMessage], value: int, reason: str) -> None:
