@@ -219,6 +219,31 @@ def test_who_is_told_of_errors_hears_of_all_of_them_even_if_it_raises(
         producer.close()
 
 
+def test_who_is_told_of_an_error_may_send_and_flush_even_if_the_connection_is_lost(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """It is told by the thread that connects again, which waited for itself until the time was up."""
+    told: list[object] = []
+
+    def on_error(_: millstream.BatchFailure) -> None:
+        fake.drop_all()
+        with contextlib.suppress(QuotaExceeded):  # the first call says what is told here
+            producer.flush()
+        producer.send(b"instead")
+        try:
+            producer.flush(5)
+        except MillstreamError as error:
+            told.append(error)
+        else:
+            told.append(fake.values("t"))
+
+    with client.producer("t", linger_ms=1, on_error=on_error) as producer:
+        fake.faults.append(Fault(error=QuotaExceeded("full")))
+        producer.send(b"refused")
+        eventually(lambda: bool(told))
+    assert told == [[b"instead"]]
+
+
 def test_a_callback_that_raises_at_the_end_of_the_program_keeps_no_other_producer_from_sending(
     fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

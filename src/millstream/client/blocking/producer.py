@@ -398,22 +398,25 @@ class Producer:
         It is waited without the lock, not with the lock let go of and taken again: whatever interrupts us, it is clear
         who has it.
         """
-        knock, me = Knock(), get_ident()
+        knock, me, backoff = Knock(), get_ident(), Backoff()
+        delivers = me == self._thread.ident
         try:
             while True:
                 with self._lock:
                     if reached() or self._ended:
                         return
                     transport = self._transport if self._expects or self._unsent else None
-                    drives = transport is not None and self._driver in (0, me)
+                    drives = transport is not None and self._driver in (0, me) and not delivers
                     if drives:
                         self._driver = me
-                    else:
+                    elif not delivers:
                         self._waiting[knock] = None
                 left_s = limit.left_s
                 if left_s <= 0:
                     raise limit.over(what)
-                if transport is not None and drives:
+                if delivers:
+                    self._deliver(backoff)  # `on_error` has called us back: nobody else would
+                elif transport is not None and drives:
                     transport.wait(min(left_s, _LOOK_S))
                     with self._lock:
                         self._pump()
