@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -149,6 +150,20 @@ def test_what_another_thread_opens_while_its_client_is_closed_keeps_no_connectio
         assert not opening.is_alive()
         eventually(lambda: not fake._peers)
         assert not opened, "it is of no use, and nobody would have said so"
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])
+def test_a_queue_that_is_closed_leases_nothing_and_says_so_at_once(broker: BrokerForTests, asynchronous: bool) -> None:
+    """The asynchronous one asked on a connection that was gone, and waited for as long as a request may take."""
+    either = EitherClient(broker.address, asynchronous=asynchronous)
+    either.do(either.client.publish("t", b"0"))
+    queue = either.do(either.client.queue("t"))
+    either.do(queue.close())
+    begun_s = time.monotonic()
+    with pytest.raises(ConnectionLost, match="the queue is closed"):
+        either.do(queue.lease(1))
+    assert time.monotonic() - begun_s < 5
+    either.end()
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asynchronous"])

@@ -26,6 +26,7 @@ from millstream.errors import (
 from millstream.ids import SCHEDULES, parse_message_id, schedule_uid
 from millstream.partitioning import key_partition
 from millstream.records import Batch, Columns
+from millstream.wire import calls
 from millstream.wire.frames import FrameType, encode_frame
 from millstream.wire.messages import PublishResult, encode_publish_result
 
@@ -431,3 +432,19 @@ def test_nobody_is_slowed_down_by_a_notice_of_a_broker_that_is_gone(
     client.publish("other", b"x")  # connects again, before it looks how fast it may publish
     client.publish("t", b"quick")
     assert time.monotonic() - started_s < 4
+
+
+def test_what_found_no_broker_is_known_not_to_be_stored(fake: FakeBroker) -> None:
+    """It was said that it may be, as of a message whose answer was lost."""
+    with millstream.connect(fake.address, timeout_s=0.5) as client:
+        client.publish("t", b"first")
+        fake.stop_listening()
+        connection = client._link.current
+        assert connection is not None
+        with pytest.raises(ConnectionLost):
+            connection.call(calls.DescribeBroker(), object, deadline_s=time.monotonic() + 5)
+        with pytest.raises(ConnectionLost, match="the message was not stored"):
+            client.publish("t", b"second")
+        fake.listen()
+        client.publish("t", b"third")
+    assert fake.values("t") == [b"first", b"third"]

@@ -126,11 +126,12 @@ class Publisher:
         elif isinstance(error, RequestTimeout):
             raise after_refusal(error, attempt.refusal)
         elif isinstance(error, ConnectionLost | ShuttingDown):
-            attempt.doubtful |= isinstance(error, ConnectionLost)
+            attempt.doubtful |= isinstance(error, ConnectionLost) and connection is not None
             if connection is not None and connection.usable:
                 connection.retire()
             if time.monotonic() >= deadline_s or self._link.closed:
-                lost = ConnectionLost(f"{error}; the message may or may not be stored")
+                state = "may or may not be" if attempt.doubtful else "was not"
+                lost = ConnectionLost(f"{error}; the message {state} stored")
                 raise after_refusal(lost, attempt.refusal)
         else:
             attempt.doubtful |= isinstance(error, StorageFailed)

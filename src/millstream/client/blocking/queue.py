@@ -165,8 +165,10 @@ class Queue:
         self._wait_for(lambda: self._transport is not None or self._failure is not None, self._target.timeout_s)
         with self._turns, _Whole(self):
             failure, self._failure = self._failure, None
+            if self._closed:
+                raise ConnectionLost("the queue is closed")
             if failure is not None or self._transport is None:
-                raise failure or ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
+                raise failure or ConnectionLost("the broker is not there")
             frame = self._leasing.ask(amount, wait_ms, monotonic_ms(), ticket)
             if frame is not None:
                 self._send(self._transport, frame.data)
