@@ -25,6 +25,7 @@ from millstream.wire.messages import ACKS, FSYNC_POLICIES
 __all__ = [
     "SEQUENCE_MASK",
     "Attempt",
+    "Goodbye",
     "Identity",
     "acks_number",
     "as_entries",
@@ -142,3 +143,13 @@ def plan_batches(
 def encode_goodbye(correlation: int) -> bytes:
     """A call whose answer, whatever it says, proves that the broker has taken everything that was sent before it."""
     return encode_frame(FrameType.CALL, encode_call(DescribeBroker()), correlation)
+
+
+class Goodbye:
+    """Of one connection without confirmations: whether the broker is to be asked if it has taken everything, was, and
+    said so."""
+
+    __slots__ = ("asked", "heard", "wanted")
+
+    def __init__(self) -> None:
+        self.wanted = self.asked = self.heard = False

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
-from fake_broker import FakeBroker
+from fake_broker import FakeBroker, Fault
 
 import millstream
 from millstream.client.accumulator import Accumulator
+from millstream.client.blocking import producer as producers
 from millstream.errors import (
     ConnectionLost,
     InvalidArgument,
@@ -212,6 +213,32 @@ def test_a_message_that_is_taken_in_pieces_arrives_whole_and_in_order(
     assert fake.values("t") == sent
     assert transport.drains, "the link was never full"
     assert producer.stats.connections == 1
+
+
+class _InOrder(list[millstream.Producer]):
+    def discard(self, producer: millstream.Producer) -> None:
+        with contextlib.suppress(ValueError):
+            self.remove(producer)
+
+
+def test_at_the_end_of_the_program_one_producer_does_not_use_up_the_time_of_the_others(
+    fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were flushed one after the other, and behind one whose broker is away there was no time left."""
+    monkeypatch.setattr(producers, "_EXIT_S", 1.0)
+    with FakeBroker() as away:
+        stuck = millstream.connect(away.address).producer("t", linger_ms=60_000)
+        away.hold_answers.clear()
+        others = [client.producer(f"t{number}", linger_ms=60_000) for number in range(3)]
+        monkeypatch.setattr(producers, "_live", _InOrder([stuck, *others]))
+        fake.faults.extend(Fault(delay_s=0.2) for _ in others)
+        for producer in (stuck, *others):
+            producer.send(b"x")
+        producers._close_all()
+        assert [producer.stats.messages_confirmed for producer in others] == [1, 1, 1]
+        away.hold_answers.set()
+        with contextlib.suppress(MillstreamError):
+            stuck.close()
 
 
 def test_a_copy_in_a_child_does_not_wait_for_who_waits_in_its_parent(client: millstream.Client) -> None:

@@ -16,6 +16,7 @@ import pytest
 from fake_queues import FakeQueues
 
 import millstream
+from millstream.client.blocking import queue as blocking_queue
 from millstream.client.blocking.queue import Queue
 from millstream.client.settling import is_lost
 from millstream.errors import InvalidArgument, ReceiptInvalid, ShuttingDown, TopicNotFound
@@ -170,6 +171,19 @@ def test_dropping_a_queue_does_not_wait_for_a_broker_that_takes_nothing(
             waited_s += time.monotonic() - before_s
             assert transport.lost is not None
     assert waited_s < 1
+
+
+def test_the_end_of_a_program_waits_for_all_of_its_queues_together(fake: FakeQueues) -> None:
+    """Each had a second of its own to hear from a broker that says nothing."""
+    client = millstream.connect(fake.address)
+    client.publish("t", b"x")
+    queues = [client.queue("t") for _ in range(8)]
+    with fake._state:
+        begun_s = time.monotonic()
+        blocking_queue._close_all()
+        assert time.monotonic() - begun_s < 4
+    assert all(queue._closed for queue in queues)
+    client.close()
 
 
 def test_a_queue_that_is_closed_while_it_connects_again_keeps_no_connection(

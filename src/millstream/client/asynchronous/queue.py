@@ -130,10 +130,8 @@ class AsyncQueue:
             wait_ms = min(LEASE_WAIT_MS, deadline_ms - monotonic_ms()) if deadline_ms > monotonic_ms() else 0
             await self._connected(self._target.timeout_s)
             failure, self._failure = self._failure, None
-            if self._closed:
-                raise ConnectionLost("the queue is closed")
-            if failure is not None or self._connection is None:
-                raise failure or ConnectionLost("the broker is not there")
+            if self._closed or failure is not None or self._connection is None:
+                raise failure or ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
             ticket, answer = self._ticket()
             frame = self._leasing.ask(max, wait_ms, monotonic_ms(), ticket)
             if frame is not None:

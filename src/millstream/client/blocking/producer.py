@@ -33,7 +33,7 @@ from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import BatchFailure, ProducerStats
 from millstream.client.metadata import Topic
 from millstream.client.outbox import Outbox, left_all, may_be_lost
-from millstream.client.publishing import encode_goodbye
+from millstream.client.publishing import Goodbye, encode_goodbye
 from millstream.client.settings import ProducerSettings
 from millstream.client.values import HeaderItems, Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
@@ -58,20 +58,11 @@ _END_S: Final = 0.5
 _END_S_MAX: Final = 5.0
 #: How long the end of the program waits for what its producers have taken.
 _EXIT_S: Final = 5.0
+_EXIT_S_MIN: Final = 0.1
 #: The number of the question whether everything was taken; those of batches begin with 1.
 _GOODBYE: Final = 0
 
 _live: Final[weakref.WeakSet[Producer]] = weakref.WeakSet()
-
-
-class _Goodbye:
-    """Of one connection without confirmations: whether the broker is to be asked if it has taken everything, was, and
-    said so."""
-
-    __slots__ = ("asked", "heard", "wanted")
-
-    def __init__(self) -> None:
-        self.wanted = self.asked = self.heard = False
 
 
 class Producer:
@@ -108,7 +99,7 @@ class Producer:
         self._closing = False
         self._ended = False
         self._is_copy = False
-        self._goodbye = _Goodbye()
+        self._goodbye = Goodbye()
         #: Rings beside `_wake`: without confirmations the thread that rests listens to the broker meanwhile.
         self._bell = None if self._outbox.wants_answers else Bell()
         self._connections = 1
@@ -178,15 +169,18 @@ class Producer:
         self._check_thread()
         self._flush(self._limit(timeout_s))
 
-    def _flush(self, limit: Limit) -> None:
-        outbox = self._outbox
-        marks: list[SealedBatch] = []
+    def _send_all(self) -> list[SealedBatch]:
+        """Have everything on its way; what is not settled yet."""
         with self._lock:
-            if not self._ended:
-                outbox.seal_all()
-                self._pump()
-                self._wake_up()
-                marks = outbox.marks()
+            if self._ended:
+                return []
+            self._outbox.seal_all()
+            self._pump()
+            self._wake_up()
+            return self._outbox.marks()
+
+    def _flush(self, limit: Limit) -> None:
+        outbox, marks = self._outbox, self._send_all()
         left = left_all(marks, lambda: None if outbox.wants_answers else self._transport)
         self._await(left, limit, "messages are not confirmed yet")
         self._report()
@@ -382,7 +376,7 @@ class Producer:
     def _disconnect(self) -> None:
         if self._transport is not None:
             self._transport.close()
-            goodbye, self._goodbye = self._goodbye, _Goodbye()
+            goodbye, self._goodbye = self._goodbye, Goodbye()
             if goodbye.asked and not goodbye.heard:
                 self._outbox.doubt(self._transport.lost)
             self._transport = None
@@ -590,10 +584,13 @@ class Producer:
 @atexit.register
 def _close_all() -> None:
     """A program that ends without closing its producers still sends what they have taken."""
-    deadline_s = time.monotonic() + _EXIT_S
-    for producer in list(_live):
+    producers, limit = list(_live), Limit(_EXIT_S)
+    for producer in producers:  # first of all: one may use up the time of all
+        with contextlib.suppress(MillstreamError):
+            producer._send_all()
+    for producer in producers:
         try:
-            producer.close(max(0.01, deadline_s - time.monotonic()))
+            producer.close(max(_EXIT_S_MIN, limit.left_s))
         except MillstreamError as error:
             _log.error("a producer was not closed, and messages were lost at the end of the program: %s", error)
         except Exception:  # of a callback of the user's: the others have messages to send

@@ -24,6 +24,7 @@ from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.knock import Knock
+from millstream.client.blocking.limit import Limit
 from millstream.client.blocking.transport import Transport
 from millstream.client.blocking.turns import Turns
 from millstream.client.forks import belongs_to_one_process
@@ -49,8 +50,9 @@ _NEGLECT_S: Final = 0.2
 #: Nobody has seen for this long whether there still is a connection: before more is asked for, somebody looks.
 _UNSEEN_S: Final = 0.01
 _CLOSE_S: Final = 5.0
-#: How long the end of the program waits for its queues.
+#: How long the end of the program waits for its queues; for one of them at least so long, whatever the others take.
 _EXIT_S: Final = 1.0
+_EXIT_S_MIN: Final = 0.05
 
 _live: Final[weakref.WeakSet[Queue]] = weakref.WeakSet()
 
@@ -165,10 +167,8 @@ class Queue:
         self._wait_for(lambda: self._transport is not None or self._failure is not None, self._target.timeout_s)
         with self._turns, _Whole(self):
             failure, self._failure = self._failure, None
-            if self._closed:
-                raise ConnectionLost("the queue is closed")
-            if failure is not None or self._transport is None:
-                raise failure or ConnectionLost("the broker is not there")
+            if self._closed or failure is not None or self._transport is None:
+                raise failure or ConnectionLost("the queue is closed" if self._closed else "the broker is not there")
             frame = self._leasing.ask(amount, wait_ms, monotonic_ms(), ticket)
             if frame is not None:
                 self._send(self._transport, frame.data)
@@ -593,6 +593,7 @@ def _tend(queue_ref: weakref.ref[Queue], wake: Knock) -> None:
 @atexit.register
 def _close_all() -> None:
     """A program that ends says what it has settled, and keeps nobody waiting for the rest."""
+    limit = Limit(_EXIT_S)
     for queue in list(_live):
         with contextlib.suppress(Exception):  # whatever one of them meets, the others have something to say
-            queue._close(_EXIT_S)
+            queue._close(max(_EXIT_S_MIN, limit.left_s))
