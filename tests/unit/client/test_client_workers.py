@@ -377,3 +377,53 @@ def test_a_worker_can_be_called_in_tests(client: millstream.Client) -> None:
 def test_concurrency_is_at_least_one(client: millstream.Client) -> None:
     with pytest.raises(InvalidArgument):
         client.worker("t", concurrency=0)
+
+
+def test_while_one_worker_is_waited_for_the_others_begin_nothing_new(fake: FakeQueues) -> None:
+    """They were asked to stop one after the other, each when the handlers of all before it were done."""
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def handle(_: millstream.QueueMessage) -> None:
+        begun.set()
+        go_on.wait(60)
+        ended.set()
+
+    client = millstream.connect(fake.address, timeout_s=10)
+    client.publish("t", b"long")
+    client.worker("t")(handle).start()
+    other = client.worker("u")(lambda _: None).start()
+    assert begun.wait(20)
+    closing = threading.Thread(target=client.close)
+    closing.start()
+    try:
+        eventually(lambda: other._stopped)
+        assert not ended.is_set()
+    finally:
+        go_on.set()
+        closing.join(20)
+
+
+def test_while_one_asynchronous_worker_is_waited_for_the_others_begin_nothing_new(fake: FakeQueues) -> None:
+    async def main() -> None:
+        begun, go_on = asyncio.Event(), asyncio.Event()
+
+        async def handle(_: aio.QueueMessage) -> None:
+            begun.set()
+            await go_on.wait()
+
+        async def handle_other(_: aio.QueueMessage) -> None:
+            pass
+
+        client = await aio.connect(fake.address, timeout_s=10)
+        await client.publish("t", b"long")
+        await client.worker("t")(handle).start()
+        other = await client.worker("u")(handle_other).start()
+        async with asyncio.timeout(20):
+            await begun.wait()
+            closing = asyncio.create_task(client.close())
+            await asyncio.sleep(0)
+            assert other._stopped
+            go_on.set()
+            await closing
+
+    asyncio.run(main())

@@ -9,7 +9,7 @@ from millstream.client.address import Target
 from millstream.client.asynchronous.opening import OpeningQueue
 from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.queues import AsyncQueues
-from millstream.client.asynchronous.worker import AsyncWorker, run_workers
+from millstream.client.asynchronous.worker import AsyncWorker, run_workers, stop_workers
 from millstream.client.outcomes import check_concurrency, check_settles, prefetch_for
 from millstream.client.queue_requests import explain_call
 from millstream.client.settings import QueueOptions, QueueSettings
@@ -86,5 +86,4 @@ class AsyncWork:
         await run_workers(self._workers)
 
     async def _stop_workers(self) -> None:
-        for worker in self._workers:
-            await worker.stop()
+        await stop_workers(self._workers)

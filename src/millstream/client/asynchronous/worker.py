@@ -11,6 +11,7 @@ import contextvars
 import inspect
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
@@ -23,7 +24,7 @@ from millstream.client.settings import QueueSettings
 from millstream.client.spans import handling
 from millstream.errors import InvalidArgument, MillstreamError
 
-__all__ = ["AsyncWorker", "run_workers"]
+__all__ = ["AsyncWorker", "run_workers", "stop_workers"]
 
 _log = logging.getLogger("millstream.worker")
 
@@ -152,6 +153,16 @@ class AsyncWorker:
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+
+async def stop_workers(workers: Iterable[AsyncWorker]) -> None:
+    """Stop them one by one, none of which begins anything new meanwhile.  A handler may call it, too."""
+    stopping = list(workers)
+    for worker in stopping:
+        worker._begin_nothing_new()
+    deadline_s = time.monotonic() + _STOP_S
+    for worker in stopping:
+        await worker.stop(max(0.0, deadline_s - time.monotonic()))
 
 
 async def run_workers(workers: Iterable[AsyncWorker]) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from millstream.client.address import Target
 from millstream.client.blocking.queue import Queue
 from millstream.client.blocking.queues import Queues
-from millstream.client.blocking.worker import Worker, make_worker, run_workers
+from millstream.client.blocking.worker import Worker, make_worker, run_workers, stop_workers
 from millstream.client.outcomes import check_concurrency, check_settles, prefetch_for
 from millstream.client.queue_requests import explain_call
 from millstream.client.settings import QueueOptions, QueueSettings
@@ -91,5 +91,4 @@ class Work:
         run_workers(self._workers)
 
     def _stop_workers(self) -> None:
-        for worker in self._workers:
-            worker.stop()
+        stop_workers(self._workers)

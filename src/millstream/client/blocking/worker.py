@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.client.address import Target
 from millstream.client.blocking.knock import Flag
+from millstream.client.blocking.limit import Limit
 from millstream.client.blocking.queue import Queue
 from millstream.client.functions import check_done, is_asynchronous
 from millstream.client.leases import QueueMessage
@@ -28,7 +29,7 @@ from millstream.errors import InvalidArgument, MillstreamError
 if TYPE_CHECKING:
     from millstream.client.asynchronous.worker import AsyncWorker
 
-__all__ = ["Worker", "run_workers"]
+__all__ = ["Worker", "run_workers", "stop_workers"]
 
 _log = logging.getLogger("millstream.worker")
 
@@ -302,13 +303,27 @@ def run_workers(workers: Iterable[Worker]) -> None:
             raise worker.failure
 
 
-def _stop(workers: list[Worker], timeout_s: float) -> bool:
-    deadline_s = time.monotonic() + timeout_s
+def stop_workers(workers: Iterable[Worker]) -> None:
+    """Stop them one by one, none of which begins anything new meanwhile.  A handler may call it, too."""
+    stopping = list(workers)
+    _begin_nothing_new(stopping)
+    limit = Limit(_STOP_S)
+    for worker in stopping:
+        worker.stop(limit.left_s)
+
+
+def _begin_nothing_new(workers: list[Worker]) -> list[_Engine]:
     engines = [worker._engine for worker in workers if worker._engine is not None]
     for worker in workers:
         worker._stopped = True
     for engine in engines:
         engine.ask_to_stop()
+    return engines
+
+
+def _stop(workers: list[Worker], timeout_s: float) -> bool:
+    deadline_s = time.monotonic() + timeout_s
+    engines = _begin_nothing_new(workers)
     if any(engine.is_inside for engine in engines):
         return True  # it cannot wait for itself, and its message is settled when it returns
     done = [engine.join(deadline_s) for engine in engines]
