@@ -14,6 +14,7 @@ import structlog
 
 from millstream.broker.answers import describe
 from millstream.broker.journal import SEGMENT_BYTES, Journal
+from millstream.broker.letter_topics import remake_letter_topic
 from millstream.broker.lost_ends import UncheckedEnds, forget_lost
 from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
@@ -117,6 +118,7 @@ class Topics:
                 resolve=lambda target: self.partition(*target),
                 exists=lambda target: self.registry.find(target.namespace, target.topic) is not None,
                 new_producer=self.new_producer_id,
+                remake=partial(remake_letter_topic, self, topic),
             )
         return transfer
 
@@ -203,10 +205,8 @@ class Topics:
         total = 0
         storage = self._ephemeral if topic.config.mode == "ephemeral" else self._opener.storage
         for number, partition in enumerate(topic.partitions):
-            for name, running in (
-                (f"{number}", partition),
-                (f"{number}.schedules", topic.beside.get(f"{number}.schedules")),
-            ):
+            schedules = f"{number}.schedules"
+            for name, running in ((f"{number}", partition), (schedules, topic.beside.get(schedules))):
                 if running is not None:
                     total += running.log.size_bytes
                 else:

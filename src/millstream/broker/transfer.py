@@ -12,17 +12,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import structlog
 
 from millstream.broker.background import to_its_end
 from millstream.broker.journal import EntityFact, Fact, Journal
 from millstream.broker.partition import Partition
-from millstream.errors import MillstreamError, OutOfSequence, ProducerFenced, RequestError
+from millstream.errors import MillstreamError, OutOfSequence, ProducerFenced, RequestError, TopicNotFound
 from millstream.records import BatchHeader, assign_producer
 
-__all__ = ["Target", "Transfer", "deliver"]
+__all__ = ["Remake", "Target", "Transfer", "deliver"]
 
 _log = structlog.get_logger("millstream.transfer")
 
@@ -38,8 +38,16 @@ class Target(NamedTuple):
     partition: int
 
 
+#: Makes a target again whose topic was deleted.  Raises TopicNotFound when nothing is lost if it stays so.
+Remake: TypeAlias = Callable[[Target], Awaitable[None]]
+
+
 async def deliver(
-    resolve: Callable[[Target], Partition], target: Target, batches: Sequence[bytearray]
+    resolve: Callable[[Target], Partition],
+    target: Target,
+    batches: Sequence[bytearray],
+    *,
+    remake: Remake | None = None,
 ) -> Sequence[int]:
     """Append batches, each with its identity, until the partition has them, those that it has already only once.
 
@@ -47,8 +55,12 @@ async def deliver(
     error when it will never take them.
     """
     wait_s = _RETRY_S_FIRST
+    is_gone = False
     while True:
         try:
+            if is_gone and remake is not None:
+                await remake(target)
+                is_gone = False
             partition = resolve(target)
             past = [partition.log.producers.is_past(BatchHeader(batch)) for batch in batches]
             new = iter(
@@ -63,6 +75,9 @@ async def deliver(
                 if not _has(partition, batch):
                     assign_producer(batch, 0, 0)
         except RequestError as error:
+            if isinstance(error, TopicNotFound) and remake is not None and not is_gone:
+                is_gone = True
+                continue
             # The topic was deleted, or became smaller: there is nowhere to go any more.
             _log.error("a move was given up", target=str(target), reason=str(error))
             raise
@@ -103,11 +118,13 @@ class Transfer:
         resolve: Callable[[Target], Partition],
         exists: Callable[[Target], bool],
         new_producer: Callable[[], Awaitable[int]],
+        remake: Remake | None = None,
     ) -> None:
         self._journal = journal
         self._resolve = resolve
         self._exists = exists
         self._new_producer = new_producer
+        self._remake = remake
         self._producer = 0
         self._number = 0
         self._intents: dict[int, _Intent] = {}
@@ -194,7 +211,7 @@ class Transfer:
     async def _finish(self, number: int) -> int:
         intent = self._intents[number]
         try:
-            (base,) = await deliver(self._resolve, intent.target, [bytearray(intent.batch)])
+            (base,) = await deliver(self._resolve, intent.target, [bytearray(intent.batch)], remake=self._remake)
         except RequestError:
             self._done(number)
             raise

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from millstream.broker.journal import Fact
 from millstream.broker.queues import burials
 from millstream.broker.queues.keeper import PartitionKeeper
 from millstream.broker.queues.source import StoredRun, _Window
@@ -17,10 +18,11 @@ from millstream.errors import MillstreamError, StorageFailed
 from millstream.queues.letters import dead_letter_batch
 from millstream.queues.records import Dead
 from millstream.records import Batch, BatchHeader
+from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls
 from millstream.wire.leases import Scope, Settle, SettleEntry, SettleResults
 from millstream.wire.letter_calls import ListLetters
-from tests.simulated_broker import Client
+from tests.simulated_broker import Client, after_kill, run, started
 from tests.unit.broker.test_queues_at_run_time import lives, publish
 from tests.waiting import eventually_async
 
@@ -237,7 +239,42 @@ def test_many_that_cannot_be_read_keep_no_others_from_their_letters(monkeypatch:
     lives(work)
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_letters_whose_topic_is_deleted_while_they_are_written_are_written_to_one_that_is_made_anew(
+    monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    intend, storage = Transfer._intend, SimulatedStorage(seed=1)
+    moving = asyncio.Event()
+
+    async def deleting(transfer: Transfer, intent: Fact, *details: Any) -> None:
+        await intend(transfer, intent, *details)
+        monkeypatch.setattr(Transfer, "_intend", intend)
+        await client.call(calls.DeleteTopic(name="orders.dlq"))
+        moving.set()
+        if killed:
+            await asyncio.Event().wait()
+
+    async def work() -> None:
+        nonlocal client
+        client = await started(storage)
+        monkeypatch.setattr(Transfer, "_intend", deleting)
+        answers = asyncio.ensure_future(rejected(client, 3))
+        await moving.wait()
+        if killed:
+            answers.cancel()
+            client = await after_kill(client, storage)
+        else:
+            assert [list(answer) for answer in await answers] == [[2], [2], [2]]
+        await eventually_async(lambda: _has_letters(client, 3))
+        await client.broker.stop()
+
+    client: Client
+    run(work)
+
+
 async def _has_letters(client: Client, count: int) -> bool:
+    if client.broker.topics.registry.find("default", "orders.dlq") is None:
+        return False
     return sorted(map(int, filter(None, await client.read_all("orders.dlq")))) == list(range(count))
 
 

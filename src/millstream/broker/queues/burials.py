@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import structlog
 
 from millstream.broker.journal import EntityFact, Fact
+from millstream.broker.letter_topics import letter_topic_of
 from millstream.broker.transfer import Target
 from millstream.errors import InternalError, MillstreamError
 from millstream.queues.facts import CUT, settled_fact
-from millstream.queues.letters import Place, dead_letter_batch, dead_letter_topic
+from millstream.queues.letters import Place, dead_letter_batch
 from millstream.queues.ranges import lowest, normal
 from millstream.queues.records import Attempt, Dead, History
 from millstream.records import Batch, BatchHeader
 from millstream.slicing import batches_of
-from millstream.wire.calls import CreateTopic
 
 if TYPE_CHECKING:
     from millstream.broker.queues.part import QueuePart
@@ -35,8 +35,6 @@ __all__ = ["Burials"]
 
 _log = structlog.get_logger("millstream.queues")
 
-#: Dead letters are kept for two weeks, unless somebody says otherwise.
-_RETENTION_MS: Final = 14 * 24 * 3_600_000
 #: Letters that travel together: their batch must fit into a frame when it is read, and others wait while it is made.
 _LETTERS_BYTES_MAX: Final = 2 * 1024 * 1024
 _LETTERS_MAX: Final = 500
@@ -264,18 +262,8 @@ class Burials:
 
     async def _target(self) -> Target:
         """The dead letter topic, made now if need be; letters keep the number of their partition."""
-        topic, topics = self._part.group.topic, self._host.topics
-        name = dead_letter_topic(topic.name, topic.config.dead_letter_topic)
-        if topics.registry.find(topic.namespace, name) is None:
-            call = CreateTopic(
-                name=name,
-                partitions=len(topic.partitions),
-                config={"retention_ms": _RETENTION_MS},
-                if_missing=True,
-            )
-            await topics.create(topic.namespace, call, own=True)
-        number = self._part.number % len(topics.registry.get(topic.namespace, name).partitions)
-        return Target(topic.namespace, name, number)
+        letters = await letter_topic_of(self._host.topics, self._part.group.topic)
+        return Target(letters.namespace, letters.name, self._part.number % len(letters.partitions))
 
     async def _letters(self, owed: dict[int, Dead]) -> tuple[dict[int, Dead], bytearray | None]:
         """Letters for the first of the dead, as many as travel together, and whose they are."""
