@@ -144,14 +144,17 @@ def test_dead_letters_that_would_come_back_are_refused(client: Client, way: list
         client.create_topic("d.dlq", config={"dead_letter_topic": "d"})
 
 
-def test_a_letter_that_somebody_works_on_is_his_no_longer_when_it_is_replayed(client: Client) -> None:
+def test_a_letter_that_somebody_works_on_is_his_until_he_gives_it_back(client: Client) -> None:
     bury(client, "one")
     with client.queue("orders.dlq", group="dlq") as work:
         (message,) = work.lease(wait=10)
         assert client.dead_letters.stats().total == 1, "it is not dealt with yet"
-        assert client.dead_letters.replay(everything=True).wait(20).replayed == 1
+        report = client.dead_letters.replay(everything=True).wait(20)
+        assert (report.replayed, report.failed) == (0, 1)
+        assert [failure.retriable for failure in report.failures] == [True]
         (settled,) = work.nack([message])
-        assert settled.name == "INVALID"
+        assert settled.name == "RETRIED"
+        assert client.dead_letters.replay(everything=True).wait(20).replayed == 1
         assert work.lease(wait=0.2) == []
     assert client.dead_letters.stats().total == 0
 

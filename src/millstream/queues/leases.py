@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final, TypeAlias
 
@@ -10,7 +11,7 @@ from millstream.queues.intake import Request
 from millstream.queues.ranges import RangeSet, normal
 from millstream.queues.records import FRESH, PLAIN, History, Lease, Terms
 
-__all__ = ["SPAN_MAX", "Grant", "Handout", "Leases"]
+__all__ = ["SPAN_MAX", "Grant", "Handout", "Leases", "leased_among"]
 
 #: A lease covers no more offsets than this, so that a mask over them stays small beside the messages.
 SPAN_MAX: Final = 65_536
@@ -101,6 +102,17 @@ class Leases:
                 heappush(deadlines, (lease.deadline_us, nonce))  # it was extended
             else:
                 yield lease
+
+
+def leased_among(leases: Iterable[Lease], offsets: Sequence[int]) -> set[int]:
+    """Which of some messages, given in order, somebody has."""
+    found: set[int] = set()
+    for lease in leases:
+        base, bits = lease.base, lease.bits
+        for offset in offsets[bisect_left(offsets, base) : bisect_left(offsets, base + bits.bit_length())]:
+            if bits >> offset - base & 1:
+                found.add(offset)
+    return found
 
 
 class Handout:

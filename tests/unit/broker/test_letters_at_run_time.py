@@ -6,10 +6,13 @@ import asyncio
 import gc
 import weakref
 from functools import partial
+from typing import Any
 
 import pytest
 
+from millstream.broker.journal import Fact
 from millstream.broker.letters import letters, replays
+from millstream.broker.transfer import Transfer
 from millstream.dead_letters import LetterFilter
 from millstream.errors import GroupNotFound, InvalidArgument, StorageFailed
 from millstream.policies import QueuePolicy
@@ -59,6 +62,55 @@ def test_a_letter_that_holds_up_others_and_is_purged_holds_them_up_no_longer() -
         await client.call(letter_calls.PurgeLetters(ids=[first]))
         async with asyncio.timeout(5):  # its lease would last for 30 s
             assert [message.value for message in await waiting] == [b"second"]
+
+    lives(work)
+
+
+def test_a_replay_leaves_letters_that_a_consumer_is_working_on() -> None:
+    async def work(client: Client) -> None:
+        for name in ("orders", "orders.dlq"):
+            await client.call(calls.CreateTopic(name=name))
+        await publish(client, [b"0", b"1", b"2", b"3"], topic="orders.dlq")
+        consumer = await client.open_queue("orders.dlq", group="dlq")
+        held = await client.lease(consumer, 3)
+        await client.settle(Settle.ACK, held[0])
+        await client.settle(Settle.RELEASE, held[2])
+        begun = await client.call(letter_calls.ReplayLetters(everything=True, target="orders"))
+        assert isinstance(begun, letter_calls.ReplayStarted)
+        replay = begun.replay
+        assert replay is not None
+        await eventually_async(lambda: replay.is_over)
+        assert await client.read_all("orders") == [b"2", b"3"]
+        assert (replay.status, replay.replayed, replay.failed) == ("completed", 2, 1)
+        (failure,) = replay.failures
+        assert failure.retriable
+        assert "a consumer has the letter" in failure.reason
+        assert await client.settle(Settle.ACK, held[1]) == [0]
+
+    lives(work)
+
+
+def test_no_consumer_gets_a_letter_that_is_just_being_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    intend, got = Transfer._intend, list[bytes | None]()
+
+    async def work(client: Client) -> None:
+        async def slow(transfer: Transfer, intent: Fact, *details: Any) -> None:
+            got.extend(message.value for message in await client.lease(consumer, 10))
+            await intend(transfer, intent, *details)
+
+        for name in ("orders", "orders.dlq"):
+            await client.call(calls.CreateTopic(name=name))
+        await publish(client, [b"0", b"1"], topic="orders.dlq")
+        consumer = await client.open_queue("orders.dlq", group="dlq")
+        page = await client.call(letter_calls.ListLetters())
+        assert isinstance(page, letter_calls.LetterPage)
+        (first,) = [letter.id for letter in page.letters if letter.value == b"0"]
+        monkeypatch.setattr(Transfer, "_intend", slow)
+        await client.call(letter_calls.ReplayLetters(ids=[first], target="orders"))
+        await eventually_async(lambda: client.broker.metrics.dead_letters_replayed)
+        got.extend(message.value for message in await client.lease(consumer, 10))
+        assert got == [b"1"], "the other is there as soon as it is certain"
+        assert await client.read_all("orders") == [b"0"]
 
     lives(work)
 

@@ -8,7 +8,7 @@ happened.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
 
 from millstream.broker.journal import Fact
@@ -18,6 +18,7 @@ from millstream.broker.topics import Topics
 from millstream.broker.transfer import Target
 from millstream.dead_letters import DEAD_LETTER_GROUP, DeadLetter
 from millstream.queues.facts import settled_fact
+from millstream.queues.leases import leased_among
 from millstream.queues.letters import Place, StoredMessage, read_letter, stored_messages
 from millstream.queues.ranges import pack
 from millstream.slicing import batches_of
@@ -60,6 +61,10 @@ class LetterBox:
 
     def is_open(self, offset: int) -> bool:
         return offset not in self._part.ledger.settled and offset not in self._claimed
+
+    def leased(self, offsets: Iterable[int]) -> set[int]:
+        """Those of some letters that a consumer of the group has right now."""
+        return leased_among(self._part.ledger.leases(), sorted(offsets))
 
     @contextmanager
     def claim(self, offsets: Iterable[int]) -> Iterator[None]:
@@ -142,11 +147,18 @@ class LetterBox:
     async def move(self, offsets: Sequence[int], target: Target, batch: bytearray) -> int:
         """Append a batch to another partition and settle the letters it was made of, both or neither.
 
-        Returns its first offset there.
+        Returns its first offset there.  No consumer has them, and none gets one before that is certain.
         """
         part, fact = self._part, self._fact(offsets)
         transfer = self._topics.transfer(self.topic, self.number)
-        return await transfer.move(target, batch, [(part.entity, fact)], on_recorded=lambda: _settled(part, fact))
+        with ExitStack() as until_recorded:
+            until_recorded.enter_context(part.halt())
+
+            def recorded() -> None:
+                _settled(part, fact)
+                until_recorded.close()
+
+            return await transfer.move(target, batch, [(part.entity, fact)], on_recorded=recorded)
 
     def _fact(self, offsets: Sequence[int]) -> Fact:
         self._part.record()  # what was decided before stands in the journal before

@@ -19,7 +19,7 @@ from millstream.broker.traces.recorder import Recorder
 from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.transfer import Target
 from millstream.dead_letters import DeadLetter, ReplayFailure, ReplayInfo
-from millstream.errors import MillstreamError, PayloadTooLarge, TopicNotFound
+from millstream.errors import MillstreamError, PayloadTooLarge, TopicNotFound, UnavailableError
 from millstream.partitioning import key_partition
 from millstream.queues.letters import replay_batch, replay_bytes
 from millstream.queues.replay_plan import Candidate, target_of
@@ -200,6 +200,12 @@ class ReplayJob:
     async def _move(self, box: LetterBox, target: Target, letters: Sequence[DeadLetter]) -> None:
         # Looked at and claimed in one step: somebody may have purged or replayed a letter since it was read.
         letters = [letter for letter in letters if box.is_open(letter.offset)]
+        if leased := box.leased(letter.offset for letter in letters):
+            # What it does about the letter and what others do about the message would be one thing done twice.
+            for letter in letters:
+                if letter.offset in leased:
+                    self._failed(letter, UnavailableError("a consumer has the letter right now"))
+            letters = [letter for letter in letters if letter.offset not in leased]
         if not letters:
             return
         offsets = [letter.offset for letter in letters]

@@ -7,7 +7,8 @@ is recorded in the journal, and when it wants to be woken a timer is set.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
@@ -85,6 +86,7 @@ class QueuePart:
         self.ledger.announce_to(self._ended)
         #: What came back before the last stop must be readable at once: to the ledger, what is not there is gone.
         self._is_warm = False
+        self._halts = 0
         if group.is_new and self._source.start:
             self._start = self._source.start
             self.ledger.start_at(self._start)
@@ -140,6 +142,20 @@ class QueuePart:
         self.removed = self._removed_told = 0
         self.configure()
 
+    @contextmanager
+    def halt(self) -> Iterator[None]:
+        """Within the block nothing is handed out: messages are being taken away that nobody has."""
+        self._halts += 1
+        try:
+            yield
+        finally:
+            self._halts -= 1
+            self.wake()
+
+    @property
+    def _hands_out(self) -> bool:
+        return self._is_warm and not self._halts
+
     # --- messages out --------------------------------------------------------------------------------------------
 
     def lease(
@@ -149,7 +165,7 @@ class QueuePart:
 
         The first message of an answer always fits.  Also says whether there was more than that.
         """
-        if not self._is_warm:
+        if not self._hands_out:
             return [], False
         self.follow_log()
         delivery = self.ledger.lease(
@@ -175,7 +191,7 @@ class QueuePart:
     def claim(self, consumer: Consumer, want: int, *, alone: bool, now_us: int) -> list[Lease]:
         """Lease messages to a consumer that reads them for itself."""
         leases: list[Lease] = []
-        while want > 0 and self._is_warm:
+        while want > 0 and self._hands_out:
             self.follow_log()
             delivery = self.ledger.lease(
                 self._source,
@@ -202,6 +218,8 @@ class QueuePart:
 
     def retake(self, consumer: Consumer, wanted: Sequence[tuple[int, int]], now_us: int) -> list[Lease]:
         """Lease just these messages, which are warm, except those that somebody else has."""
+        if self._halts:
+            return []
         self.follow_log()
         delivery = self.ledger.retake(
             self._source, wanted, consumer=consumer.key, now_us=now_us, lease_ms=consumer.lease_ms
