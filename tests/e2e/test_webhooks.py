@@ -600,7 +600,7 @@ def test_a_name_that_turns_private_later_is_not_connected_to(
     guarded: BrokerForTests, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = ["93.184.216.34"]
-    monkeypatch.setattr("millstream.broker.webhooks.sender._resolve", lambda _host, _port: list(addresses))
+    monkeypatch.setattr("millstream.broker.webhooks.names._resolve", lambda _host: list(addresses))
     client = guarded.connect()
     client.create_topic("orders")
     made = client.webhooks.create("orders", receiver.url.replace("127.0.0.1", "hook.example"))
@@ -626,7 +626,7 @@ def test_an_alert_of_a_dead_letter_obeys_the_same_rule(guarded: BrokerForTests, 
 def test_the_connection_goes_to_the_address_that_was_checked_with_the_name_in_the_request(
     client: Client, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.broker.webhooks.sender._resolve", lambda _host, _port: ["127.0.0.1"])
+    monkeypatch.setattr("millstream.broker.webhooks.names._resolve", lambda _host: ["127.0.0.1"])
     url = receiver.url.replace("127.0.0.1", "hook.example")
     made = client.webhooks.create("orders", url)
     assert client.webhooks.test(made.webhook.id).delivered

@@ -10,6 +10,7 @@ import pytest
 
 from millstream.broker.letters.alerts import Alert, LetterAlerts
 from millstream.broker.webhooks.sender import TargetForbidden
+from millstream.webhooks.targets import Target
 from millstream.webhooks.verdicts import Answer
 from tests.waiting import eventually_async
 
@@ -26,8 +27,9 @@ class Web:
         self.open.set()
         self.forbidden = False
 
-    async def post(self, *_: Any, **__: Any) -> Answer:
-        await self.open.wait()
+    async def post(self, target: Target, *_: Any, **__: Any) -> Answer:
+        if target.host != "quick":
+            await self.open.wait()
         self.asked += 1
         if self.forbidden:
             raise TargetForbidden("localhost has a private address")
@@ -69,6 +71,21 @@ def test_a_slow_receiver_holds_up_nobody_and_what_is_too_much_is_counted() -> No
         web.open.set()
         await eventually_async(lambda: len(told) == 1_100)
         assert told.count(True) == 1_000
+
+    run(work)
+
+
+def test_a_receiver_that_does_not_answer_holds_up_no_other() -> None:
+    async def work(web: Web, alerts: LetterAlerts, told: list[bool]) -> None:
+        web.open.clear()
+        for _ in range(1500):
+            alerts.send(ALERT)
+        refused = len(told)
+        for _ in range(3):
+            alerts.send(Alert("http://quick/dead", {"queue": "orders"}))
+        await eventually_async(lambda: told[refused:] == [True] * 3)
+        alerts.send(Alert("http://quick/dead", {"queue": "orders"}))
+        await eventually_async(lambda: told[refused:] == [True] * 4)
 
     run(work)
 

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from millstream.broker.webhooks import names
 from millstream.broker.webhooks.sender import Sender
 from millstream.clock import SystemClock
 from millstream.webhooks.targets import parse_target
@@ -28,6 +29,7 @@ class Receiver:
         self._answers = list(answers)
         self.writers: list[asyncio.StreamWriter] = []
         self.requests = 0
+        self.port = 0
         #: Requests that wait for this are under way together.
         self.open = asyncio.Event()
         self.open.set()
@@ -47,7 +49,8 @@ class Receiver:
 def run(receiver: Receiver, work: Callable[[Sender, Post], Awaitable[None]]) -> None:
     async def body() -> None:
         server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
-        target = parse_target(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+        receiver.port = server.sockets[0].getsockname()[1]
+        target = parse_target(f"http://127.0.0.1:{receiver.port}/")
         sender = Sender(asyncio.get_running_loop(), clock=SystemClock(), allow_private=True)
         try:
             await work(sender, lambda: sender.post(target, [], b"x", timeout_s=5))
@@ -124,13 +127,13 @@ def test_a_name_that_is_looked_up_for_long_does_not_hold_up_other_names(monkeypa
     answered = threading.Event()
     looked_up: list[str] = []
 
-    def resolve(host: str, _: int) -> list[str]:
+    def resolve(host: str) -> list[str]:
         looked_up.append(host)
         if host == "hangs.example":
             answered.wait(20)
         return ["127.0.0.1"]
 
-    monkeypatch.setattr("millstream.broker.webhooks.sender._resolve", resolve)
+    monkeypatch.setattr("millstream.broker.webhooks.names._resolve", resolve)
 
     async def work(sender: Sender, post: Post) -> None:
         hanging = parse_target("http://hangs.example:9/")
@@ -144,3 +147,43 @@ def test_a_name_that_is_looked_up_for_long_does_not_hold_up_other_names(monkeypa
             await asyncio.wait(waiting)
 
     run(Receiver(FINE), work)
+
+
+def test_names_that_never_answer_hold_up_neither_names_that_do_nor_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    hanging: list[str] = []
+
+    def resolve(host: str) -> list[str]:
+        if host.startswith("hangs"):
+            hanging.append(host)
+            answered.wait(20)
+            raise OSError("no answer")
+        return ["127.0.0.1"]
+
+    monkeypatch.setattr(names, "_resolve", resolve)
+    monkeypatch.setattr(names, "_SLOW_S", 0.05)
+
+    async def work(sender: Sender, post: Post) -> None:
+        def posts(count: int, host: str) -> list[asyncio.Future[Answer]]:
+            targets = [parse_target(f"http://{host}{number}.example:{port}/") for number in range(count)]
+            return [asyncio.ensure_future(sender.post(target, [], b"x", timeout_s=20)) for target in targets]
+
+        port = receiver.port
+        assert [(await answer).status for answer in posts(1, "good")] == [200]
+        unknown = posts(40, "hangs")
+        await eventually_async(lambda: len(hanging) == 16)
+        assert [(await answer).status for answer in posts(1, "good")] == [200], "it is known to answer"
+        assert (await post()).status == 200, "an address needs nobody's answer"
+        await asyncio.sleep(0.1)  # which is long, here
+        answered.set()
+        await asyncio.wait(unknown)
+        answered.clear()
+        hanging.clear()
+        known = posts(16, "hangs")
+        await eventually_async(lambda: len(hanging) == 16)
+        assert [(await answer).status for answer in posts(1, "new")] == [200], "known ones do not hold up new ones"
+        answered.set()
+        await asyncio.wait(known)
+
+    receiver = Receiver(*[FINE] * 9)
+    run(receiver, work)

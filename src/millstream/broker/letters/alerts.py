@@ -1,8 +1,8 @@
 """Telling the world that a message has died: an HTTP POST per dead letter, if its topic asks for it.
 
-The receiver may be slow, or gone.  So alerts wait in a short line, each is tried a few times, and when the line is full
-the newest are dropped and counted: a broker that gives up on ten thousand messages at once has said what it has to say
-with the first thousand.
+The receiver may be slow, or gone.  So alerts wait in a short line for each URL, each is tried a few times, and when the
+line is full the newest are dropped and counted: a broker that gives up on ten thousand messages at once has said what
+it has to say with the first thousand.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ __all__ = ["Alert", "LetterAlerts"]
 _log = structlog.get_logger("millstream.dead_letters")
 
 _WAITING_MAX: Final = 1_000
+#: Of all URLs together: a line is that of one who does not answer.
+_WAITING_IN_ALL_MAX: Final = 10_000
 _TIMEOUT_S: Final = 5.0
 #: How long to wait before each further try.
 _PAUSES_S: Final = (0.5, 2.0, 8.0)
@@ -36,7 +38,7 @@ class Alert(NamedTuple):
 
 
 class LetterAlerts:
-    """Sends alerts one after the other; `told` is called with whether each went through."""
+    """Sends the alerts for a URL one after the other; `told` is called with whether each went through."""
 
     def __init__(
         self,
@@ -50,32 +52,44 @@ class LetterAlerts:
         self._loop = loop
         self._told = told
         self._pauses_s = pauses_s
-        self._waiting: deque[Alert] = deque()
-        self._task: asyncio.Task[None] | None = None
+        self._lines: dict[str, deque[Alert]] = {}
+        self._waiting = 0
+        self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def send(self, alert: Alert) -> None:
         """Put an alert in line; returns at once."""
-        if self._closed or len(self._waiting) >= _WAITING_MAX:
+        line = self._lines.get(alert.url)
+        is_full = self._waiting >= _WAITING_IN_ALL_MAX or (line is not None and len(line) >= _WAITING_MAX)
+        if self._closed or is_full:
             self._told(False)
             return
-        self._waiting.append(alert)
-        if self._task is None:
-            self._task = self._loop.create_task(self._work())
+        self._waiting += 1
+        if line is not None:
+            line.append(alert)
+            return
+        line = self._lines[alert.url] = deque((alert,))
+        task = self._loop.create_task(self._work(line))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Send no more; what is in line is forgotten."""
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
-    async def _work(self) -> None:
+    async def _work(self, line: deque[Alert]) -> None:
+        url = line[0].url
         try:
-            while self._waiting:
-                self._told(await self._deliver(self._waiting.popleft()))
+            while line:
+                self._waiting -= 1
+                self._told(await self._deliver(line.popleft()))
         finally:
-            self._task = None
+            self._waiting -= len(line)
+            del self._lines[url]
 
     async def _deliver(self, alert: Alert) -> bool:
         body = msgspec.json.encode(alert.document)

@@ -1,9 +1,8 @@
 """Sends requests into the world: the one HTTP client of the broker.
 
 HTTP/1.1 over asyncio streams, with h11 for the grammar.  Redirects are not followed, proxies of the environment are
-not used, certificates are verified against those of the system, and of an answer only the beginning is read.  Names are
-resolved here, in threads of their own, and the connection goes to the address that was checked: a name that resolves
-to something else a moment later changes nothing.
+not used, certificates are verified against those of the system, and of an answer only the beginning is read.  The
+connection goes to the address that was checked: a name that resolves to something else a moment later changes nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import ssl
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, SupportsIndex
 
 import h11
 
+from millstream.broker.webhooks.names import Names
 from millstream.clock import Clock
 from millstream.webhooks.targets import Target, is_public
 from millstream.webhooks.verdicts import Answer, retry_after_ms
@@ -32,8 +30,6 @@ _READ_BYTES: Final = 16 * 1024
 _IDLE_S: Final = 15.0
 #: Connections that are kept for the next request, in all.
 _IDLE_MAX: Final = 500
-#: Names that take long to look up hold one each, and nothing else of the broker.
-_RESOLVER_THREADS: Final = 16
 
 
 class TargetForbidden(Exception):
@@ -133,9 +129,7 @@ class Sender:
         self._idle: dict[tuple[bool, str, int], list[_Connection]] = {}
         self._idle_count = 0
         self._tls: ssl.SSLContext | None = None
-        self._resolver: ThreadPoolExecutor | None = None
-        #: Under way; shared by all who ask, so that a name that takes long holds one thread and not all of them.
-        self._lookups: dict[tuple[str, int], asyncio.Future[list[str]]] = {}
+        self._names = Names(loop)
 
     async def post(
         self, target: Target, headers: Sequence[tuple[str, str]], body: bytes, *, timeout_s: float
@@ -213,23 +207,10 @@ class Sender:
 
     async def _addresses(self, target: Target) -> list[str]:
         """The addresses of a host, all of them checked."""
-        if self._resolver is None:
-            self._resolver = ThreadPoolExecutor(_RESOLVER_THREADS, thread_name_prefix="millstream-resolver")
-        key = (target.host, target.port)
-        lookup = self._lookups.get(key)
-        if lookup is None:
-            lookup = self._loop.run_in_executor(self._resolver, _resolve, *key)
-            self._lookups[key] = lookup
-            lookup.add_done_callback(lambda done: self._looked_up(key, done))
-        found = await asyncio.shield(lookup)
+        found = await self._names.addresses(target.host)
         if not self._allow_private and not all(map(is_public, found)):
             raise TargetForbidden(f"{target.host} has a private address, which webhooks.allow_private = false forbids")
         return found
-
-    def _looked_up(self, key: tuple[str, int], lookup: asyncio.Future[list[str]]) -> None:
-        del self._lookups[key]
-        if not lookup.cancelled():
-            lookup.exception()  # all who asked may have given up
 
     async def _tls_context(self) -> ssl.SSLContext:
         if self._tls is None:  # reading the certificates of the system takes a moment
@@ -269,16 +250,7 @@ class Sender:
             for connection in line:
                 connection.close()
         self._idle.clear()
-        if self._resolver is not None:
-            self._resolver.shutdown(wait=False, cancel_futures=True)
-
-
-def _resolve(host: str, port: int) -> list[str]:
-    try:
-        rows = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except UnicodeError:  # how it says that a part of the name is empty or too long
-        raise OSError("no such name can exist") from None
-    return list(dict.fromkeys(str(row[4][0]) for row in rows))
+        self._names.close()
 
 
 def _in_words(problem: OSError) -> str:
