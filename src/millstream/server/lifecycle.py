@@ -55,7 +55,7 @@ async def run(
         loop.add_signal_handler(number, stop.set)
     check_exposure(settings)
     tls = ServerTls(settings.tls)
-    loop.add_signal_handler(signal.SIGHUP, Hangup(tls, stop.set))
+    loop.add_signal_handler(signal.SIGHUP, Hangup(tls, stop.set, loop.call_later))
     data = Path(settings.storage.data)
     _raise_descriptor_limit(settings)
     lock = _lock(data)
