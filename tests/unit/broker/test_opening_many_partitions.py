@@ -16,6 +16,9 @@ from millstream.broker.registry import Topic
 from millstream.errors import GroupNotFound, QueueFull, StorageFailed, TopicNotFound
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
+from millstream.wire.letter_calls import ReplayLetters
+from millstream.wire.message_calls import SummarizeTopics
+from millstream.wire.queue_calls import Explain
 from millstream.wire.subscription_calls import DescribeFlow
 from tests.simulated_broker import Client, run, started
 
@@ -75,6 +78,49 @@ def test_looking_at_a_queue_on_many_partitions_lets_others_go_first(look: object
         await client.broker.stop()
         client = await started(storage)
         assert await most_opened_at_once(client, "orders", client.call(look)) <= 8
+        await client.broker.stop()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [Explain(topic="orders"), SummarizeTopics(), SummarizeTopics(pattern="bills")],
+    ids=["why", "all", "letters"],
+)
+def test_asking_about_a_topic_whose_partitions_are_in_use_lets_others_go_first(look: object) -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS, config={"max_depth": 10_000}))
+        await client.call(calls.CreateTopic(name="bills", config={"dead_letter_topic": "orders"}))
+        await client.open_queue()
+        await asyncio.gather(*[client.send([b"x"], partition=number) for number in range(PARTITIONS)])
+        await client.broker.stop()
+        client = await started(storage)
+        assert await most_opened_at_once(client, "orders", client.call(look)) <= 8
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_replay_to_a_topic_with_a_limit_and_many_partitions_lets_others_go_first() -> None:
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS, config={"max_depth": 10_000}))
+        await client.call(calls.CreateTopic(name="orders.dlq"))
+        await client.open_queue()
+        await client.send([b"x"], topic="orders.dlq")
+        await client.broker.stop()
+        client = await started(storage)
+
+        async def replay() -> None:
+            await client.call(ReplayLetters(everything=True, target="orders"))
+            while not client.broker.metrics.dead_letters_replayed:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        assert await most_opened_at_once(client, "orders", replay()) <= 8
         await client.broker.stop()
 
     run(scenario)

@@ -19,7 +19,14 @@ from millstream.broker.traces.recorder import Recorder
 from millstream.broker.traffic.modes import ModeKeeper
 from millstream.broker.transfer import Target
 from millstream.dead_letters import DeadLetter, ReplayFailure, ReplayInfo
-from millstream.errors import MillstreamError, PayloadTooLarge, TopicNotFound, UnavailableError
+from millstream.errors import (
+    GroupNotFound,
+    MillstreamError,
+    PayloadTooLarge,
+    StorageFailed,
+    TopicNotFound,
+    UnavailableError,
+)
 from millstream.partitioning import key_partition
 from millstream.queues.letters import replay_batch, replay_bytes
 from millstream.queues.replay_plan import Candidate, target_of
@@ -165,14 +172,14 @@ class ReplayJob:
 
     async def _until_well(self, letters: Mapping[Target, Sequence[DeadLetter]]) -> None:
         """Wait while the broker or a target takes nothing."""
-        while (trouble := self._trouble(letters)) and not self.ending.is_set():
+        while (trouble := await self._trouble(letters)) and not self.ending.is_set():
             self.info.status, self.info.reason = "paused", trouble
             self.changed = True
             await self._pause(_LOOK_AGAIN_S)
         if self.info.status == "paused":
             self.info.status, self.info.reason = "running", ""
 
-    def _trouble(self, letters: Mapping[Target, Sequence[DeadLetter]]) -> str:
+    async def _trouble(self, letters: Mapping[Target, Sequence[DeadLetter]]) -> str:
         """Why these letters cannot be sent now; empty when they can."""
         if self._host.modes.publish_refusal is not None:
             return str(self._host.modes.publish_refusal)
@@ -180,7 +187,14 @@ class ReplayJob:
             topic = self._host.topics.registry.find(target.namespace, target.topic)
             if topic is None:
                 continue  # deleted meanwhile: found out when it is sent to
-            failure = self._host.topics.partition_of(topic, target.partition).failed
+            try:
+                failure = self._host.topics.partition_of(topic, target.partition).failed
+                if topic.config.max_depth:
+                    await self._host.queues.open(topic)
+            except StorageFailed as error:
+                failure = str(error)
+            except (TopicNotFound, GroupNotFound):
+                continue
             if failure is not None:
                 return f"partition {target.partition} of topic {target.topic!r} takes nothing: {failure}"
             if topic.config.max_depth and topic.config.overflow == "reject":

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from millstream.broker.groups import Groups
 from millstream.broker.registry import Topic
 from millstream.broker.topics import Topics
-from millstream.dead_letters import DEAD_LETTER_GROUP
-from millstream.errors import InvalidArgument, StorageFailed
+from millstream.errors import GroupNotFound, InvalidArgument, StorageFailed, TopicNotFound
 from millstream.queues.letters import dead_letter_topic
 from millstream.wire import message_calls as calls
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Summaries"]
 
 _LIMIT_MAX: Final = 1_000
+_OPENED_AT_A_TIME: Final = 8
 
 
 class _Host(Protocol):
@@ -54,12 +54,12 @@ class Summaries:
         streams = Counter(name for group in self._host.groups.summaries(namespace) for name in set(group.topics))
         summaries = []
         for topic in found[call.offset : call.offset + call.limit]:
-            await asyncio.sleep(0)  # opening a partition takes a moment; others go first
-            if not topic.deleting:
-                summaries.append(self._summary(topic, streams[topic.name]))
+            await asyncio.sleep(0)
+            with suppress(TopicNotFound, GroupNotFound):  # deleted meanwhile
+                summaries.append(await self._summary(topic, streams[topic.name]))
         return calls.TopicSummaries(topics=summaries, total=len(found))
 
-    def _summary(self, topic: Topic, streams: int) -> calls.TopicSummary:
+    async def _summary(self, topic: Topic, streams: int) -> calls.TopicSummary:
         groups = self._host.queues.registry.on_topic(topic)
         summary = calls.TopicSummary(
             name=topic.name,
@@ -75,11 +75,13 @@ class Summaries:
         )
         unsettled: Counter[str] = Counter()
         for number in range(len(topic.partitions)):
+            if number % _OPENED_AT_A_TIME == 0:
+                await asyncio.sleep(0)  # opening a partition takes a moment; others go first
             with _told_in(summary):
                 self._add(summary, topic, number, groups, unsettled)
         summary.depth = max(unsettled.values(), default=0)
         with _told_in(summary):
-            summary.dead_letters = self._dead_letters(topic)
+            summary.dead_letters = await self._dead_letters(topic)
         return summary
 
     def _add(
@@ -103,16 +105,13 @@ class Summaries:
             summary.leased += counts.leased
             summary.waiting += counts.waiting
 
-    def _dead_letters(self, topic: Topic) -> int:
+    async def _dead_letters(self, topic: Topic) -> int:
         topics, queues = self._host.topics, self._host.queues
         name = dead_letter_topic(topic.name, topic.config.dead_letter_topic)
         if topics.registry.holds_letters(topic):
             name = topic.name
         box = topics.registry.find(topic.namespace, name)
-        if box is None:
-            return 0
-        numbers = [number for number in range(len(box.partitions)) if not topics.is_untouched(box, number)]
-        return sum(queues.part(box, DEAD_LETTER_GROUP, number).depth() for number in numbers)
+        return 0 if box is None else await queues.letters_in(box)
 
 
 @contextmanager

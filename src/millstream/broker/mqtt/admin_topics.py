@@ -11,7 +11,6 @@ from millstream.broker.mqtt import queue_defaults
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.mqtt.subscription import QueueSubscription
 from millstream.broker.registry import Topic
-from millstream.dead_letters import DEAD_LETTER_GROUP
 from millstream.errors import InternalError, InvalidArgument, MillstreamError
 from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import Properties, Publish
@@ -110,24 +109,22 @@ class StatisticsFeed:
         own = self._room.world(who.namespace).own
         topic = broker.topics.registry.get(own.namespace, self._topic)
         groups: Any = await broker.call(own, queue_calls.ListQueues(topic=self._topic))
+        dead_letters = await self._dead_letters(topic)
+        await broker.queues.open(topic)
         return {
             "name": from_topic(topic.name),
             "time_ms": self._room.clock.now_us() // 1000,
             "partitions": len(topic.partitions),
             "depth": broker.queues.depth(topic),
             "groups": [{name: getattr(group, name) for name in _SHOWN} for group in groups],
-            "dead_letters": self._dead_letters(topic),
+            "dead_letters": dead_letters,
         }
 
-    def _dead_letters(self, topic: Topic) -> int:
+    async def _dead_letters(self, topic: Topic) -> int:
         broker = self._room.broker
         name = dead_letter_topic(topic.name, topic.config.dead_letter_topic)
         letters = broker.topics.registry.find(topic.namespace, name)
-        if letters is None:
-            return 0
-        group = broker.queues.registry.implicit(letters, DEAD_LETTER_GROUP)
-        numbers = range(len(letters.partitions))
-        return sum(group.part(number).depth() for number in numbers if not broker.topics.is_untouched(letters, number))
+        return 0 if letters is None else await broker.queues.letters_in(letters)
 
     def close(self) -> None:
         self._closed = True

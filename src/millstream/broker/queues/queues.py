@@ -32,6 +32,7 @@ from millstream.broker.topics import Topics
 from millstream.broker.traces.recorder import Recorder
 from millstream.broker.transfer import Target
 from millstream.clock import Clock
+from millstream.dead_letters import DEAD_LETTER_GROUP
 from millstream.errors import (
     ConnectionLost,
     GroupNotFound,
@@ -323,6 +324,18 @@ class Queues:
                 partition = self.topics.partition_of(topic, number)
                 waiting += partition.high_watermark - partition.log.start_offset
         return waiting
+
+    async def letters_in(self, topic: Topic) -> int:
+        """How many dead letters there are in a topic of them; opens what it looks at, a little at a time."""
+        found = 0
+        for number in range(len(topic.partitions)):
+            if number % _LOOKED_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            if topic.deleting:
+                return 0
+            if not self.topics.is_untouched(topic, number):
+                found += self.part(topic, DEAD_LETTER_GROUP, number).depth()
+        return found
 
     def waiting_since_us(self, topic: Topic) -> int | None:
         """When the oldest message was stored that a group has not handed out; None when there is none."""

@@ -129,6 +129,7 @@ class Why:
         depth = gone = 0
         oldest: tuple[int, QueuePart, int] | None = None
         for number in range(len(group.topic.partitions)):
+            await asyncio.sleep(0)  # opening takes a moment; others go first
             if self._host.queues.topics.is_untouched(group.topic, number):
                 continue
             part = group.part(number)
@@ -158,7 +159,7 @@ class Why:
         if gone:
             told.sentence += _gone(gone, group.topic)
             told.facts["gone"] = gone
-        self._add_limits(told, group.topic)
+        await self._add_limits(told, group.topic)
         return told
 
     async def _oldest(self, part: QueuePart) -> tuple[int, int] | None:
@@ -174,13 +175,15 @@ class Why:
             offset = run.next_offset
             await asyncio.sleep(0)
 
-    def _add_limits(self, told: Explanation, topic: Topic) -> None:
+    async def _add_limits(self, told: Explanation, topic: Topic) -> None:
         """What keeps new messages from coming."""
         refusal = self._host.modes.publish_refusal
         if refusal is not None:
             told.sentence += f" Nothing can be published: {refusal}."
             told.facts["mode"] = str(refusal)
         limit = topic.config.max_depth
+        if limit:
+            await self._host.queues.open(topic)
         if limit and self._host.queues.depth(topic) >= limit:
             then = "gives up its oldest messages" if topic.config.overflow == "evict" else "refuses new messages"
             told.sentence += f" The topic is full, {limit} messages, and {then}."
