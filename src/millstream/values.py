@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from millstream.errors import InvalidArgument
 
-__all__ = ["Encoding", "from_headers", "from_json", "from_raw", "to_headers", "to_json", "to_json_start"]
+__all__ = ["Encoding", "from_header", "from_headers", "from_json", "from_raw", "to_headers", "to_json", "to_json_start"]
 
 #: `auto`, coming in: a string is text, null is null, anything else is JSON.  Going out: JSON if it reads as an object
 #: or a list, else text if it is UTF-8, else base64.
 Encoding = Literal["auto", "text", "json", "base64"]
+
+#: Behind this a header is base64: bytes that are not text, and text that would be taken for that.
+_BYTES: Final = "base64:"
 
 _decode = msgspec.json.Decoder().decode
 _decode_text = msgspec.json.Decoder(str).decode
@@ -98,19 +101,23 @@ def from_headers(headers: Mapping[str, str | list[str]]) -> list[tuple[str, byte
     """Headers of a message; a list stands for a name that occurs several times."""
     pairs: list[tuple[str, bytes]] = []
     for name, value in headers.items():
-        pairs += [
-            (name, from_json(one, "text", what=f"header {name[:100]!r}") or b"")
-            for one in ([value] if isinstance(value, str) else value)
-        ]
+        pairs += [(name, from_header(name, one)) for one in ([value] if isinstance(value, str) else value)]
     return pairs
 
 
+def from_header(name: str, text: str) -> bytes:
+    """The bytes of one header: of its text, or what is base64 behind `base64:`."""
+    if text.startswith(_BYTES):
+        return from_json(text[len(_BYTES) :], "base64", what=f"header {name[:100]!r} behind {_BYTES!r}") or b""
+    return from_json(text, "text", what=f"header {name[:100]!r}") or b""
+
+
 def to_headers(pairs: Iterable[tuple[str, bytes]]) -> dict[str, str | list[str]]:
-    """The other way round; a value that is not text is shown as base64 behind `base64:`."""
+    """The other way round; what is not text, or begins with `base64:` itself, is base64 behind `base64:`."""
     headers: dict[str, str | list[str]] = {}
     for name, data in pairs:
-        shown, encoding = to_json(data, "text")
-        text = f"base64:{shown}" if encoding == "base64" else str(shown)
+        shown, encoding = to_json(data, "base64" if data[: len(_BYTES)] == _BYTES.encode() else "text")
+        text = f"{_BYTES}{shown}" if encoding == "base64" else str(shown)
         before = headers.get(name)
         if isinstance(before, list):
             before.append(text)  # a message may have a hundred thousand of them

@@ -16,6 +16,7 @@ from millstream.errors import InvalidArgument
 
 __all__ = [
     "PriorityOption",
+    "header_value",
     "parse_ahead",
     "parse_duration",
     "parse_headers",
@@ -102,8 +103,21 @@ def parse_pairs(pairs: Iterable[str], option: str) -> dict[str, str]:
     return found
 
 
-def parse_headers(pairs: Iterable[str], option: str = "--header") -> dict[str, str]:
-    return parse_pairs(pairs, option)
+def parse_headers(pairs: Iterable[str], option: str = "--header") -> dict[str, str | bytes]:
+    """The headers of a message."""
+    try:
+        return {name: header_value(name, text) for name, text in parse_pairs(pairs, option).items()}
+    except InvalidArgument as problem:
+        raise UsageProblem(f"{option}: {problem}") from None
+
+
+def header_value(name: str, said: str | bytes) -> str | bytes:
+    """A header as it is printed: text, or base64 behind `base64:`.  Raises InvalidArgument."""
+    if isinstance(said, bytes) or not said.startswith("base64:"):
+        return said
+    from millstream.values import from_header  # here: only commands that talk to a broker pay for it
+
+    return from_header(name, said)
 
 
 def parse_priority(text: str) -> int:

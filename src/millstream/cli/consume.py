@@ -75,9 +75,9 @@ def consume(
 
     A format may name {value}, {key}, {headers}, {topic}, {partition}, {offset}, {timestamp}, {priority} and {id}; \\n
     and \\t are a new line and a tab. With --json each message is one JSON object on a line, where a header that is
-    there several times is a list and one that is not text begins with base64:. With --group, --from only counts where
-    the group has no committed offset yet, and what was printed is committed. Topics and partitions made later are read
-    from their first message.
+    there several times is a list and one that is not text is base64 behind base64:. With --group, --from only counts
+    where the group has no committed offset yet, and what was printed is committed. Topics and partitions made later are
+    read from their first message.
     """
     if group is not None and partition:
         raise UsageProblem("--group assigns partitions by itself; leave out --partition")

@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
-from millstream.cli.arguments import TIME_FORMS, parse_moment
+from millstream.cli.arguments import TIME_FORMS, header_value, parse_moment
 from millstream.cli.failure import UsageProblem
+from millstream.errors import InvalidArgument
 from millstream.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class LineMessage(NamedTuple):
     options: SendOptions = {}  # noqa: RUF012 - nobody writes to it
 
 
-def read_json_lines(lines: Iterable[bytes], key: bytes | None, headers: dict[str, str] | None) -> Iterator[LineMessage]:
+def read_json_lines(lines: Iterable[bytes], key: bytes | None, headers: Headers | None) -> Iterator[LineMessage]:
     """Objects as `millstream consume --json` prints them, too; what they do not say comes from the options."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -102,31 +103,20 @@ def _milliseconds(document: dict[str, Any], name: str, number: int) -> int:
     return said
 
 
-def _headers(document: dict[str, Any], common: dict[str, str], number: int) -> list[tuple[str, str | bytes]]:
+def _headers(document: dict[str, Any], common: Headers, number: int) -> list[tuple[str, str | bytes]]:
     """A list stands for a name that is there several times."""
     found = document.get("headers") or {}
     if not isinstance(found, dict) or not all(map(_is_text, found.values())):
         raise UsageProblem(f"line {number} has headers that are not names with texts")
-    said = {name: [text] if isinstance(text, str) else text for name, text in {**common, **found}.items()}
-    return [(name, _header_value(text)) for name, texts in said.items() for text in texts]
+    said = {name: [text] if isinstance(text, str | bytes) else text for name, text in {**common, **found}.items()}
+    try:
+        return [(name, header_value(name, text)) for name, texts in said.items() for text in texts]
+    except InvalidArgument as problem:
+        raise UsageProblem(f"line {number}: {problem}") from None
 
 
 def _is_text(said: object) -> bool:
     return isinstance(said, str) or (isinstance(said, list) and all(isinstance(text, str) for text in said))
-
-
-def _header_value(text: str) -> str | bytes:
-    """`base64:` is how bytes that are not text are printed; any other text that begins so is what it says."""
-    if not text.startswith("base64:"):
-        return text
-    try:
-        data = base64.b64decode(text.removeprefix("base64:"), validate=True)
-        data.decode()
-    except UnicodeDecodeError:
-        return data
-    except ValueError:
-        return text
-    return text
 
 
 def _bytes(document: dict[str, Any], name: str, number: int) -> bytes | None:

@@ -34,7 +34,7 @@ from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client import Client, Receipt
-    from millstream.client.values import SendOptions
+    from millstream.client.values import Headers, SendOptions
 
 __all__ = ["EPILOG", "publish"]
 
@@ -69,7 +69,8 @@ def publish(
         str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every message: same key, same order.")
     ] = None,
     header: Annotated[
-        list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be repeated.")
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header, or base64:...; may be repeated."),
     ] = None,
     file: Annotated[
         Path | None,
@@ -184,7 +185,7 @@ def _publish_values(
     topic: str,
     bodies: Sequence[bytes | None],
     key: bytes | None,
-    headers: dict[str, str] | None,
+    headers: Headers | None,
     options: SendOptions,
     *,
     as_json: bool,
@@ -288,9 +289,7 @@ def _size(stream: BinaryIO) -> int | None:
         return None
 
 
-def _from_keyed_lines(
-    lines: Iterable[bytes], separator: bytes, headers: dict[str, str] | None
-) -> Iterator[LineMessage]:
+def _from_keyed_lines(lines: Iterable[bytes], separator: bytes, headers: Headers | None) -> Iterator[LineMessage]:
     if not separator:
         raise UsageProblem("--key-separator must not be empty")
     for number, line in enumerate(lines, 1):

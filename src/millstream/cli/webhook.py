@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.text import Text
 
-from millstream.cli.arguments import parse_headers, parse_span
+from millstream.cli.arguments import parse_pairs, parse_span
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
 from millstream.cli.failure import UsageProblem
@@ -111,7 +111,7 @@ def _settings(
 ) -> WebhookSettings:
     settings: WebhookSettings = {}
     if header:
-        settings["headers"] = dict(parse_headers(header))
+        settings["headers"] = parse_pairs(header, "--header")
     if concurrency is not None:
         settings["concurrency"] = concurrency
     if rate is not None:

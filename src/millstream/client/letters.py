@@ -97,10 +97,13 @@ def purge_call(
 
 
 def replay_call(ids: Iterable[str], everything: bool, dry_run: bool, options: ReplayOptions) -> ReplayLetters:
-    texts = {
-        name: text.decode() if isinstance(text, bytes) else text
-        for name, text in (options.get("set_headers") or {}).items()
-    }
+    try:
+        texts = {
+            name: text.decode() if isinstance(text, bytes) else text
+            for name, text in (options.get("set_headers") or {}).items()
+        }
+    except UnicodeDecodeError:
+        raise InvalidArgument("a replay sets headers to text only, and one of these is not") from None
     edit = LetterEdit(
         value=value_bytes(options.get("value")),
         set_headers=texts,

@@ -97,6 +97,17 @@ def test_a_replay_is_planned_run_edited_and_reported(http: httpx.Client, client:
     assert leased[0]["headers"]["by"] == "me"
 
 
+def test_a_replay_sets_headers_to_text_however_it_is_written_and_to_nothing_else(http: httpx.Client) -> None:
+    def planned(text: str) -> httpx.Response:
+        body = {"everything": True, "dry_run": True, "edit": {"set_headers": {"by": text}}}
+        return http.post("/dead-letters/replays", json=body)
+
+    assert planned("base64:bWU=").status_code == 200
+    refused = planned("base64:/w==")
+    assert (refused.status_code, refused.json()["code"]) == (400, "INVALID_ARGUMENT")
+    assert "header 'by' is not text" in refused.text
+
+
 def test_a_replay_can_be_aborted(http: httpx.Client, client: Client) -> None:
     bury(client, "endless", b"1", b"2", b"3")
     body = {"filter": {"topic": "endless"}, "rate": 0.01}

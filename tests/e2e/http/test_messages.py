@@ -52,6 +52,23 @@ def browse(http: httpx.Client, topic: str, **options: Any) -> list[dict[str, Any
 # --- publishing --------------------------------------------------------------------------------------------------
 
 
+def test_headers_that_are_bytes_go_in_as_they_come_out(http: httpx.Client, client: Client) -> None:
+    pairs = [("sum", b"\xff\x00"), ("flag", b"\x01"), ("said", b"base64:AQ=="), ("tag", b"a"), ("tag", b"\xfe")]
+    client.publish("bytes", "first", headers=pairs)
+    [shown] = browse(http, "bytes")
+    publish(http, "bytes", {"value": "again", "headers": shown["headers"]})
+    query = {"header": ["sum=base64:/wA=", "flag=\x01", "said=base64:YmFzZTY0OkFRPT0=", "tag=a", "tag=base64:/g=="]}
+    answer = http.post("/topics/bytes/messages", content=b"raw", params=query, headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 200, answer.text
+    assert [message.headers for message in client.browse("bytes")] == [pairs] * 3
+
+
+def test_a_header_that_is_no_base64_where_it_says_so_is_refused(http: httpx.Client) -> None:
+    answer = http.post("/topics/bytes/messages", json={"value": "x", "headers": {"sum": "base64:%"}})
+    assert (answer.status_code, answer.json()["code"]) == (400, "INVALID_ARGUMENT")
+    assert "header 'sum'" in answer.text
+
+
 def test_one_message_gets_one_receipt(http: httpx.Client, client: Client) -> None:
     [receipt] = publish(http, "one", {"value": "hello", "key": "k", "headers": {"a": "1", "b": ["2", "3"]}})
     [message] = client.browse("one")

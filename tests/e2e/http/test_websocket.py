@@ -104,6 +104,17 @@ def refused(broker: BrokerForTests, path: str = "/api/v1/ws", **options: Any) ->
 # --- what it is for ----------------------------------------------------------------------------------------------
 
 
+def test_headers_that_are_bytes_go_in_as_they_come_out(broker: BrokerForTests, client: Client) -> None:
+    pairs = [("sum", b"\xff\x00"), ("said", b"base64:AQ=="), ("tag", b"a"), ("tag", b"\xfe")]
+    client.create_topic("bytes")
+    with open_socket(broker) as worker:
+        worker.result(type="subscribe", patterns=["bytes"])
+        client.publish("bytes", "first", headers=pairs)
+        [shown] = worker.messages(1)
+        worker.result(type="publish", topic="bytes", messages={"value": "again", "headers": shown["headers"]})
+    assert [message.headers for message in client.browse("bytes")] == [pairs] * 2
+
+
 def test_subscribe_and_publish(broker: BrokerForTests, client: Client) -> None:
     client.create_topic("news.sport")
     with open_socket(broker) as reader, open_socket(broker) as writer:

@@ -29,7 +29,7 @@ from millstream.server.http.outgoing import (
 )
 from millstream.server.http.router import Router
 from millstream.server.http.site import FAMILIES
-from millstream.values import Encoding, from_json, from_raw, to_headers, to_json, to_json_start
+from millstream.values import Encoding, from_headers, from_json, from_raw, to_headers, to_json, to_json_start
 
 NOW_US = 1_700_000_000_000_000
 ENCODINGS: tuple[Encoding, ...] = ("auto", "text", "json", "base64")
@@ -124,6 +124,22 @@ def test_headers_that_repeat_are_a_list_and_bytes_are_marked() -> None:
         "a": ["1", "2", "3"],
         "b": "base64:/w==",
     }
+
+
+@pytest.mark.parametrize("data", [b"", b"text", b"\x01", b"\xff", b"base64:", b"base64:/w==", b"base64:no", b"base64"])
+def test_a_header_that_is_shown_and_sent_again_is_the_same_to_the_byte(data: bytes) -> None:
+    pairs = [("one", data), ("two", data), ("two", b"other")]
+    assert from_headers(to_headers(pairs)) == pairs
+
+
+def test_a_header_is_bytes_where_base64_is_said_and_refused_where_it_is_not_that() -> None:
+    assert from_headers({"a": "base64:AQ==", "b": ["base64:", "base 64"]}) == [
+        ("a", b"\1"),
+        ("b", b""),
+        ("b", b"base 64"),
+    ]
+    with pytest.raises(InvalidArgument, match="header 'sum' behind 'base64:' is not base64"):
+        from_headers({"sum": "base64:no"})
 
 
 def test_headers_of_one_name_take_no_longer_each_where_there_are_many() -> None:

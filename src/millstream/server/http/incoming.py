@@ -34,7 +34,7 @@ class ShownMessage(msgspec.Struct, kw_only=True, gc=False):
     encoding: str
     #: Bytes of the value, also of one that is not shown as a whole.
     size: int
-    #: A list stands for a name that occurs several times; what is not text is base64 behind `base64:`.
+    #: A list stands for a name that occurs several times; what is not text, or begins so, is base64 behind `base64:`.
     headers: dict[str, str | list[str]]
     #: When it was made, by its producer's clock, and when it was stored.
     timestamp_ms: int

@@ -25,7 +25,7 @@ class Content(msgspec.Struct, kw_only=True):
     encoding: str
     #: Bytes of the value, also of one that is not shown as a whole.
     size: int
-    #: A list stands for a name that occurs several times; what is not text is base64 behind `base64:`.
+    #: A list stands for a name that occurs several times; what is not text, or begins so, is base64 behind `base64:`.
     headers: dict[str, str | list[str]]
     priority: int
 

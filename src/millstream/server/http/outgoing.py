@@ -12,7 +12,7 @@ from millstream.entries import AnyEntry, Entry, broker_options, lane_of
 from millstream.errors import InvalidArgument, MillstreamError, PayloadTooLarge
 from millstream.headers import encode_headers
 from millstream.records import PRIORITY_DEFAULT
-from millstream.values import Encoding, from_headers, from_json, from_raw
+from millstream.values import Encoding, from_header, from_headers, from_json, from_raw
 
 __all__ = [
     "MESSAGES_MAX",
@@ -47,6 +47,7 @@ class NewMessage(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     #: Text, JSON or base64: see `encoding`.  null is a deletion marker and needs a key.
     value: msgspec.Raw
     key: str | None = None
+    #: A list stands for a name that occurs several times; behind `base64:` is base64.
     headers: dict[str, str | list[str]] | None = None
     #: Of the value.  `auto`: a string is text, anything else is JSON, stored as it was sent.
     encoding: Encoding = "auto"
@@ -80,7 +81,7 @@ class PublishQuery(FsyncQuery, forbid_unknown_fields=True):
     """Everything but `fsync` is for bodies that are not JSON."""
 
     key: str | None = None
-    #: `name=value`; may be repeated.
+    #: `name=value`; may be repeated.  Behind `name=base64:` is base64.
     header: list[str] = []
     partition: Count | None = None
     priority: str | None = None
@@ -208,7 +209,7 @@ def raw_message(
         name, equals, content = text.partition("=")
         if not name or not equals:
             raise InvalidArgument(f"header {text[:80]!r} is not of the form name=value")
-        headers.append((name, content.encode()))
+        headers.append((name, from_header(name, content)))
     key = None if query.key is None else query.key.encode()
     entry = make_entry(body, key, _added(headers, extra), query, now_us)
     return [entry], None if query.partition is None else [query.partition]

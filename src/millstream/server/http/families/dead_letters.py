@@ -15,10 +15,11 @@ from millstream.dead_letters import (
     LetterStatistics,
     ReplayInfo,
 )
+from millstream.errors import InvalidArgument
 from millstream.server.http.endpoints import Exchange, Family, NoQuery, page
 from millstream.server.http.message_view import Content, content, view_of
 from millstream.server.http.parameters import Count, Limit, Page, TimeMs
-from millstream.values import Encoding, from_json
+from millstream.values import Encoding, from_header, from_json
 from millstream.wire import letter_calls as calls
 
 __all__ = ["family"]
@@ -224,7 +225,7 @@ async def replay_letters(exchange: Exchange[NoQuery, ReplayBody]) -> Any:
     body = exchange.body
     edit = LetterEdit(
         value=from_json(body.edit.value, body.edit.encoding) if body.edit.value is not None else None,
-        set_headers=body.edit.set_headers,
+        set_headers={name: _as_text(name, text) for name, text in body.edit.set_headers.items()},
         remove_headers=body.edit.remove_headers,
     )
     return await exchange.call(
@@ -268,3 +269,10 @@ def _filter(query: LetterQuery | Filter, headers: Headers) -> LetterFilter:
 def _view(letter: DeadLetter, encoding: Encoding) -> LetterView:
     shown = content(letter.key, letter.value, letter.headers, encoding, letter.value_bytes)
     return view_of(LetterView, letter, timestamp_ms=letter.timestamp_us // 1000, **shown)
+
+
+def _as_text(name: str, text: str) -> str:
+    try:
+        return from_header(name, text).decode()
+    except UnicodeDecodeError:
+        raise InvalidArgument(f"header {name[:100]!r} is not text: a replay sets headers to text only") from None
