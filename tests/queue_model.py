@@ -312,6 +312,8 @@ class QueueModel:
             found = list(self.ledger.offsets(state, end))
             assert found == sorted(set(found))
             assert {offset for offset in found if offset in self.messages} == where[state], state
+            if state == READY:
+                assert self.ledger.first_ready(end) == next(iter(found), None)
         settled = {offset for offset in self.messages if offset in self.ledger.settled}
         assert settled == where[SETTLED] | where[DEAD]
         counts = self.ledger.counts(end)

@@ -15,7 +15,7 @@ from millstream.queues.records import NEVER, Lease, LogSource, Parcel, Whereabou
 from millstream.queues.returned import YIELD_US
 from millstream.queues.why import Surroundings
 
-__all__ = ["look", "offsets_in", "surroundings"]
+__all__ = ["first_ready", "look", "offsets_in", "surroundings"]
 
 #: How many offsets are looked at in one go.
 _WINDOW: Final = 65_536
@@ -49,6 +49,14 @@ def offsets_in(book: Book, leases: Leases, state: str, end: int) -> Iterator[int
     assert state == "ready", f"no list is kept of what is {state}"
     fresh = (offset for start, bits in _fresh(book, end) for offset in offsets_of(start, bits))
     return merge(_in_order(book.returned.ready_parcels()), fresh)
+
+
+def first_ready(book: Book, end: int) -> int | None:
+    """The first that is ready, without a look at the others: there may be as many parcels as messages."""
+    fresh, again = book.taken.floor, book.returned.first()
+    if again is None or fresh < min(again, end):
+        return fresh if fresh < end else None
+    return again
 
 
 def surroundings(book: Book, leases: Leases, dispenser: Dispenser, offset: int, source: LogSource) -> Surroundings:

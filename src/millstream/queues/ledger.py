@@ -26,7 +26,7 @@ from millstream.durations import format_ms
 from millstream.queues.book import Book
 from millstream.queues.dispenser import Dispenser
 from millstream.queues.facts import returned_fact, settled_below, start_fact
-from millstream.queues.inspection import look, offsets_in, surroundings
+from millstream.queues.inspection import first_ready, look, offsets_in, surroundings
 from millstream.queues.intake import Request
 from millstream.queues.leases import SPAN_MAX, Handout, Leases
 from millstream.queues.moment import Moment
@@ -580,6 +580,9 @@ class Ledger:
     def offsets(self, state: str, end: int) -> Iterator[int]:
         """The offsets that are ready, leased or waiting, in order (for peeking)."""
         return offsets_in(self._book, self._leases, state, end)
+
+    def first_ready(self, end: int) -> int | None:
+        return first_ready(self._book, end)
 
     def explain(self, offset: int, source: LogSource, situation: Situation, now_us: int) -> Reason:
         """Why a message is not being delivered right now."""

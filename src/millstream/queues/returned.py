@@ -180,6 +180,10 @@ class Returned:
         heap = self._oldest_heap()
         return None if heap is None else heap[0][0]
 
+    def first(self) -> int | None:
+        """The first offset that is ready, held back or not."""
+        return min((offset for offset in (self.oldest(), *self._held) if offset is not None), default=None)
+
     def clear(self) -> None:
         self._waiting.clear()
         self._ready.clear()

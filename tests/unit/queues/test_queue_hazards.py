@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -252,3 +253,17 @@ def test_who_had_messages_and_must_have_them_again_gets_them_however_far_apart_t
     came_back = _scattered(ledger, log)
     wanted = [(offset, offset + 1) for offset in came_back]
     assert sorted(granted(ledger.retake(log, wanted, consumer="ann", now_us=SECOND))) == came_back
+
+
+def test_the_oldest_of_many_that_came_back_one_by_one_is_found_at_once() -> None:
+    log, ledger = FakeLog(), make_ledger()
+    log.add(20_000)
+    for _ in range(20_000):
+        (lease,) = ledger.lease(log, consumer="c", want=1, now_us=0).leases
+        ledger.nack(lease.nonce, now_us=0, retry_after_ms=1000)
+    assert ledger.first_ready(log.end) is None
+    ledger.expire(2 * SECOND)
+    began_s = time.process_time()
+    for _ in range(1000):  # as for every publish to a topic that evicts
+        assert ledger.first_ready(log.end) == 0
+    assert time.process_time() - began_s < 1

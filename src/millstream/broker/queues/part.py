@@ -409,7 +409,7 @@ class QueuePart:
 
     def evict(self, count: int) -> int:
         """Give up the oldest messages that are ready, as many as are about as old as the first; returns how many."""
-        offset = next(self.ledger.offsets("ready", self.end), None)
+        offset = self.ledger.first_ready(self.end)
         run = self._source.batch_at(offset) if offset is not None else None
         if run is not None and offset is not None:
             count = min(count, run.next_offset - offset)
@@ -495,6 +495,6 @@ class QueuePart:
 
     def ready_since_us(self) -> int | None:
         """When the oldest message was stored that is ready; None when there is none, or it cannot be read right now."""
-        offset = next(self.ledger.offsets("ready", self._source.end), None)
+        offset = self.ledger.first_ready(self._source.end)
         run = self._source.batch_at(offset) if offset is not None else None
         return run.append_time_us if run is not None else None
