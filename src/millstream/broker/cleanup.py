@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from itertools import islice
 from math import inf
 from typing import Any, Final, Protocol
 
@@ -32,6 +31,8 @@ _log = structlog.get_logger("millstream.cleanup")
 _STATE_CONFIG: Final = TopicConfig(cleanup="compact", tombstone_retention_ms=0, retention_ms=0)
 #: Partitions that nobody uses are looked after a few at a time: each costs a scan of its tail.
 _IDLE_PER_ROUND: Final = 200
+#: To know whether a partition has files takes a look at the disk, and ten thousand may have none.
+_LOOKS_AT_A_TIME: Final = 100
 #: Segments that are rolled before they are full: each costs a few syncs.  Ten thousand topics that were made together
 #: take turns; where there are many with tiny limits, their segments become larger than they should.
 _ROLLS_PER_ROUND: Final = 200
@@ -78,13 +79,18 @@ class Cleanup:
         for topic, partition in self._in_turn():
             await self._tend(partition, topic.config, topic, tended=round_)
         # Nobody reads these, but their messages grow old all the same.
-        tended = 0
-        for topic, number in islice(self._idle, _IDLE_PER_ROUND):
+        left = _IDLE_PER_ROUND
+        for looks, (topic, number) in enumerate(self._idle, 1):
             if self._stopping.is_set():
                 return
-            await self._tend_stored(topic, number, tended=round_)
-            tended += 1
-        if tended < _IDLE_PER_ROUND:
+            before = round_.partitions
+            problem = await self._tend_stored(topic, number, tended=round_)
+            left -= problem is not None or round_.partitions > before
+            if not left:
+                break
+            if looks % _LOOKS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        else:
             self._idle = self._host.topics.idle_partitions()  # all done: the next round begins anew
         self._host.queues.warn_of_removed()
         now_ms = self._host.patience.now_us() // 1000
@@ -103,12 +109,15 @@ class Cleanup:
         What is worth a rewrite is decided as ever, except that somebody asked for it: any dead weight is enough.
         Raises StorageFailed if a partition of that one topic cannot be opened, when the others are done.
         """
-        tended, failure = Tended(), None
+        tended, failure, looks = Tended(), None, 0
         if topic is None:
             for log in self._state_logs:
                 await self._tend(log.partition, _STATE_CONFIG, tended=tended, roll=roll, dirty_share_min=0)
         for some in [topic] if topic is not None else list(self._host.topics.registry.all_topics()):
             for number in range(len(some.partitions)):
+                looks += 1
+                if looks % _LOOKS_AT_A_TIME == 0:
+                    await asyncio.sleep(0)
                 if not some.deleting and not self._stopping.is_set():
                     problem = await self._tend_stored(some, number, tended=tended, roll=roll, dirty_share_min=0)
                     failure = failure or problem

@@ -216,16 +216,11 @@ class Topics:
         return total
 
     def idle_partitions(self) -> Iterator[tuple[Topic, int]]:
-        """Partitions with files that nobody has used since the broker started."""
+        """Partitions that nobody has used since the broker started; many of them may have no files at all."""
         for topic in list(self.registry.all_topics()):
-            if not topic.deleting and topic.config.mode != "ephemeral":
+            if topic.config.mode != "ephemeral":
                 for number in range(len(topic.partitions)):
-                    try:
-                        untouched = self.is_untouched(topic, number)
-                    except StorageFailed as error:  # the others behind it are well
-                        _log.error("a partition cannot be looked after", topic=topic.name, reason=str(error))
-                        continue
-                    if not topic.deleting and topic.partitions[number] is None and not untouched:
+                    if not topic.deleting and topic.partitions[number] is None:
                         yield topic, number
 
     def close_idle(self, topic: Topic, number: int) -> None:

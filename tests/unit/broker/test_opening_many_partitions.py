@@ -373,3 +373,34 @@ def test_a_depth_limit_holds_also_where_one_of_many_partitions_cannot_be_opened(
         await client.broker.stop()
 
     run(scenario)
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["a round", "at once"])
+def test_cleanup_of_many_partitions_without_files_lets_others_go_first(
+    monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        await client.call(calls.CreateTopic(name="untouched", partitions=1000))
+        await client.call(calls.CreateTopic(name="used"))
+        await client.send([b"x"], topic="used")
+        topics = client.broker.topics
+        looks = [0]
+        is_untouched = topics.is_untouched
+
+        def counted(topic: Topic, number: int) -> bool:
+            looks[-1] += 1
+            return is_untouched(topic, number)
+
+        monkeypatch.setattr(topics, "is_untouched", counted)
+        cleanup = client.broker._life.cleanup
+        task = asyncio.ensure_future(cleanup.tend_now(None, roll=False) if asked else cleanup.run())
+        while not task.done():
+            looks.append(0)
+            await asyncio.sleep(0)
+        await task
+        assert sum(looks) >= 1000, "each of them may have files"
+        assert max(looks) <= 100
+        await client.broker.stop()
+
+    run(scenario)

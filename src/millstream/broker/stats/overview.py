@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from heapq import nlargest
 from typing import Final
 
 from millstream.broker.stats.rates import NO_PACE, Pace
@@ -79,9 +80,8 @@ def busiest_topics(survey: Survey, paces: Paces, limit: int) -> list[calls.Topic
         pace = paces.get((row.namespace, row.topic), NO_PACE)
         return pace.published + pace.consumed, row.depth, row.messages
 
-    rows = sorted(survey.topics, key=lambda row: (*(-number for number in business(row)), row.namespace, row.topic))
     found = []
-    for row in rows[:limit]:
+    for row in nlargest(limit, sorted(survey.topics, key=lambda row: (row.namespace, row.topic)), key=business):
         pace = paces.get((row.namespace, row.topic), NO_PACE)
         found.append(
             calls.TopicActivity(
