@@ -254,6 +254,24 @@ def test_a_scope_bounds_publishing_reading_leasing_and_subscribing(
     assert client.dead_letters.list(topic="orders.eu") == []
 
 
+def test_what_a_key_may_know_of_one_group_takes_no_look_at_the_others(
+    broker: BrokerForTests, admin: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic("bills.eu")
+    broker.run(
+        broker.broker.groups.commit(
+            "default",
+            calls.CommitOffsets(group="g", offsets=[calls.OffsetEntry(topic="bills.eu", partition=0, offset=0)]),
+        )
+    )
+    monkeypatch.setattr(broker.broker.groups, "summaries", lambda _namespace: pytest.fail("it looked at all of them"))
+    key = key_for(broker, "read", scopes=["default:bills.#"])
+    assert broker.connect(key=key).committed("g")
+    other = broker.connect(key=key_for(broker, "read", scopes=["default:invoices"]))
+    with pytest.raises(Forbidden):
+        other.committed("g")
+
+
 def test_lists_show_what_a_key_may_see(broker: BrokerForTests, admin: millstream.Client) -> None:
     admin.create_namespace("hidden")
     for topic in ("seen.a", "unseen.a"):

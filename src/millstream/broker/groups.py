@@ -365,7 +365,8 @@ class Groups:
         count = self._host.partition_counts(namespace).get(call.topic)
         if count is None:
             raise TopicNotFound(f"topic {check_topic(call.topic)!r} does not exist in namespace {namespace!r}")
-        numbers = range(count) if call.partitions is None else call.partitions
+        # Each once: a frame has room for millions of numbers.
+        numbers = range(count) if call.partitions is None else dict.fromkeys(call.partitions)
         if any(not 0 <= number < count for number in numbers):
             raise PartitionNotFound(f"topic {call.topic!r} has partitions 0 to {count - 1}")
         partitions = [TopicPartition(call.topic, number) for number in numbers]
@@ -438,6 +439,11 @@ class Groups:
     def summaries(self, namespace: str) -> list[calls.GroupSummary]:
         groups = [group for _, group in sorted(self._groups.items()) if group.namespace == namespace]
         return [summary_of(group) for group in groups if group.recorded]
+
+    def topics_of(self, namespace: str, name: str) -> list[str]:
+        """What a group reads, or has read; nothing if there is no such group."""
+        group = self._groups.get((namespace, name))
+        return [] if group is None or not group.recorded else summary_of(group).topics
 
     def standings(self) -> Iterator[Standing]:
         """Every group, with the partitions that it reads and how far it has got in each."""

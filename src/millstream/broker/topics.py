@@ -36,6 +36,7 @@ _log = structlog.get_logger("millstream.topics")
 _SHORT_TAIL_BYTES: Final = 1024 * 1024
 #: How often the broker says how far it is, while clients wait.
 _SAY_AGAIN_US: Final = 2_000_000
+_NAMES_AT_A_TIME: Final = 500
 _RECOVERY_THREADS: Final = 4  # more only wait for the same disk
 
 
@@ -329,7 +330,9 @@ class Topics:
         """What clients need to publish; makes missing topics when asked to and allowed to."""
         answer: list[calls.TopicMetadata] = []
         settings = self._opener.settings.topics
-        for name in call.topics:
+        for looks, name in enumerate(call.topics):
+            if looks % _NAMES_AT_A_TIME == _NAMES_AT_A_TIME - 1:
+                await asyncio.sleep(0)
             topic = self.registry.find(namespace, name)
             if topic is None and call.create and settings.auto_create:
                 self._check_first(name, call)

@@ -404,3 +404,45 @@ def test_cleanup_of_many_partitions_without_files_lets_others_go_first(
         await client.broker.stop()
 
     run(scenario)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        calls.ListOffsets(topic="orders", at="latest", partitions=[0] * 100_000),
+        calls.ResetOffsets(group="g", topic="orders", to="earliest", partitions=[0] * 100_000),
+    ],
+    ids=["list", "reset"],
+)
+def test_a_partition_that_is_named_again_and_again_is_looked_at_once(call: object) -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        await client.call(calls.CreateTopic(name="orders"))
+        begin = calls.OffsetEntry(topic="orders", partition=0, offset=0)
+        await client.call(calls.CommitOffsets(group="g", offsets=[begin]))
+        asking = asyncio.ensure_future(client.call(call))
+        turns = 0
+        while not asking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert len(await asking) == 1  # type: ignore[arg-type]
+        assert turns < 1000
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_many_names_in_one_question_let_others_go_first() -> None:
+    async def scenario() -> None:
+        client = await started(SimulatedStorage())
+        await client.call(calls.CreateTopic(name="orders"))
+        asking = asyncio.ensure_future(client.call(calls.Metadata(topics=["orders"] * 50_000)))
+        turns = 0
+        while not asking.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert len(await asking) == 50_000  # type: ignore[arg-type]
+        assert turns >= 100
+        await client.broker.stop()
+
+    run(scenario)

@@ -229,7 +229,7 @@ class AccessControl:
         if need.kind == "message":
             topics = self._topics_of_message(namespace, need.name)
         elif need.kind == "group":
-            topics = self._topics_of_group(namespace, need.name)
+            topics = self._host.groups.topics_of(namespace, need.name)
         else:
             topics = self._topics_of_repeating(namespace, need.name)
         return [(namespace, topic) for topic in topics or [ANYWHERE]]
@@ -242,9 +242,6 @@ class AccessControl:
         place_of = self._host.topics.registry.place_of
         found = place_of(uid) or place_of(schedule_uid(uid))
         return [found[0].name] if found is not None and found[0].namespace == namespace else []
-
-    def _topics_of_group(self, namespace: str, group: str) -> list[str]:
-        return next((summary.topics for summary in self._host.groups.summaries(namespace) if summary.name == group), [])
 
     def _topics_of_repeating(self, namespace: str, name: str) -> list[str]:
         try:
