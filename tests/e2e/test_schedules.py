@@ -13,6 +13,7 @@ import pytest
 import millstream
 from millstream import aio
 from millstream.broker.schedules.log import ScheduleLog
+from millstream.broker.schedules.recurring import Recurring
 from millstream.client import Client, Message, Outgoing
 from millstream.config import Settings
 from millstream.errors import (
@@ -23,6 +24,7 @@ from millstream.errors import (
 )
 from millstream.headers import encode_headers
 from millstream.ids import SCHEDULES
+from millstream.schedules.recurring import RecurringSchedule
 from millstream.testing.broker import BrokerForTests, BrokerProcess
 from millstream.wire.queue_calls import Explain, Explanation
 from tests.native import NativeClient
@@ -508,6 +510,30 @@ def test_a_paused_schedule_waits_and_does_not_make_up_for_the_pause(broker: Brok
     assert client.schedules.pause("tick").next_ms == 0
     broker.clock.advance("5m")
     assert client.schedules.show_repeating("tick").published == 1
+
+
+def test_schedules_that_occur_at_the_same_time_are_published_at_the_same_time(
+    broker: BrokerForTests, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"tick-{number}" for number in range(20)]
+    publish, under_way, most = Recurring._publish, 0, 0
+
+    async def counted(recurring: Recurring, schedule: RecurringSchedule, at_ms: int) -> bool:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await publish(recurring, schedule, at_ms)
+        finally:
+            under_way -= 1
+
+    far_from_an_occurrence(broker)
+    for name in names:
+        client.schedules.repeat(name, "ticks", "* * * * *", name)
+    monkeypatch.setattr(Recurring, "_publish", counted)
+    broker.clock.advance("1m")
+    eventually(lambda: sorted(values(client, "ticks")) == sorted(names))
+    assert most == len(names)
 
 
 def test_after_a_downtime_the_latest_occurrence_is_made_up_for(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ _log = structlog.get_logger("millstream.schedules")
 _SEQUENCE: Final = 0xFFFF_FFFF
 _RETRY_S: Final = 1.0
 _ALARM_S_MAX: Final = 3600.0
+#: Schedules that publish at the same time.
+_AT_A_TIME: Final = 200
 _PRIORITY_MAX: Final = 4
 #: All of them are in memory, with their messages.
 _SCHEDULES_MAX: Final = 10_000
@@ -130,14 +132,12 @@ class Recurring:
         try:
             await self._follow_clock()
             now_ms = self._clock.now_us() // 1000
-            for key in [key for key, at_ms in self._upcoming.items() if at_ms <= now_ms]:
+            due = [key for key, at_ms in self._upcoming.items() if at_ms <= now_ms]
+            for some in (due[at : at + _AT_A_TIME] for at in range(0, len(due), _AT_A_TIME)):
                 if self._closed or self._host.modes.publish_refusal is not None:
                     pause_s = _RETRY_S
                     break
-                try:
-                    await self._catch_up(key)
-                except MillstreamError as error:
-                    _log.warning("a recurring schedule waits", name=key[1], reason=str(error))
+                if not await self._catch_up_with(some):
                     pause_s = _RETRY_S
         except MillstreamError as error:
             _log.warning("recurring schedules wait", reason=str(error))
@@ -159,16 +159,26 @@ class Recurring:
                 _log.warning("the clock was set back; recurring schedules go on by it", schedules=len(changed))
                 await self._record_all(changed)
 
-    async def _catch_up(self, key: tuple[str, str]) -> None:
+    async def _catch_up_with(self, keys: Sequence[tuple[str, str]]) -> bool:
+        """Publish what is due, of different schedules at the same time, to share the disk's; whether all went well."""
         async with self._changing:
-            schedule = self._schedules.get(key)
-            if schedule is None:
-                return
-            due, done_ms = occurrences(schedule, self._clock.now_us() // 1000)
-            for at_ms in due:
-                schedule = await self._occur(schedule, at_ms)
-            if schedule.done_ms < done_ms:
-                await self._record(msgspec.structs.replace(schedule, done_ms=done_ms))
+            problems = await asyncio.gather(*map(self._catch_up, keys), return_exceptions=True)
+        for key, problem in zip(keys, problems, strict=True):
+            if isinstance(problem, MillstreamError):
+                _log.warning("a recurring schedule waits", name=key[1], reason=str(problem))
+            elif problem is not None:
+                _log.error("a recurring schedule failed", name=key[1], exc_info=problem)
+        return not any(problems)
+
+    async def _catch_up(self, key: tuple[str, str]) -> None:
+        schedule = self._schedules.get(key)
+        if schedule is None:
+            return
+        due, done_ms = occurrences(schedule, self._clock.now_us() // 1000)
+        for at_ms in due:
+            schedule = await self._occur(schedule, at_ms)
+        if schedule.done_ms < done_ms:
+            await self._record(msgspec.structs.replace(schedule, done_ms=done_ms))
 
     async def _occur(self, schedule: RecurringSchedule, at_ms: int) -> RecurringSchedule:
         try:
