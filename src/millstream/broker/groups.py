@@ -104,6 +104,8 @@ class Groups:
         self._draw_suffix = draw_suffix
         self._groups_max = groups_max
         self._groups: dict[_GroupKey, Group] = {}
+        #: Which members each connection speaks for.
+        self._reached: dict[Callable[[object], None], set[tuple[Group, str]]] = {}
         self._expired_at_ms = clock.monotonic_ms()
 
     # --- recovery ------------------------------------------------------------------------------------------------
@@ -172,7 +174,7 @@ class Groups:
                 await self._begin_at_ends(group, newly_covered(group.state, call.topics, topics))
             await self._apply(group, transition, why, member=command.member_id, client=client_id, address=address)
             group.sessions.touch(command.member_id, now_ms=self._clock.monotonic_ms())
-            group.push[command.member_id] = push
+            self._reach(group, command.member_id, push)
         return assignment_of(transition.reply)
 
     async def _begin_at_ends(self, group: Group, partitions: Iterable[TopicPartition]) -> None:
@@ -209,7 +211,7 @@ class Groups:
             )
             await self._apply(group, transition, "a heartbeat", member=call.member_id)
             group.sessions.touch(call.member_id, generation=call.generation, now_ms=self._clock.monotonic_ms())
-            group.push[call.member_id] = push
+            self._reach(group, call.member_id, push)
         return assignment_of(transition.reply)
 
     async def leave(self, namespace: str, call: calls.LeaveGroup, *, permanent: bool = False) -> None:
@@ -286,9 +288,23 @@ class Groups:
 
     def disconnected(self, push: Callable[[object], None]) -> None:
         """A connection ended.  Its members stay until their session runs out: most of them come back."""
-        for group in self._groups.values():
-            for member_id in [member_id for member_id, known in group.push.items() if known == push]:
-                del group.push[member_id]
+        for group, member_id in list(self._reached.get(push, ())):
+            self._lose(group, member_id)
+
+    def _reach(self, group: Group, member_id: str, push: Callable[[object], None]) -> None:
+        """A member is heard of, by this connection."""
+        if group.push.get(member_id) != push:
+            self._lose(group, member_id)
+            group.push[member_id] = push
+            self._reached.setdefault(push, set()).add((group, member_id))
+
+    def _lose(self, group: Group, member_id: str) -> None:
+        push = group.push.pop(member_id, None)
+        if push is not None:
+            members = self._reached[push]
+            members.discard((group, member_id))
+            if not members:
+                del self._reached[push]
 
     async def _apply(self, group: Group, transition: Transition[Any], why: str, **about: str) -> None:
         """Record a decision, then let it be seen.  `why` and `about` are for the log."""
@@ -318,7 +334,7 @@ class Groups:
                 push({"group": group.name, "generation": group.state.generation})
         if group.state is not before:
             for member_id in group.push.keys() - group.state.members.keys():
-                del group.push[member_id]
+                self._lose(group, member_id)
 
     def _time_rebalance(self, group: Group) -> None:
         now_ms = self._clock.monotonic_ms()
@@ -462,6 +478,8 @@ class Groups:
         facts: dict[str, Any] = {f"group/{place}": None}
         facts |= {f"offset/{place}/{at.topic}/{at.partition}": None for at, _ in group.offsets}
         await self._log.record(facts, now_us=self._clock.now_us())
+        for member_id in list(group.push):
+            self._lose(group, member_id)
         self._groups.pop((group.namespace, group.name), None)
 
     async def forget_namespace(self, namespace: str) -> None:

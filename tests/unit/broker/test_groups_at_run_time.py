@@ -293,3 +293,39 @@ def test_a_topic_that_comes_while_the_first_member_joins_is_the_groups() -> None
         assert {line.topic for line in info.lag} == {"orders.a", "orders.b"}
 
     run(scenario)
+
+
+def test_a_connection_that_ends_takes_no_look_at_groups_it_is_not_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unseen(dict[Any, Any]):
+        def values(self) -> Any:
+            pytest.fail("it looked at all of them")
+
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        groups = client.broker.groups
+        await client.call(calls.CreateTopic(name="orders", partitions=2))
+        told: list[tuple[str, object]] = []
+        sessions = [
+            client.broker.open_session(
+                namespace="default", client_id=name, address="", push=lambda news, name=name: told.append((name, news))
+            )
+            for name in ("first", "second", "bystander")
+        ]
+        first, second, bystander = sessions
+        joined = await client.broker.call(first, calls.JoinGroup(group="g", topics=["orders"]))
+        assert isinstance(joined, calls.Assignment)
+        beat = calls.HeartbeatGroup(group="g", member_id=joined.member_id, generation=joined.generation, owned=[])
+        await client.broker.call(second, beat)
+        with monkeypatch.context() as patched:
+            patched.setattr(groups, "_groups", Unseen(groups._groups))
+            client.broker.session_closed(bystander)
+            client.broker.session_closed(first)
+        await client.call(calls.RebalanceGroup(name="g"))
+        assert [name for name, _ in told] == ["second"], "the member has come by another connection since"
+        client.broker.session_closed(second)
+        await client.call(calls.RebalanceGroup(name="g"))
+        assert len(told) == 1
+        assert not groups._reached
+        await client.broker.stop()
+
+    run(scenario)
