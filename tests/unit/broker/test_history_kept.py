@@ -205,3 +205,28 @@ def test_what_is_on_disk_is_bounded_by_time(tmp_path: Path, monkeypatch: pytest.
         assert isinstance(later, int)
         # Of the newest segment the unused room counts as well.
         assert 10_000 < one <= later < one + 4 * 8_192
+
+
+def test_a_clock_that_is_set_ahead_for_a_moment_takes_nothing_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("millstream.broker.history.history._SEGMENT_BYTES", 8_192)
+    with BrokerForTests(tmp_path / "data") as broker:
+        history, clock = broker.broker.stats.history, broker.clock
+        values = {Series("depth", "default", f"topic-{number}"): float(number) for number in range(5)}
+
+        async def measure(minutes: int) -> set[str]:
+            for _ in range(12 * minutes):
+                clock.skipped_us += 5_000_000
+                history.note(clock.now_us() // 1000, values)
+            for partition in history._logs.values():
+                await partition.sync()
+            return {path.name for path in (tmp_path / "data" / "history" / "seconds").glob("*.log")}
+
+        before = broker.run(measure(45))
+        assert isinstance(before, set)
+        assert len(before) > 1
+        with monkeypatch.context() as ahead:
+            now_us = clock.now_us
+            ahead.setattr(clock, "now_us", lambda: now_us() + 30 * DAY_S * 1_000_000)
+            assert before <= broker.run(measure(2))  # type: ignore[operator]

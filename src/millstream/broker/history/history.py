@@ -20,6 +20,7 @@ import structlog
 from millstream.broker.history.tiers import Point, Series, Tier, Tiers
 from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
+from millstream.broker.patience import PatientClock
 from millstream.broker.state import all_batches, hand_over
 from millstream.errors import MillstreamError
 from millstream.log.retention import Retention
@@ -61,8 +62,9 @@ def decode_slot(data: bytes) -> tuple[int, dict[Series, Point]]:
 class KeptHistory:
     """All rings, in memory and on disk.  All methods are called on the event loop."""
 
-    def __init__(self, opener: PartitionOpener) -> None:
+    def __init__(self, opener: PartitionOpener, patience: PatientClock) -> None:
         self.tiers = Tiers()
+        self._patience = patience
         self.loaded = asyncio.Event()
         self._opener = opener
         self._logs: dict[Tier, Partition] = {}
@@ -131,7 +133,7 @@ class KeptHistory:
                     hand_over(partition, encode_batch(slots, base_timestamp_us=now_us, codec=Codec.ZSTD))
                     numbers.clear()
                     retention = Retention(max_age_ms=tier.size.span_ms, max_bytes=_BYTES_MAX)
-                    partition.log.retain(retention, now_us)
+                    partition.log.retain(retention, self._patience.now_us())
         except (OSError, MillstreamError) as error:
             self._failed(error)
         else:

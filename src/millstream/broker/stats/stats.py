@@ -12,6 +12,7 @@ from millstream.broker.history.measures import unit_of
 from millstream.broker.history.tiers import Series
 from millstream.broker.latency import quantile_us
 from millstream.broker.opening import PartitionOpener
+from millstream.broker.patience import PatientClock
 from millstream.broker.stats.exposition import Collected, Exposition, histograms_of
 from millstream.broker.stats.overview import busiest_topics, check_limit, furthest_behind, sums, within
 from millstream.broker.stats.rates import NO_PACE, Pace, Paces
@@ -48,6 +49,7 @@ class _Host(Host, Protocol):
     mqtt: Mqtt
     stages: Stages
     pipelines: Pipelines
+    patience: PatientClock
 
 
 class _Session(Protocol):
@@ -86,7 +88,7 @@ class Stats:
         self._exposition = Exposition(host.settings.metrics.series_max)
         self._writing = asyncio.Lock()
         self._scrapes = 0
-        self.history = KeptHistory(opener)
+        self.history = KeptHistory(opener, host.patience)
         self._topics: Choice[_Subject] = Choice(_SUBJECTS_MAX)
         self._groups: Choice[_Subject] = Choice(_SUBJECTS_MAX)
         #: Of the last measurement and of the one before.
