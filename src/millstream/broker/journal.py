@@ -330,14 +330,17 @@ class Journal:
     def _append(self, parts: Sequence[_Part], fsync: str, reply: PublishReply) -> int:
         """Write a batch for each part, all in one write; how many bytes they have.  The reply is that of the last."""
         batches = [encode_batch(facts, keys=keys, base_timestamp_us=self._clock.now_us()) for keys, facts in parts]
-        for place, batch in enumerate(batches, 1):
-            self.partition.publish(
-                memoryview(batch),
-                fsync=fsync,
-                max_message_bytes=_MESSAGE_BYTES_MAX,
-                reply=reply if place == len(batches) else None,
-            )
-        self.partition.flush()
+        try:
+            for place, batch in enumerate(batches, 1):
+                self.partition.publish(
+                    memoryview(batch),
+                    fsync=fsync,
+                    max_message_bytes=_MESSAGE_BYTES_MAX,
+                    reply=reply if place == len(batches) else None,
+                    flushes=True,
+                )
+        finally:
+            self.partition.flush()
         return sum(map(len, batches))
 
     def _keep(self, keys: list[bytes], facts: list[bytes]) -> None:

@@ -178,11 +178,14 @@ class Partition:
         reply: PublishReply | None,
         dedup_window_ms: int | None = None,
         admitted: bool = False,
+        flushes: bool = False,
     ) -> None:
         """Take a batch as it came from a producer; the buffer is borrowed until `flush`.
 
         `dedup_window_ms`: None for what the broker appends itself.  `admitted`: whether it may be scheduled was asked
-        before.  Raises MillstreamError when the batch can never be stored; then `reply` is not called.
+        before.  `flushes`: the caller does, at once; others are not asked to, or the list of what they have to flush
+        would grow where nobody publishes.  Raises MillstreamError when the batch can never be stored; then `reply` is
+        not called.
         """
         header, due_us = self.check(batch, max_message_bytes)
         if header.priorities != _NORMAL_LANE:
@@ -212,7 +215,7 @@ class Partition:
             self._admit(due_us)
         if producer:
             self._pending_of[producer] = header
-        if len(self._pending) == self._gathered:
+        if not flushes and len(self._pending) == self._gathered:
             self._on_flush_needed(self)
         self._pending.append((batch, header, fsync, reply))
 
@@ -455,12 +458,9 @@ class Partition:
         try:
             for batch in batches:
                 future: asyncio.Future[int] = self._loop.create_future()
+                view, reply = memoryview(batch), partial(confirm, future)
                 self.publish(
-                    memoryview(batch),
-                    fsync="group",
-                    max_message_bytes=len(batch),
-                    reply=partial(confirm, future),
-                    admitted=admitted,
+                    view, fsync="group", max_message_bytes=len(batch), reply=reply, admitted=admitted, flushes=True
                 )
                 stored.append(future)
         finally:

@@ -52,7 +52,7 @@ def hand_over(partition: Partition, batch: bytearray) -> None:
     """
     answers: list[MillstreamError | None] = []
     reply: PublishReply = lambda error, *_: answers.append(error)  # noqa: E731
-    partition.publish(memoryview(batch), fsync="never", max_message_bytes=_MESSAGE_BYTES_MAX, reply=reply)
+    partition.publish(memoryview(batch), fsync="never", max_message_bytes=_MESSAGE_BYTES_MAX, reply=reply, flushes=True)
     partition.flush()
     for error in answers:
         if error is not None:
