@@ -30,12 +30,23 @@ from millstream.wire import (
     webhook_calls,
 )
 
-__all__ = ["FETCH_WAIT_MS", "Place", "Topic", "commit_call", "is_repeatable", "offsets_call", "reset_call"]
+__all__ = [
+    "FETCH_WAIT_MS",
+    "Place",
+    "Topic",
+    "commit_call",
+    "is_repeatable",
+    "offsets_call",
+    "remember_topic",
+    "reset_call",
+]
 
 #: How long the broker keeps a fetch that finds nothing.
 FETCH_WAIT_MS: Final = 10_000
 #: A topic's partitions can become more; looked up again after this long.
 METADATA_AGE_S: Final = 60.0
+#: Topics that a client remembers: a program may publish to ever new ones, and each is quickly looked up again.
+_REMEMBERED_MAX: Final = 10_000
 
 #: Where to read from: a word, a point in time, or an offset.
 Place = Literal["earliest", "latest"] | datetime | int
@@ -159,6 +170,15 @@ class Topic:
 
     def _no_partition(self, partition: int) -> NoReturn:
         raise PartitionNotFound(f"topic {self.name!r} has partitions 0 to {len(self.uids) - 1}, not {partition!r}")
+
+
+def remember_topic(topics: dict[str, Topic], name: str, found: list[calls.TopicMetadata], loaded_s: float) -> Topic:
+    """Add what the broker answers to somebody who asks for a topic to what a client knows."""
+    topic = Topic.of(name, found, loaded_s)
+    if len(topics) >= _REMEMBERED_MAX and name not in topics:
+        topics.clear()
+    topics[name] = topic
+    return topic
 
 
 def offsets_call(

@@ -23,6 +23,7 @@ from millstream.wire.frames import FrameType, encode_frame
 from millstream.wire.messages import ACKS, FSYNC_POLICIES
 
 __all__ = [
+    "PLACES_MAX",
     "SEQUENCE_MASK",
     "Attempt",
     "Goodbye",
@@ -36,6 +37,8 @@ __all__ = [
 
 #: Numbers of messages start again at 0 after this one.
 SEQUENCE_MASK: Final = 0xFFFF_FFFF
+#: An identity that has counted in so many partitions is let go of: a program may publish to ever new topics.
+PLACES_MAX: Final = 10_000
 #: `publish_many` splits larger amounts; well below the limit of a frame.
 _BATCH_BYTES: Final = 1024 * 1024
 _BATCH_MESSAGES: Final = 10_000

@@ -11,6 +11,7 @@ from fake_broker import FAULTS, FakeBroker, FakePartition, Fault, flow_notice
 
 import millstream
 from millstream import aio
+from millstream.client import metadata
 from millstream.client.asynchronous import client as client_module
 from millstream.client.asynchronous.producer import AsyncProducer
 from millstream.errors import (
@@ -389,3 +390,17 @@ def test_the_exception_that_ends_a_block_is_not_replaced_by_what_its_client_has_
     with pytest.raises(ValueError, match="what the program has to say"):
         asyncio.run(main())
     assert fake.publishes, "it was sent nevertheless"
+
+
+def test_a_program_that_publishes_to_ever_new_topics_does_not_remember_all_of_them(
+    fake: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would grow for as long as it runs."""
+    monkeypatch.setattr(metadata, "_REMEMBERED_MAX", 10)
+
+    async def scenario(client: aio.Client) -> None:
+        for number in range(35):
+            await client.publish(f"t{number}", b"x")
+            assert len(client._topics) <= 10
+
+    run(fake, scenario)

@@ -10,7 +10,8 @@ import pytest
 from fake_broker import FAULTS, FakeBroker, FakePartition, Fault, flow_notice
 
 import millstream
-from millstream.client import Outgoing
+from millstream.client import Outgoing, metadata
+from millstream.client.blocking import publisher as publisher_module
 from millstream.client.messages import TopicPartition, receipt, receipts
 from millstream.errors import (
     ConnectionLost,
@@ -448,3 +449,18 @@ def test_what_found_no_broker_is_known_not_to_be_stored(fake: FakeBroker) -> Non
         fake.listen()
         client.publish("t", b"third")
     assert fake.values("t") == [b"first", b"third"]
+
+
+def test_a_program_that_publishes_to_ever_new_topics_does_not_remember_all_of_them(
+    fake: FakeBroker, client: millstream.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would grow for as long as it runs.  And what it has forgotten is not taken for a repetition later."""
+    monkeypatch.setattr(metadata, "_REMEMBERED_MAX", 10)
+    monkeypatch.setattr(publisher_module, "PLACES_MAX", 10)
+    names = [f"t{number}" for number in range(35)]
+    for again in range(2):
+        for name in names:
+            client.publish(name, f"{again}")
+            assert len(client._topics) <= 10
+            assert sum(len(identity.sequences) for identity in client._publisher._identities) <= 10
+    assert [fake.values(name) for name in names] == [[b"0", b"1"]] * len(names)

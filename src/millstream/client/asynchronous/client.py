@@ -26,7 +26,7 @@ from millstream.client.asynchronous.subscription import AsyncSubscription
 from millstream.client.asynchronous.work import AsyncWork
 from millstream.client.functions import refuse_asynchronous
 from millstream.client.messages import BatchFailure, Message, Outgoing, Receipt, TopicPartition
-from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable
+from millstream.client.metadata import METADATA_AGE_S, Topic, is_repeatable, remember_topic
 from millstream.client.publishing import as_entries, fsync_number
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
 from millstream.client.spans import traced
@@ -203,7 +203,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             check_topic(name)
             call = metadata_for(name, entries, partitions)
             found: list[calls.TopicMetadata] = await self._call(call, list[calls.TopicMetadata])
-            topic = self._topics[name] = Topic.of(name, found, time.monotonic())
+            topic = remember_topic(self._topics, name, found, time.monotonic())
         return topic
 
     async def _look_up(self, name: str) -> Topic:

@@ -35,7 +35,7 @@ from millstream.client.messages import (
     receipt,
     receipts,
 )
-from millstream.client.metadata import METADATA_AGE_S, Topic
+from millstream.client.metadata import METADATA_AGE_S, Topic, remember_topic
 from millstream.client.publishing import as_entries, fsync_number, plan_batches
 from millstream.client.settings import ProducerSettings, StartAt, StreamSettings
 from millstream.client.spans import traced
@@ -213,7 +213,7 @@ class Client(Admin, PubSub, Work):
             check_topic(name)
             call = metadata_for(name, entries, partitions)
             found: list[calls.TopicMetadata] = self._call(call, list[calls.TopicMetadata])
-            topic = self._topics[name] = Topic.of(name, found, time.monotonic())
+            topic = remember_topic(self._topics, name, found, time.monotonic())
         return topic
 
     def _as_stored(self, known: Topic) -> Topic:
@@ -222,7 +222,7 @@ class Client(Admin, PubSub, Work):
         if now is None:
             with contextlib.suppress(MillstreamError):  # what is stored is stored
                 found = self._call(calls.Metadata(topics=[known.name]), list[calls.TopicMetadata])
-                now = self._topics[known.name] = Topic.of(known.name, found, time.monotonic())
+                now = remember_topic(self._topics, known.name, found, time.monotonic())
         return known if now is None or len(now.uids) < len(known.uids) else now
 
     def _new_identity(self) -> int:

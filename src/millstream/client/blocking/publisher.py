@@ -16,7 +16,7 @@ from millstream.client.delivery import after_refusal
 from millstream.client.flow import FlowNotices
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.metadata import Topic
-from millstream.client.publishing import SEQUENCE_MASK, Attempt, Identity
+from millstream.client.publishing import PLACES_MAX, SEQUENCE_MASK, Attempt, Identity
 from millstream.entries import AnyEntry, encode_entries
 from millstream.errors import (
     ConnectionLost,
@@ -90,8 +90,10 @@ class Publisher:
             attempt = Attempt(topic, partition, fsync, head, tail, identity, sequence)
             result = self._insist(attempt, connection, failure, deadline_s)
             identity, sequence = attempt.identity, attempt.sequence
-        identity.sequences[place] = (sequence + len(entries)) & SEQUENCE_MASK
-        self._identities.append(identity)
+        sequences = identity.sequences
+        sequences[place] = (sequence + len(entries)) & SEQUENCE_MASK
+        if len(sequences) < PLACES_MAX:
+            self._identities.append(identity)
         return result
 
     def _insist(
