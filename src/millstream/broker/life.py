@@ -357,11 +357,11 @@ class Life:
         await broker.queues.registry.topic_changed(topic)
         await broker.groups.refresh(topic.namespace)
 
-    async def _topic_deleted(self, namespace: str, name: str) -> None:
+    async def _topic_deleted(self, topic: Topic) -> None:
         broker = self._broker
-        await broker.groups.forget_topic(namespace, name)
-        await broker.queues.registry.forget_topic(namespace, name)
-        broker.letters.forget_topic(namespace, name)
+        await broker.groups.forget_topic(topic.namespace, topic.name)
+        await broker.queues.registry.forget_topic(topic)
+        broker.letters.forget_topic(topic.namespace, topic.name)
 
     def _open_state(self, directory: str) -> StateLog:
         partition = self.opener.open(directory, 0, segment_bytes=_STATE_SEGMENT_BYTES, counted=False)

@@ -56,7 +56,7 @@ class Topics:
         opener: PartitionOpener,
         *,
         draw_uid: Callable[[], int],
-        on_deleted: Callable[[str, str], Awaitable[None]],
+        on_deleted: Callable[[Topic], Awaitable[None]],
     ) -> None:
         self.registry = registry
         self._on_deleted = on_deleted
@@ -410,7 +410,7 @@ class Topics:
             elif isinstance(beside, Partition):
                 await beside.retire(gone)
         # Before the topic is forgotten: a new one of its name must not be read from the middle.
-        await self._on_deleted(topic.namespace, topic.name)
+        await self._on_deleted(topic)
         try:
             if topic.config.mode == "ephemeral":
                 self._ephemeral.remove_tree(directory_of(topic))

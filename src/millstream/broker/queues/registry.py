@@ -192,10 +192,10 @@ class QueueRegistry:
                 group.opened, group.made_us = True, pattern.made_us
                 group.configure(pattern.policy)
 
-    async def forget_topic(self, namespace: str, name: str) -> None:
+    async def forget_topic(self, topic: Topic) -> None:
         """A topic is gone, and its partitions are closed already."""
-        groups = self._groups.pop((namespace, name), {})
-        gone = TopicNotFound(f"topic {name!r} was deleted")
+        groups = self._groups.pop((topic.namespace, topic.name), {})
+        gone = TopicNotFound(f"topic {topic.name!r} was deleted")
         for group in groups.values():
             group.gone = gone
             for consumer in list(group.consumers.values()):
@@ -206,8 +206,8 @@ class QueueRegistry:
                     _orphan(consumer, gone)
             for part in group.open_parts():
                 self._host.forget_part(part)
-            self._host.forget_topic(group.topic)
             self._stale[group.key] = None  # also of one that is just being made
+        self._host.forget_topic(topic)  # also where its groups were deleted before
         await self.forget_stale()  # also what was refused when this was tried before
 
     async def forget_namespace(self, namespace: str) -> None:
