@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from millstream.errors import MillstreamError
+from millstream.wire.frames import Frame, FrameType
 from millstream.wire.messages import decode_json
 from millstream.wire.subscription_calls import FlowNotice
 
@@ -17,6 +18,11 @@ class FlowNotices:
 
     def __bool__(self) -> bool:
         return bool(self._notices)
+
+    def hear(self, frame: Frame) -> None:
+        """Take in what the broker says by itself, if it is a notice."""
+        if frame.type == FrameType.FLOW:
+            self.take(frame.payload)
 
     def take(self, payload: memoryview) -> None:
         try:

@@ -7,8 +7,10 @@ import resource
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import pytest
 from fake_broker import FakeBroker, Fault
@@ -22,6 +24,7 @@ from millstream.errors import (
     MillstreamError,
     RequestTimeout,
 )
+from tests.waiting import eventually
 
 
 class _Stuck:
@@ -286,3 +289,30 @@ def test_what_is_added_at_the_very_end_is_reported_to_who_closes_the_producer(
     monkeypatch.setattr(producer._thread, "join", lambda timeout: _pile(producer).append(b"too late"))
     with pytest.raises(ConnectionLost, match="the producer was closed"):
         producer.close()
+
+
+@pytest.mark.parametrize("acks", ["leader", "none"])
+def test_a_producer_that_is_dropped_delivers_what_it_has_taken_and_is_gone(
+    fake: FakeBroker, client: millstream.Client, acks: Literal["leader", "none"]
+) -> None:
+    """Its thread and its connection would stay for as long as the program runs."""
+    client.producer("t", acks=acks).send(b"at once")
+    fake.wait_for(lambda: fake.values("t") == [b"at once"])
+    producer = client.producer("t", acks=acks)
+    eventually(partial(getattr, producer, "_asleep"), "it rests")
+    producer.send(b"woken")
+    found = weakref.ref(producer)
+    del producer
+    fake.wait_for(lambda: fake.values("t") == [b"at once", b"woken"])
+    eventually(lambda: found() is None, "nobody has it")
+    eventually(lambda: "millstream-producer-t" not in {thread.name for thread in threading.enumerate()}, "no thread")
+
+
+def test_what_slips_in_while_a_producer_comes_to_rest_is_not_dropped_with_it(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    producer = client.producer("t")
+    eventually(partial(getattr, producer, "_asleep"), "it rests")
+    producer._accumulator._open_piles[0].entries.append(b"slipped in")
+    del producer
+    fake.wait_for(lambda: fake.values("t") == [b"slipped in"])

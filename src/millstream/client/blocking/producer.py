@@ -27,6 +27,7 @@ from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.knock import Knock
 from millstream.client.blocking.limit import Limit
+from millstream.client.blocking.resting import IDLE_S, woken, work
 from millstream.client.blocking.transport import Transport
 from millstream.client.delivery import SealedBatch
 from millstream.client.forks import belongs_to_one_process
@@ -38,15 +39,12 @@ from millstream.client.settings import ProducerSettings
 from millstream.client.values import HeaderItems, Headers, Key, SendOptions, Value, make_entry
 from millstream.entries import AnyEntry
 from millstream.errors import ConnectionLost, InvalidArgument, MillstreamError
-from millstream.wire.frames import Frame, FrameType
 
 __all__ = ["Producer"]
 
 _log = logging.getLogger("millstream.client")
 
 _hash: Final = mmh3.hash
-#: The longest the background thread sleeps: it also answers the broker's question whether we are alive.
-_IDLE_S: Final = 1.0
 #: How long callers are trusted to take in answers by themselves.
 _BUSY_S: Final = 0.005
 #: The shortest that a broker may take nothing before its connection is given up, however little time `send` has.
@@ -69,7 +67,8 @@ class Producer:
     """Batches messages for one topic and sends them in order, each exactly once.
 
     Errors surface as exceptions of the next `send`, `flush` or `close` (the first one), and all of them through
-    `on_error`.  After an error the producer goes on.  Safe to share between threads.
+    `on_error`.  After an error the producer goes on.  Safe to share between threads.  One that is dropped without
+    `close` ends when it has delivered what it has taken.
     """
 
     def __init__(
@@ -105,7 +104,8 @@ class Producer:
         self._connections = 1
         self._looking: threading.Thread | None = None
         self._transport: Transport | None = self._connect(target.timeout_s)
-        self._thread = threading.Thread(target=self._run, name=f"millstream-producer-{topic.name}", daemon=True)
+        given = (weakref.ref(self), self._wake, self._bell)
+        self._thread = threading.Thread(target=work, args=given, name=f"millstream-producer-{topic.name}", daemon=True)
         self._thread.start()
         belongs_to_one_process(self)
         _live.add(self)
@@ -252,7 +252,7 @@ class Producer:
             raise may_be_lost(transport.lost)
 
     def _limit(self, timeout_s: float | None) -> Limit:
-        return Limit(self._outbox.settings.delivery_timeout_s + 2 * _IDLE_S if timeout_s is None else timeout_s)
+        return Limit(self._outbox.settings.delivery_timeout_s + 2 * IDLE_S if timeout_s is None else timeout_s)
 
     def __enter__(self) -> Producer:
         return self
@@ -271,6 +271,11 @@ class Producer:
         self._driver = 0  # who waited for the connection is in the parent
         _live.discard(self)
         self._accumulator.close_gate()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_ended", True) and not self._accumulator.empty:  # in another thread it slipped through
+            woken.add(self)
+            self._wake_up()
 
     @property
     def stats(self) -> ProducerStats:
@@ -306,6 +311,7 @@ class Producer:
         self._busy += 1
         self._pump()
         if self._asleep:
+            woken.add(self)
             self._wake_up()
         return True
 
@@ -408,14 +414,15 @@ class Producer:
                 left_s = limit.left_s
                 if left_s <= 0:
                     raise limit.over(what)
-                if delivers:
-                    self._deliver(backoff)  # `on_error` has called us back: nobody else would
+                if delivers:  # `on_error` has called us back: nobody else would
+                    if self._deliver(backoff):
+                        self._wake.wait(min(left_s, IDLE_S))
                 elif transport is not None and drives:
                     transport.wait(min(left_s, _LOOK_S))
                     with self._lock:
                         self._pump()
                 else:
-                    knock.wait(min(left_s, _IDLE_S))
+                    knock.wait(min(left_s, IDLE_S))
         finally:
             if self._driver == me:
                 self._driver = 0  # without a call before it: whatever interrupts us now, others may drive
@@ -444,11 +451,13 @@ class Producer:
 
     # --- the background thread -----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _work(self) -> None:
+        """Until there is nothing to do, or the producer has ended."""
         backoff = Backoff()
         while not self._ended:
             try:
-                self._deliver(backoff)
+                if self._deliver(backoff):
+                    return
             except Exception:  # no memory, say; without this thread what is sent would wait for ever
                 _log.exception("what was sent to %r could not be delivered; trying again", self._outbox.topic.name)
                 with self._lock:
@@ -458,14 +467,16 @@ class Producer:
             with self._lock:  # nobody rings it meanwhile: its descriptor may be another's a moment later
                 self._bell.close()
 
-    def _deliver(self, backoff: Backoff) -> None:
-        """Do what is due, then wait for what is next."""
+    def _deliver(self, backoff: Backoff) -> bool:
+        """Do what is due, then wait for what is next; True when there is nothing to wait for."""
         with self._lock:
+            if self._asleep:
+                self._rested()
             busy, self._busy = self._busy, 0
             idle = self._tick()
             transport = self._transport
             wants_identity = self._outbox.delivery.wants_identity
-            wait_s = max(0.0002, self._outbox.wait_s(_IDLE_S))
+            wait_s = max(0.0002, self._outbox.wait_s(IDLE_S))
         self._report_quietly()
         if self._outbox.outdated() and not idle:
             self._look_beside()
@@ -477,7 +488,7 @@ class Producer:
             else:
                 self._wake.wait(backoff.next_s())
         elif idle:
-            self._rest(transport)
+            return True
         elif transport is not None and not self._driver and (transport.unsent or (self._expects and not busy)):
             transport.wait(min(wait_s, _LOOK_S))
         elif self._driver:
@@ -485,6 +496,7 @@ class Producer:
         else:
             # While callers keep sending they take in the answers themselves; waking for each would slow them down.
             self._wake.wait(min(wait_s, _BUSY_S))
+        return False
 
     def _tick(self) -> bool:
         """Seal what has waited, give up what waited too long, move what can move; True when there is nothing to do."""
@@ -498,32 +510,22 @@ class Producer:
         self._asleep = not self._unsent and outbox.come_to_rest()
         return self._asleep
 
-    def _rest(self, transport: Transport | None) -> None:
-        if transport is None or self._bell is None:
-            self._wake.wait(_IDLE_S)
-        else:
-            transport.wait(_IDLE_S, self._bell.fileno())
-            self._bell.clear()
+    def _rested(self) -> None:
         self._asleep = False
-        if transport is None:
-            return
-        with self._lock:
-            if self._transport is transport:
-                try:
-                    transport.keep_alive(time.monotonic())
-                except ConnectionLost:
-                    self._disconnect()
+        woken.discard(self)
+        if self._transport is not None:
+            try:
+                self._transport.keep_alive(time.monotonic())
+            except ConnectionLost:
+                self._disconnect()
 
     def _connect(self, timeout_s: float) -> Transport:
         transport = Transport.open(self._target, timeout_s=timeout_s)
         transport.hurry(max(_WRITE_S_MIN, self._outbox.settings.send_timeout_s))
-        self._outbox.flow.forget()
-        transport.on_push = self._on_push
+        flow = self._outbox.flow
+        flow.forget()
+        transport.on_push = flow.hear
         return transport
-
-    def _on_push(self, frame: Frame) -> None:
-        if frame.type == FrameType.FLOW:
-            self._outbox.flow.take(frame.payload)
 
     def _reconnect(self, backoff: Backoff) -> None:
         try:
