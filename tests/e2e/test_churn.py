@@ -7,6 +7,7 @@ import json
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,11 +17,12 @@ from websockets.sync.client import connect as websocket
 
 import millstream
 from millstream import aio
+from millstream.client import following, leasing
 from millstream.config import Settings
 from millstream.mqtt.packets import Publish, Pubrec, Will
 from millstream.testing.broker import BrokerForTests
 from tests.census import census, grown
-from tests.e2e.mqtt.support import Address, Wires
+from tests.e2e.mqtt.support import Address, Wire, Wires
 from tests.native import NativeClient
 from tests.waiting import eventually
 
@@ -40,6 +42,7 @@ LIMITED: Final = frozenset(
         "log.producers.",
         "log.reading.StoredReader._cursors",
         "mqtt.filters.FilterTrie._remembered",
+        "broker.mqtt.parcel.Grant",
         "broker.mqtt.world.World._",
         "queues.book.Book._known",
         "queues.endings.",
@@ -73,6 +76,21 @@ class World:
         self.wait(self.async_client.close())
         self.loop.close()
 
+    @cached_property
+    def mqtt_reader(self) -> Wire:
+        """A session that stays, of topics that do not."""
+        wire = self.wires().durable(client_id="reader")
+        wire.subscribe("come/+", qos=1)
+        return wire
+
+    @cached_property
+    def stream(self) -> millstream.Stream:
+        return self.client.stream("come.*")
+
+    @cached_property
+    def queue(self) -> millstream.Queue:
+        return self.client.queue("come.*", group="stays")
+
     def wires(self) -> Wires:
         return Wires(Address("127.0.0.1", self.broker.mqtt_port))
 
@@ -92,6 +110,9 @@ async def _opened(address: str) -> aio.Client:
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     data: Path = tmp_path_factory.mktemp("churn")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(leasing, "_TOPICS_MAX", 5)
+    patch.setattr(following, "_TOPICS_AGE_S", 0.1)
     sections = {
         "server": {"heartbeat_ms": 3_600_000, "heartbeat_misses": 100},
         "storage": {"tail_cache_bytes": 0, "free_bytes_min": 0},
@@ -103,6 +124,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             yield world
         finally:
             world.close()
+            patch.undo()
 
 
 # --- connections -----------------------------------------------------------------------------------------------------
@@ -271,6 +293,19 @@ def an_mqtt_session(world: World, number: int) -> None:
     wires.close()
 
 
+def a_topic_that_others_follow(world: World, number: int) -> None:
+    """They have been there before, and stay."""
+    followers = world.mqtt_reader, world.stream, world.queue
+    world.client.publish(f"come.{number}", b"x")
+    wire, stream, queue = followers
+    assert wire.message().payload == b"x"
+    stream.next(0.2)  # it looks for topics ten times a second
+    message = queue.next(10)
+    assert message is not None
+    message.ack(wait=True)
+    world.client.delete_topic(f"come.{number}", force=True)
+
+
 # --- the SDK ---------------------------------------------------------------------------------------------------------
 
 
@@ -291,6 +326,10 @@ def a_client_that_is_dropped(world: World, number: int) -> None:
     stream, queue = client.stream("stays"), client.queue("empty", group="sdk")
     assert stream.next(10) is not None
     queue.next(0)
+
+
+def a_producer_that_is_dropped(world: World, number: int) -> None:
+    world.client.producer("stays").send(b"x")
 
 
 def an_asynchronous_client(world: World, number: int) -> None:
@@ -342,8 +381,10 @@ CYCLES: Final[dict[Callable[[World, int], None], int]] = {
     a_pipeline: 100,
     an_mqtt_client: 100,
     an_mqtt_session: 40,
+    a_topic_that_others_follow: 20,
     a_client: 20,
     a_client_that_is_dropped: 20,
+    a_producer_that_is_dropped: 20,
     an_asynchronous_client: 20,
     what_an_asynchronous_client_opens: 20,
 }

@@ -362,6 +362,7 @@ class Life:
         await broker.groups.forget_topic(topic.namespace, topic.name)
         await broker.queues.registry.forget_topic(topic)
         broker.letters.forget_topic(topic.namespace, topic.name)
+        await broker.mqtt.forget_topic(topic)
 
     def _open_state(self, directory: str) -> StateLog:
         partition = self.opener.open(directory, 0, segment_bytes=_STATE_SEGMENT_BYTES, counted=False)

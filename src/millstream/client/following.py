@@ -351,6 +351,7 @@ class Following(Reading):
         if names:
             self._learn(await self._ask(*self._metadata_lookup(names)))
         names += [name for name in await self._look_up_patterns() if name not in names]
+        self._uids = {name: self._uids[name] for name in names}  # topics may come and go for as long as it reads
         places = dict.fromkeys(self._all_places(names))
         for position in self._positions:
             topic, number = position.place

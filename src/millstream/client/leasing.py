@@ -40,6 +40,8 @@ LEASE_WAIT_MS: Final = 10_000
 LEASE_MESSAGES_MAX: Final = 0x7FFF_FFFF
 _REQUESTS_MAX: Final = 4
 _ENTRIES_MAX: Final = 4_096
+#: Topics of a pattern whose partitions are remembered: they may come and go, and are quickly looked up again.
+_TOPICS_MAX: Final = 1_000
 _M = TypeVar("_M", bound=QueueMessage)
 
 
@@ -144,6 +146,8 @@ class Leasing(Settling):
 
     def learn(self, asked: Iterable[str], uids: Mapping[str, list[int]]) -> None:
         """The partitions of topics.  Those asked for and still unknown are gone, and so are their messages' ids."""
+        if len(self._uids) >= _TOPICS_MAX:
+            self._uids.clear()
         self._uids |= uids
         nameless, self._nameless = self._nameless, []
         for messages in nameless:

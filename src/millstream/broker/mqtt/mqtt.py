@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from millstream.broker.broker import Broker
+    from millstream.broker.registry import Topic
 
 __all__ = ["CATCH_ALL", "Mqtt"]
 
@@ -267,6 +268,11 @@ class Mqtt:
         if session.lasts:
             session.lasts = False
             self.store.forget(world.namespace, session.client_id)
+
+    async def forget_topic(self, topic: Topic) -> None:
+        """A topic is deleted: nobody reads on from where it was in it."""
+        if (world := self.worlds.get(topic.namespace)) is not None:
+            await world.reading.forget_topic(topic)
 
     async def forget_namespace(self, namespace: str) -> None:
         """A namespace is deleted: its sessions end, without their wills, and nothing of it is retained any more."""

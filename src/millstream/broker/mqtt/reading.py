@@ -39,6 +39,8 @@ _CHUNK_BYTES: Final = 64 * 1024
 _CUT_AT_A_TIME: Final = 100
 #: Messages that a session is given, or steps over, before others have their turn: some milliseconds.
 _HANDED_OUT_AT_A_TIME: Final = 1_000
+#: Sessions that are looked at before others have their turn: less than a millisecond.
+_SESSIONS_AT_A_TIME: Final = 1_000
 
 
 class Place(NamedTuple):
@@ -228,6 +230,15 @@ class Reading:
         for position in list(session.positions.values()):
             if self._partition_number(position) is None:
                 self._forget(session, position)
+
+    async def forget_topic(self, topic: Topic) -> None:
+        """The same for all sessions, of one: some have been connected for so long that nobody has looked since."""
+        gone = set(topic.partition_uids)
+        for count, session in enumerate(list(self._world.sessions.values()), 1):
+            if count % _SESSIONS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+            for uid in session.positions.keys() & gone:
+                self._forget(session, session.positions[uid])
 
     def _forget(self, session: Session, position: Position) -> None:
         session.behind.pop(position.uid, None)
