@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from millstream.client.access import create_call
+from millstream.client.asking import AsyncAsk
 from millstream.durations import Duration, parse_ms
 from millstream.wire.access_calls import KeyInfo, ListKeys, NewKey, RevokeKey, RotateKey
 
@@ -17,25 +18,22 @@ _Keys: TypeAlias = list[KeyInfo]
 class AsyncKeys:
     """All API keys of a broker."""
 
-    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+    def __init__(self, call: AsyncAsk) -> None:
         self._call = call
 
     async def create(
         self, *roles: str, scopes: Iterable[str] = (), name: str = "", expires_in: Duration | None = None
     ) -> NewKey:
         """Make a key.  The answer has its text, which is kept nowhere."""
-        answer: NewKey = await self._call(create_call(roles, scopes, name, expires_in), NewKey)
-        return answer
+        return await self._call(create_call(roles, scopes, name, expires_in), NewKey)
 
     async def list(self) -> _Keys:
-        answer: _Keys = await self._call(ListKeys(), _Keys)
-        return answer
+        return await self._call(ListKeys(), _Keys)
 
     async def rotate(self, key_id: str, grace: Duration = "24h") -> NewKey:
         """Give a key another secret; the one before is good for `grace` more."""
-        answer: NewKey = await self._call(RotateKey(id=key_id, grace_ms=parse_ms(grace, "grace")), NewKey)
-        return answer
+        return await self._call(RotateKey(id=key_id, grace_ms=parse_ms(grace, "grace")), NewKey)
 
     async def revoke(self, key_id: str) -> None:
         """End a key, and the connections of whoever uses it."""
-        await self._call(RevokeKey(id=key_id), Any)
+        await self._call(RevokeKey(id=key_id), object)

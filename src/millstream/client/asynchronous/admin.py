@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from millstream.client.asking import T
 from millstream.client.asynchronous.access import AsyncKeys
 from millstream.client.asynchronous.administration import AsyncAdministration
 from millstream.client.asynchronous.letters import AsyncDeadLetters
@@ -36,7 +37,7 @@ _PAGE = 1000
 class AsyncAdmin:
     """The part of a client that is not about messages."""
 
-    async def _call(self, call: calls.Call, kind: Any) -> Any:
+    async def _call(self, call: calls.Call, kind: type[T]) -> T:
         raise NotImplementedError
 
     # --- broker and namespaces -----------------------------------------------------------------------------------
@@ -44,24 +45,22 @@ class AsyncAdmin:
     async def ping(self) -> float:
         """Seconds the broker takes to answer."""
         before_s = time.perf_counter()
-        await self._call(calls.DescribeBroker(), Any)
+        await self._call(calls.DescribeBroker(), object)
         return time.perf_counter() - before_s
 
     async def broker(self) -> dict[str, Any]:
         """What the broker says about itself."""
-        answer: dict[str, Any] = await self._call(calls.DescribeBroker(), dict[str, Any])
-        return answer
+        return await self._call(calls.DescribeBroker(), dict[str, Any])
 
     async def namespaces(self) -> list[str]:
-        answer: list[str] = await self._call(calls.ListNamespaces(), list[str])
-        return answer
+        return await self._call(calls.ListNamespaces(), list[str])
 
     async def create_namespace(self, name: str) -> None:
-        await self._call(calls.CreateNamespace(name=name), Any)
+        await self._call(calls.CreateNamespace(name=name), object)
 
     async def delete_namespace(self, name: str, force: bool = False) -> None:
         """Remove a namespace; with `force` also the topics in it."""
-        await self._call(calls.DeleteNamespace(name=name, force=force), Any)
+        await self._call(calls.DeleteNamespace(name=name, force=force), object)
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -70,13 +69,11 @@ class AsyncAdmin:
     ) -> calls.TopicInfo:
         """Create a topic.  Raises TopicExists unless `if_missing`."""
         call = calls.CreateTopic(name=name, partitions=partitions, config=dict(config or {}), if_missing=if_missing)
-        answer: calls.TopicInfo = await self._call(call, calls.TopicInfo)
-        return answer
+        return await self._call(call, calls.TopicInfo)
 
     async def topic(self, name: str) -> calls.TopicInfo:
         """A topic with its settings and partitions."""
-        answer: calls.TopicInfo = await self._call(calls.DescribeTopic(name=name), calls.TopicInfo)
-        return answer
+        return await self._call(calls.DescribeTopic(name=name), calls.TopicInfo)
 
     async def topics(self, pattern: str | None = None) -> list[calls.TopicInfo]:
         """All topics, or those that match (`orders.*`, `orders.#`), by name and without their partitions."""
@@ -84,7 +81,7 @@ class AsyncAdmin:
         while True:
             after = found[-1].name if found else ""
             call = calls.ListTopics(pattern=pattern, after=after, limit=_PAGE)
-            page: list[calls.TopicInfo] = await self._call(call, list[calls.TopicInfo])
+            page = await self._call(call, list[calls.TopicInfo])
             found += page
             if len(page) < _PAGE:
                 return found
@@ -94,12 +91,11 @@ class AsyncAdmin:
     ) -> calls.TopicInfo:
         """Change settings, or add partitions; what is not named stays as it is."""
         call = calls.AlterTopic(name=name, config=dict(config or {}), partitions=partitions)
-        answer: calls.TopicInfo = await self._call(call, calls.TopicInfo)
-        return answer
+        return await self._call(call, calls.TopicInfo)
 
     async def delete_topic(self, name: str, force: bool = False) -> None:
         """Delete a topic and its messages; with `force` even while groups read it."""
-        await self._call(calls.DeleteTopic(name=name, force=force), Any)
+        await self._call(calls.DeleteTopic(name=name, force=force), object)
 
     async def offsets(
         self,
@@ -109,7 +105,7 @@ class AsyncAdmin:
     ) -> dict[int, int]:
         """Per partition, the first offset, the one after the last, or that of the first message at or after a time."""
         call = offsets_call(topic, at, None if partitions is None else list(partitions))
-        entries: list[calls.OffsetEntry] = await self._call(call, list[calls.OffsetEntry])
+        entries = await self._call(call, list[calls.OffsetEntry])
         return {entry.partition: entry.offset for entry in entries}
 
     # --- messages ------------------------------------------------------------------------------------------------
@@ -119,27 +115,25 @@ class AsyncAdmin:
         found: list[MessageInfo] = []
         call: BrowseMessages | None = browse_call(topic, limit, which)
         while call is not None:
-            page: MessagePage = await self._call(call, MessagePage)
+            page = await self._call(call, MessagePage)
             found += page.messages
             call = next_call(call, page.after, limit - len(found))
         return found
 
     async def find(self, message_id: str) -> MessageInfo:
         """The message with an id, also one that is scheduled and not due yet.  Raises MessageNotFound."""
-        message: MessageInfo = await self._call(FindMessage(id=message_id), MessageInfo)
-        return message
+        return await self._call(FindMessage(id=message_id), MessageInfo)
 
     async def passport(self, message_id: str) -> PassportInfo:
         """Everything that is known to have happened to a message.  Raises MessageNotFound when nothing is."""
-        passport: PassportInfo = await self._call(ShowPassport(id=message_id), PassportInfo)
-        return passport
+        return await self._call(ShowPassport(id=message_id), PassportInfo)
 
     async def traces(self, *, limit: int = 100, **which: Unpack[TraceOptions]) -> list[TraceEvent]:
         """What was recorded about messages, the newest first; TraceOptions has conditions, without any it is all."""
         found: list[TraceEvent] = []
         call: FindTraces | None = traces_call(limit, which)
         while call is not None:
-            page: TracePage = await self._call(call, TracePage)
+            page = await self._call(call, TracePage)
             found += page.events
             call = next_traces(call, page.after, limit - len(found))
         return found
@@ -147,13 +141,11 @@ class AsyncAdmin:
     # --- groups --------------------------------------------------------------------------------------------------
 
     async def groups(self) -> list[calls.GroupSummary]:
-        answer: list[calls.GroupSummary] = await self._call(calls.ListGroups(), list[calls.GroupSummary])
-        return answer
+        return await self._call(calls.ListGroups(), list[calls.GroupSummary])
 
     async def group(self, name: str) -> calls.GroupInfo:
         """A group with its members and how far behind it is."""
-        answer: calls.GroupInfo = await self._call(calls.DescribeGroup(name=name), calls.GroupInfo)
-        return answer
+        return await self._call(calls.DescribeGroup(name=name), calls.GroupInfo)
 
     async def reset_group(
         self,
@@ -165,43 +157,37 @@ class AsyncAdmin:
         dry_run: bool = False,
     ) -> list[calls.OffsetEntry]:
         """Move a group without members: `to` is earliest, latest, timestamp, offset or shift (by `value`)."""
-        call = reset_call(name, topic, to, value, partitions, dry_run)
-        answer: list[calls.OffsetEntry] = await self._call(call, list[calls.OffsetEntry])
-        return answer
+        return await self._call(reset_call(name, topic, to, value, partitions, dry_run), list[calls.OffsetEntry])
 
     async def delete_group(self, name: str) -> None:
         """Forget a group and its progress."""
-        await self._call(calls.DeleteGroup(name=name), Any)
+        await self._call(calls.DeleteGroup(name=name), object)
 
     async def evict_member(self, group: str, member_id: str) -> None:
-        await self._call(calls.EvictMember(group=group, member_id=member_id), Any)
+        await self._call(calls.EvictMember(group=group, member_id=member_id), object)
 
     async def rebalance_group(self, name: str) -> calls.GroupSummary:
         """Deal the partitions of a group anew, whoever has them now."""
-        answer: calls.GroupSummary = await self._call(calls.RebalanceGroup(name=name), calls.GroupSummary)
-        return answer
+        return await self._call(calls.RebalanceGroup(name=name), calls.GroupSummary)
 
     async def pause_group(self, name: str) -> calls.GroupSummary:
         """Have nobody read: the members give their partitions back, and stay."""
-        answer: calls.GroupSummary = await self._call(calls.PauseGroup(name=name), calls.GroupSummary)
-        return answer
+        return await self._call(calls.PauseGroup(name=name), calls.GroupSummary)
 
     async def resume_group(self, name: str) -> calls.GroupSummary:
         """Let a paused group go on."""
-        answer: calls.GroupSummary = await self._call(calls.PauseGroup(name=name, paused=False), calls.GroupSummary)
-        return answer
+        return await self._call(calls.PauseGroup(name=name, paused=False), calls.GroupSummary)
 
     async def committed(self, group: str, topics: Iterable[str] | None = None) -> list[calls.OffsetEntry]:
         """How far a group has got: the next offset it will read, per partition."""
         call = calls.CommittedOffsets(group=group, topics=None if topics is None else list(topics))
-        answer: list[calls.OffsetEntry] = await self._call(call, list[calls.OffsetEntry])
-        return answer
+        return await self._call(call, list[calls.OffsetEntry])
 
     async def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
     ) -> None:
         """Set the progress of a group that has no members."""
-        await self._call(commit_call(group, offsets), Any)
+        await self._call(commit_call(group, offsets), object)
 
     # --- schedules -----------------------------------------------------------------------------------------------
 
@@ -214,8 +200,7 @@ class AsyncAdmin:
 
     async def overview(self, limit: int = 10, everywhere: bool = False) -> Overview:
         """Rates, depth, the oldest message, memory, disk: of this namespace, or of all with `everywhere`."""
-        overview: Overview = await self._call(DescribeOverview(limit=limit, everywhere=everywhere), Overview)
-        return overview
+        return await self._call(DescribeOverview(limit=limit, everywhere=everywhere), Overview)
 
     async def history(
         self,
@@ -227,25 +212,22 @@ class AsyncAdmin:
         points: int = 300,
     ) -> History:
         """How a number of the broker, of a topic or of a group developed; of the last hour if nothing is said."""
-        history: History = await self._call(history_call(metric, topic, group, start, end, points), History)
-        return history
+        return await self._call(history_call(metric, topic, group, start, end, points), History)
 
     async def metrics(self) -> str:
         """All metrics in Prometheus' text format, as at `/metrics`."""
-        metrics: MetricsText = await self._call(Metrics(), MetricsText)
+        metrics = await self._call(Metrics(), MetricsText)
         return metrics.text
 
     # --- flow and modes ------------------------------------------------------------------------------------------
 
     async def flow(self, topic: str) -> FlowInfo:
         """How far the consumers of a topic are behind, and what that means for its publishers."""
-        info: FlowInfo = await self._call(DescribeFlow(topic=topic), FlowInfo)
-        return info
+        return await self._call(DescribeFlow(topic=topic), FlowInfo)
 
     async def set_mode(self, mode: Literal["normal", "maintenance"], reason: str = "") -> ModeInfo:
         """Begin or end maintenance: meanwhile the broker serves administrators only."""
-        info: ModeInfo = await self._call(SetMode(mode=mode, reason=reason), ModeInfo)
-        return info
+        return await self._call(SetMode(mode=mode, reason=reason), ModeInfo)
 
     # --- access --------------------------------------------------------------------------------------------------
 
@@ -256,8 +238,7 @@ class AsyncAdmin:
 
     async def quota(self, namespace: str = DEFAULT_NAMESPACE) -> QuotaInfo:
         """What a namespace may have and do, and how much of it is used."""
-        answer: QuotaInfo = await self._call(ShowQuota(namespace=namespace), QuotaInfo)
-        return answer
+        return await self._call(ShowQuota(namespace=namespace), QuotaInfo)
 
     async def set_quota(self, namespace: str = DEFAULT_NAMESPACE, **limits: int) -> QuotaInfo:
         """Limit a namespace.
@@ -268,8 +249,7 @@ class AsyncAdmin:
         unknown = limits.keys() - set(SetQuota.__struct_fields__)
         if unknown:
             raise InvalidArgument(f"a quota has no limit {', '.join(sorted(unknown))}")
-        answer: QuotaInfo = await self._call(SetQuota(namespace=namespace, **limits), QuotaInfo)
-        return answer
+        return await self._call(SetQuota(namespace=namespace, **limits), QuotaInfo)
 
     async def audit(
         self, limit: int = 100, *, key: str = "", call: str = "", since_ms: int = 0, until_ms: int = 0, after: str = ""
@@ -279,8 +259,7 @@ class AsyncAdmin:
         A page may be short, or empty, before the last: one looks at so many entries and no more.
         """
         wanted = ListAudit(key=key, call=call, from_ms=since_ms, until_ms=until_ms, limit=limit, after=after)
-        answer: AuditPage = await self._call(wanted, AuditPage)
-        return answer
+        return await self._call(wanted, AuditPage)
 
     # --- the broker as a whole -----------------------------------------------------------------------------------
 

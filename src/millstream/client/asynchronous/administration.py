@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
-
+from millstream.client.asking import AsyncAsk
 from millstream.wire import admin_calls as calls
 
 __all__ = ["AsyncAdministration"]
@@ -13,61 +11,50 @@ __all__ = ["AsyncAdministration"]
 class AsyncAdministration:
     """The broker as a whole: its health, its settings, its files and its connections."""
 
-    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+    def __init__(self, call: AsyncAsk) -> None:
         self._call = call
 
     async def health(self, *, deep: bool = False) -> calls.HealthReport:
         """How the broker is; with `deep` it also stores a message, reads it back, and looks for lag."""
-        report: calls.HealthReport = await self._call(calls.CheckHealth(deep=deep), calls.HealthReport)
-        return report
+        return await self._call(calls.CheckHealth(deep=deep), calls.HealthReport)
 
     async def config(self) -> list[calls.SettingInfo]:
         """The settings in force, and where each came from.  Secrets are not told."""
-        settings: list[calls.SettingInfo] = await self._call(calls.ShowConfig(), list[calls.SettingInfo])
-        return settings
+        return await self._call(calls.ShowConfig(), list[calls.SettingInfo])
 
     async def set_log_level(self, level: calls.LogLevel) -> calls.LogLevelInfo:
         """From how important an entry on the broker logs, until it stops."""
-        info: calls.LogLevelInfo = await self._call(calls.SetLogLevel(level=level), calls.LogLevelInfo)
-        return info
+        return await self._call(calls.SetLogLevel(level=level), calls.LogLevelInfo)
 
     async def checkpoint(self) -> calls.Checkpointed:
         """Put everything on disk, and write down anew what the broker remembers, so that a start is quick."""
-        answer: calls.Checkpointed = await self._call(calls.Checkpoint(), calls.Checkpointed)
-        return answer
+        return await self._call(calls.Checkpoint(), calls.Checkpointed)
 
     async def compact(self, topic: str | None = None, *, roll: bool = False) -> calls.Compacted:
         """Apply retention and compaction now, to one topic or to everything.
 
         With `roll` also to the segments that are being written, which are ended first.
         """
-        call = calls.Compact(topic=topic or "", roll=roll)
-        answer: calls.Compacted = await self._call(call, calls.Compacted)
-        return answer
+        return await self._call(calls.Compact(topic=topic or "", roll=roll), calls.Compacted)
 
     async def hold_files(self, hold_id: str = "", *, hold_ms: int = 60_000) -> calls.FileHold:
         """Keep all files of the data directory readable as they are now; with an id, go on doing so.
 
         `millstream backup` copies them meanwhile.  Ends after `hold_ms`, with `release_files`, or with the connection.
         """
-        call = calls.HoldFiles(id=hold_id, hold_ms=hold_ms)
-        held: calls.FileHold = await self._call(call, calls.FileHold)
-        return held
+        return await self._call(calls.HoldFiles(id=hold_id, hold_ms=hold_ms), calls.FileHold)
 
     async def release_files(self, hold_id: str) -> None:
         """The files were copied.  Raises HoldLost when they were not held all the time."""
-        await self._call(calls.ReleaseFiles(id=hold_id), None)
+        await self._call(calls.ReleaseFiles(id=hold_id), object)
 
     async def connections(self) -> list[calls.ConnectionInfo]:
         """Every client that is connected, of all namespaces, the oldest first."""
-        found: list[calls.ConnectionInfo] = await self._call(calls.ListConnections(), list[calls.ConnectionInfo])
-        return found
+        return await self._call(calls.ListConnections(), list[calls.ConnectionInfo])
 
     async def disconnect(self, connection_id: str, reason: str = "") -> calls.ConnectionInfo:
         """End the connection with this `id`, whichever door it came through; its client is told the reason.
 
         What it has leased goes back at once.  A client comes back by itself: to keep it out, revoke its key.
         """
-        call = calls.Disconnect(id=connection_id, reason=reason)
-        ended: calls.ConnectionInfo = await self._call(call, calls.ConnectionInfo)
-        return ended
+        return await self._call(calls.Disconnect(id=connection_id, reason=reason), calls.ConnectionInfo)

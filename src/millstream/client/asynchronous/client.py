@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from millstream.addresses import DEFAULT_ADDRESS
 from millstream.client.address import Target
+from millstream.client.asking import T
 from millstream.client.asynchronous.admin import AsyncAdmin
 from millstream.client.asynchronous.connection import AsyncLink
 from millstream.client.asynchronous.ongoing import Ongoing
@@ -162,8 +163,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    async def _call(self, call: calls.Call, kind: Any) -> Any:
-        answer = await self._link.call(call, kind, repeatable=is_repeatable(call))
+    async def _call(self, call: calls.Call, kind: type[T]) -> T:
+        answer: T = await self._link.call(call, kind, repeatable=is_repeatable(call))
         if isinstance(call, calls.AlterTopic | calls.DeleteTopic):
             await self._forget(call.name)
         return answer
@@ -210,7 +211,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         return await self._topic(name, refresh=True)
 
     async def _new_identity(self) -> int:
-        answer: calls.ProducerIdentity = await self._call(calls.NewProducer(), calls.ProducerIdentity)
+        answer = await self._call(calls.NewProducer(), calls.ProducerIdentity)
         return answer.producer_id << 16 | answer.epoch
 
     # --- publish -------------------------------------------------------------------------------------------------

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, TypeAlias, Unpack
+from collections.abc import AsyncIterator, Iterable
+from typing import TypeAlias, Unpack
 
+from millstream.client.asking import AsyncAsk
 from millstream.client.letters import (
     PAGE,
     POLL_S,
@@ -31,7 +32,7 @@ _Replays: TypeAlias = list[ReplayInfo]
 class AsyncDeadLetters:
     """All dead letters of a namespace.  Filters are named arguments: see LetterOptions."""
 
-    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+    def __init__(self, call: AsyncAsk) -> None:
         self._call = call
 
     async def list(self, limit: int = 100, **which: Unpack[LetterOptions]) -> _Letters:
@@ -50,7 +51,7 @@ class AsyncDeadLetters:
     async def _pages(self, which: LetterOptions, limit: int, value_bytes: int) -> AsyncIterator[DeadLetter]:
         call = letter_calls.ListLetters(filter=letter_filter(which), limit=min(limit, PAGE), value_bytes=value_bytes)
         while True:
-            page: letter_calls.LetterPage = await self._call(call, letter_calls.LetterPage)
+            page = await self._call(call, letter_calls.LetterPage)
             for letter in page.letters:
                 yield letter
             if not page.after:
@@ -59,8 +60,7 @@ class AsyncDeadLetters:
 
     async def show(self, letter_id: str) -> DeadLetter:
         """One letter with its value and history.  Raises MessageNotFound."""
-        letter: DeadLetter = await self._call(letter_calls.ShowLetter(id=letter_id), DeadLetter)
-        return letter
+        return await self._call(letter_calls.ShowLetter(id=letter_id), DeadLetter)
 
     async def stats(self, **which: Unpack[LetterOptions]) -> LetterStatistics:
         """How many there are, by reason, topic, group, error and age."""
@@ -82,7 +82,7 @@ class AsyncDeadLetters:
         total = LetterStatistics()
         wanted = call.limit if isinstance(call, letter_calls.PurgeLetters) else 0
         while True:
-            part: letter_calls.LetterCount = await self._call(call, letter_calls.LetterCount)
+            part = await self._call(call, letter_calls.LetterCount)
             total.add(part.statistics)
             if not part.after or (wanted and total.total >= wanted):
                 return total
@@ -96,7 +96,7 @@ class AsyncDeadLetters:
         self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]
     ) -> ReplayPlan:
         """What `replay` would do with the same arguments; nothing is sent."""
-        return (await self._start(replay_call(ids, everything, True, options))).plan
+        return (await self._call(replay_call(ids, everything, True, options), letter_calls.ReplayStarted)).plan
 
     async def replay(
         self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]
@@ -106,18 +106,13 @@ class AsyncDeadLetters:
         They go to `target`, or back to the topic each came from, in the order in which they first came in, at most
         `rate` per second.  The broker does the work, and goes on with it after a restart; each letter is sent once.
         """
-        started = await self._start(replay_call(ids, everything, False, options))
+        started = await self._call(replay_call(ids, everything, False, options), letter_calls.ReplayStarted)
         assert started.replay is not None
         return AsyncReplay(self._call, started.replay, started.plan)
 
-    async def _start(self, call: letter_calls.ReplayLetters) -> letter_calls.ReplayStarted:
-        started: letter_calls.ReplayStarted = await self._call(call, letter_calls.ReplayStarted)
-        return started
-
     async def replays(self) -> _Replays:
         """Replays that run, and reports of those that did; the newest first."""
-        answer: _Replays = await self._call(letter_calls.ListReplays(), _Replays)
-        return answer
+        return await self._call(letter_calls.ListReplays(), _Replays)
 
     async def replay_status(self, replay_id: str) -> AsyncReplay:
         """A replay by its id.  Raises ReplayNotFound."""
@@ -128,9 +123,7 @@ class AsyncDeadLetters:
 class AsyncReplay:
     """A replay that the broker carries out.  `info` is what was known of it when it was last looked at."""
 
-    def __init__(
-        self, call: Callable[[Any, Any], Awaitable[Any]], info: ReplayInfo, plan: ReplayPlan | None = None
-    ) -> None:
+    def __init__(self, call: AsyncAsk, info: ReplayInfo, plan: ReplayPlan | None = None) -> None:
         self._call = call
         self.info = info
         self.plan = plan

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
+from millstream.client.asking import AsyncAsk
 from millstream.wire import mqtt_calls as calls
 
 __all__ = ["AsyncMqtt"]
@@ -15,19 +15,18 @@ _PAGE = 1000
 class AsyncMqtt:
     """MQTT in one namespace.  Topics are named as in MQTT: `a/b`."""
 
-    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+    def __init__(self, call: AsyncAsk) -> None:
         self._call = call
 
     async def overview(self, *, everywhere: bool = False) -> calls.MqttOverview:
         """Who is connected, what is remembered and retained: here, or in all namespaces with `everywhere`."""
-        answer: calls.MqttOverview = await self._call(calls.DescribeMqtt(everywhere=everywhere), calls.MqttOverview)
-        return answer
+        return await self._call(calls.DescribeMqtt(everywhere=everywhere), calls.MqttOverview)
 
     async def sessions(self, prefix: str = "", *, connected: bool | None = None) -> AsyncIterator[calls.SessionSummary]:
         """Sessions in the order of their client ids: those that begin so, whose client is there or not."""
         call = calls.ListSessions(prefix=prefix, connected=connected, limit=_PAGE)
         while True:
-            page: calls.SessionPage = await self._call(call, calls.SessionPage)
+            page = await self._call(call, calls.SessionPage)
             for session in page.sessions:
                 yield session
             if not page.after:
@@ -36,8 +35,7 @@ class AsyncMqtt:
 
     async def session(self, client_id: str) -> calls.SessionInfo:
         """One session: its subscriptions, and what waits for it.  Raises SessionNotFound."""
-        answer: calls.SessionInfo = await self._call(calls.ShowSession(client_id=client_id), calls.SessionInfo)
-        return answer
+        return await self._call(calls.ShowSession(client_id=client_id), calls.SessionInfo)
 
     async def disconnect(self, client_id: str, reason: str = "") -> bool:
         """End the connection of a client, which may come back; says whether there was one.  Raises SessionNotFound.
@@ -45,18 +43,18 @@ class AsyncMqtt:
         A client of version 5 is told the reason.  Its will is published.
         """
         call = calls.DisconnectSession(client_id=client_id, reason=reason)
-        answer: calls.Disconnected = await self._call(call, calls.Disconnected)
+        answer = await self._call(call, calls.Disconnected)
         return answer.disconnected
 
     async def forget(self, client_id: str) -> None:
         """End a session with what waits for it, and the connection of its client.  Raises SessionNotFound."""
-        await self._call(calls.ForgetSession(client_id=client_id), Any)
+        await self._call(calls.ForgetSession(client_id=client_id), object)
 
     async def retained(self, topic_filter: str = "#") -> AsyncIterator[calls.RetainedInfo]:
         """Retained messages without their payloads, in the order of their topics."""
         call = calls.ListRetained(filter=topic_filter, limit=_PAGE)
         while True:
-            page: calls.RetainedPage = await self._call(call, calls.RetainedPage)
+            page = await self._call(call, calls.RetainedPage)
             for message in page.messages:
                 yield message
             if not page.after:
@@ -65,8 +63,7 @@ class AsyncMqtt:
 
     async def retained_message(self, topic: str) -> calls.RetainedMessage:
         """What whoever subscribes to a topic gets first.  Raises MessageNotFound."""
-        answer: calls.RetainedMessage = await self._call(calls.ShowRetained(topic=topic), calls.RetainedMessage)
-        return answer
+        return await self._call(calls.ShowRetained(topic=topic), calls.RetainedMessage)
 
     async def clear_retained(self, topic_filter: str, *, dry_run: bool = False) -> int:
         """Take out the retained messages of a topic or filter; says how many, or with `dry_run` how many there are.
@@ -74,5 +71,5 @@ class AsyncMqtt:
         Subscribers are not told.
         """
         call = calls.ClearRetained(filter=topic_filter, dry_run=dry_run)
-        answer: calls.RetainedCleared = await self._call(call, calls.RetainedCleared)
+        answer = await self._call(call, calls.RetainedCleared)
         return answer.cleared

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
+from millstream.client.asking import AsyncAsk
 from millstream.client.pipelines import QUERIES_MAX, PipelineInfo, QueryInfo, StagesAborted
 from millstream.wire import pipeline_calls as calls
 from millstream.wire import stage_calls
@@ -18,39 +18,34 @@ _Queries: TypeAlias = list[QueryInfo]
 class AsyncPipelines:
     """The pipelines of one namespace.  They run outside of the broker, and tell it how they are."""
 
-    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+    def __init__(self, call: AsyncAsk) -> None:
         self._call = call
 
     async def list(self) -> _Infos:
         """All of them, in the order of their names, without what they do."""
-        answer: _Infos = await self._call(calls.ListPipelines(), _Infos)
-        return answer
+        return await self._call(calls.ListPipelines(), _Infos)
 
     async def show(self, name: str) -> PipelineInfo:
         """One pipeline: what it does, how far it is, and what went wrong.  Raises PipelineNotFound."""
-        answer: PipelineInfo = await self._call(calls.ShowPipeline(name=name), PipelineInfo)
-        return answer
+        return await self._call(calls.ShowPipeline(name=name), PipelineInfo)
 
     async def stop(self, name: str) -> PipelineInfo:
         """Have a pipeline stop after the batch it is at; it learns so when it reports next.
 
         Raises PipelineNotFound.
         """
-        answer: PipelineInfo = await self._call(calls.StopPipeline(name=name), PipelineInfo)
-        return answer
+        return await self._call(calls.StopPipeline(name=name), PipelineInfo)
 
     async def forget(self, name: str, *, force: bool = False) -> None:
         """Take a pipeline that does not run from the list; with `force` also one that says it does."""
-        await self._call(calls.ForgetPipeline(name=name, force=force), Any)
+        await self._call(calls.ForgetPipeline(name=name, force=force), object)
 
     async def stages(self, query: str = "") -> _Queries:
         """What is staged and not published: of one query, or of all that have anything staged."""
         call = stage_calls.ListStages(query=query, limit=QUERIES_MAX)
-        found: _Queries = await self._call(call, _Queries)
+        found = await self._call(call, _Queries)
         return [one for one in found if one.stages]
 
     async def abort(self, query: str, batch: int) -> StagesAborted:
         """Forget what is staged for a batch of a query.  Nothing happens to one that is published."""
-        call = stage_calls.AbortStages(query=query, batch=batch)
-        answer: StagesAborted = await self._call(call, StagesAborted)
-        return answer
+        return await self._call(stage_calls.AbortStages(query=query, batch=batch), StagesAborted)

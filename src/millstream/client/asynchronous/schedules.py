@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
+from millstream.client.asking import AsyncAsk
 from millstream.client.messages import Receipt
 from millstream.client.schedules import (
     PAGE,
@@ -33,7 +34,7 @@ _Repeating: TypeAlias = list[calls.Repeating]
 class AsyncSchedules:
     """What is scheduled in a namespace.  A message is named by its receipt or its id."""
 
-    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+    def __init__(self, call: AsyncAsk) -> None:
         self._call = call
 
     # --- messages ------------------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ class AsyncSchedules:
 
     async def _pages(self, call: calls.ListSchedules) -> AsyncIterator[calls.ScheduleSummary]:
         while True:
-            page: _Summaries = await self._call(call, _Summaries)
+            page = await self._call(call, _Summaries)
             for summary in page:
                 yield summary
             if len(page) < call.limit:
@@ -77,8 +78,7 @@ class AsyncSchedules:
 
     async def show(self, which: str | Receipt) -> calls.ScheduleInfo:
         """One message, whatever became of it.  Raises ScheduleNotFound."""
-        answer: calls.ScheduleInfo = await self._call(calls.DescribeSchedule(id=id_of(which)), calls.ScheduleInfo)
-        return answer
+        return await self._call(calls.DescribeSchedule(id=id_of(which)), calls.ScheduleInfo)
 
     async def cancel(self, which: str | Receipt) -> None:
         """Take a message back.  Raises ScheduleFired when it was delivered, ScheduleNotFound when there is none."""
@@ -86,12 +86,11 @@ class AsyncSchedules:
 
     async def cancel_many(self, which: Iterable[str | Receipt]) -> calls.Cancelled:
         """Take messages back; the answer says how many, and which ones could not be and why."""
-        answer: calls.Cancelled = await self._call(cancel_call(which), calls.Cancelled)
-        return answer
+        return await self._call(cancel_call(which), calls.Cancelled)
 
     async def cancel_key(self, topic: str, key: Key) -> int:
         """Take back everything that is pending with a key; returns how many."""
-        answer: calls.Cancelled = await self._call(cancel_key_call(topic, key), calls.Cancelled)
+        answer = await self._call(cancel_key_call(topic, key), calls.Cancelled)
         return answer.cancelled
 
     async def move(
@@ -105,14 +104,11 @@ class AsyncSchedules:
 
         A `datetime` without a time zone is local time.
         """
-        call = move_call(which, delay, deliver_at)
-        answer: calls.ScheduleSummary = await self._call(call, calls.ScheduleSummary)
-        return answer
+        return await self._call(move_call(which, delay, deliver_at), calls.ScheduleSummary)
 
     async def stats(self, topic: str | None = None) -> _Stats:
         """Counts per topic, for one or for all that have anything scheduled."""
-        answer: _Stats = await self._call(calls.ScheduleStats(topic=topic), _Stats)
-        return answer
+        return await self._call(calls.ScheduleStats(topic=topic), _Stats)
 
     # --- recurring -----------------------------------------------------------------------------------------------
 
@@ -136,28 +132,23 @@ class AsyncSchedules:
         `catch_up` says which occurrences are made up for after the broker was down.
         """
         call = repeat_call(name, topic, cron, value, json, key, headers, priority, timezone, paused, catch_up)
-        answer: calls.Repeating = await self._call(call, calls.Repeating)
-        return answer
+        return await self._call(call, calls.Repeating)
 
     async def repeating(self) -> _Repeating:
         """All recurring schedules, by name."""
-        answer: _Repeating = await self._call(calls.ListRepeating(), _Repeating)
-        return answer
+        return await self._call(calls.ListRepeating(), _Repeating)
 
     async def show_repeating(self, name: str) -> calls.Repeating:
-        answer: calls.Repeating = await self._call(calls.DescribeRepeating(name=name), calls.Repeating)
-        return answer
+        return await self._call(calls.DescribeRepeating(name=name), calls.Repeating)
 
     async def pause(self, name: str) -> calls.Repeating:
         """Stop a recurring schedule for a while."""
-        answer: calls.Repeating = await self._call(calls.PauseRepeating(name=name), calls.Repeating)
-        return answer
+        return await self._call(calls.PauseRepeating(name=name), calls.Repeating)
 
     async def resume(self, name: str) -> calls.Repeating:
         """Let it go on from now: what fell into the pause is not made up for."""
-        answer: calls.Repeating = await self._call(calls.PauseRepeating(name=name, paused=False), calls.Repeating)
-        return answer
+        return await self._call(calls.PauseRepeating(name=name, paused=False), calls.Repeating)
 
     async def stop(self, name: str) -> None:
         """Delete a recurring schedule."""
-        await self._call(calls.DeleteRepeating(name=name), Any)
+        await self._call(calls.DeleteRepeating(name=name), object)

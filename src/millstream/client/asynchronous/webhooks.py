@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Literal, TypeAlias, Unpack
 
+from millstream.client.asking import AsyncAsk
 from millstream.client.webhooks import WebhookSettings, create_call, rotate_call, update_call
 from millstream.durations import Duration
 from millstream.wire import webhook_calls as calls
@@ -18,7 +18,7 @@ _Infos: TypeAlias = list[calls.WebhookInfo]
 class AsyncWebhooks:
     """All webhooks of a namespace.  Settings are named arguments: see WebhookSettings."""
 
-    def __init__(self, call: Callable[[Any, Any], Awaitable[Any]]) -> None:
+    def __init__(self, call: AsyncAsk) -> None:
         self._call = call
 
     async def create(
@@ -36,49 +36,39 @@ class AsyncWebhooks:
         `start` says where a new group begins.  Raises InvalidArgument when the URL or a setting is not
         allowed, TopicNotFound when there is no such topic and it is no pattern.
         """
-        call = create_call(topic, url, group, secret, start, settings)
-        answer: calls.WebhookCreated = await self._call(call, calls.WebhookCreated)
-        return answer
+        return await self._call(create_call(topic, url, group, secret, start, settings), calls.WebhookCreated)
 
     async def list(self, *, topic: str | None = None, group: str | None = None) -> _Infos:
         """The webhooks of a topic, of a group, or all; with what has become of their messages."""
-        answer: _Infos = await self._call(calls.ListWebhooks(topic=topic, group=group), _Infos)
-        return answer
+        return await self._call(calls.ListWebhooks(topic=topic, group=group), _Infos)
 
     async def show(self, webhook_id: str) -> calls.WebhookInfo:
         """One webhook.  Raises WebhookNotFound."""
-        answer: calls.WebhookInfo = await self._call(calls.DescribeWebhook(id=webhook_id), calls.WebhookInfo)
-        return answer
+        return await self._call(calls.DescribeWebhook(id=webhook_id), calls.WebhookInfo)
 
     async def update(
         self, webhook_id: str, *, url: str | None = None, **settings: Unpack[WebhookSettings]
     ) -> calls.WebhookInfo:
         """Change what is given, from the next request on."""
-        answer: calls.WebhookInfo = await self._call(update_call(webhook_id, url, settings), calls.WebhookInfo)
-        return answer
+        return await self._call(update_call(webhook_id, url, settings), calls.WebhookInfo)
 
     async def pause(self, webhook_id: str) -> calls.WebhookInfo:
         """Stop sending; what is in hand goes back to the queue."""
-        answer: calls.WebhookInfo = await self._call(calls.PauseWebhook(id=webhook_id), calls.WebhookInfo)
-        return answer
+        return await self._call(calls.PauseWebhook(id=webhook_id), calls.WebhookInfo)
 
     async def resume(self, webhook_id: str) -> calls.WebhookInfo:
-        answer: calls.WebhookInfo = await self._call(calls.PauseWebhook(id=webhook_id, paused=False), calls.WebhookInfo)
-        return answer
+        return await self._call(calls.PauseWebhook(id=webhook_id, paused=False), calls.WebhookInfo)
 
     async def rotate(
         self, webhook_id: str, *, secret: str | None = None, keep: Duration = "24h"
     ) -> calls.WebhookCreated:
         """A new secret, shown this once.  Requests are signed with the old one too for as long as `keep` says."""
-        call = rotate_call(webhook_id, secret, keep)
-        answer: calls.WebhookCreated = await self._call(call, calls.WebhookCreated)
-        return answer
+        return await self._call(rotate_call(webhook_id, secret, keep), calls.WebhookCreated)
 
     async def delete(self, webhook_id: str) -> None:
         """Delete a webhook; its queue group stays, with the messages in it."""
-        await self._call(calls.DeleteWebhook(id=webhook_id), Any)
+        await self._call(calls.DeleteWebhook(id=webhook_id), object)
 
     async def test(self, webhook_id: str) -> calls.WebhookTested:
         """Send a signed request that is no message, and say what the receiver answered."""
-        answer: calls.WebhookTested = await self._call(calls.TestWebhook(id=webhook_id), calls.WebhookTested)
-        return answer
+        return await self._call(calls.TestWebhook(id=webhook_id), calls.WebhookTested)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from millstream.client.address import Target
+from millstream.client.asking import T
 from millstream.client.asynchronous.opening import OpeningQueue
 from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.queues import AsyncQueues
@@ -28,7 +29,7 @@ class AsyncWork:
     def _prepare_work(self) -> None:
         self._workers: list[AsyncWorker] = []
 
-    async def _call(self, call: calls.Call, kind: Any) -> Any:
+    async def _call(self, call: calls.Call, kind: type[T]) -> T:
         raise NotImplementedError
 
     def queue(
@@ -52,8 +53,7 @@ class AsyncWork:
 
     async def why(self, about: str) -> queue_calls.Explanation:
         """Why a message (by its id), or anything of a queue (`topic/group`), is not delivered: a sentence and facts."""
-        answer: queue_calls.Explanation = await self._call(explain_call(about), queue_calls.Explanation)
-        return answer
+        return await self._call(explain_call(about), queue_calls.Explanation)
 
     # --- workers -------------------------------------------------------------------------------------------------
 

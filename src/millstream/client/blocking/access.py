@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from millstream.client.access import create_call
+from millstream.client.asking import Ask
 from millstream.durations import Duration, parse_ms
 from millstream.wire.access_calls import KeyInfo, ListKeys, NewKey, RevokeKey, RotateKey
 
@@ -17,25 +18,22 @@ _Keys: TypeAlias = list[KeyInfo]
 class Keys:
     """All API keys of a broker."""
 
-    def __init__(self, call: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, call: Ask) -> None:
         self._call = call
 
     def create(
         self, *roles: str, scopes: Iterable[str] = (), name: str = "", expires_in: Duration | None = None
     ) -> NewKey:
         """Make a key.  The answer has its text, which is kept nowhere."""
-        answer: NewKey = self._call(create_call(roles, scopes, name, expires_in), NewKey)
-        return answer
+        return self._call(create_call(roles, scopes, name, expires_in), NewKey)
 
     def list(self) -> _Keys:
-        answer: _Keys = self._call(ListKeys(), _Keys)
-        return answer
+        return self._call(ListKeys(), _Keys)
 
     def rotate(self, key_id: str, grace: Duration = "24h") -> NewKey:
         """Give a key another secret; the one before is good for `grace` more."""
-        answer: NewKey = self._call(RotateKey(id=key_id, grace_ms=parse_ms(grace, "grace")), NewKey)
-        return answer
+        return self._call(RotateKey(id=key_id, grace_ms=parse_ms(grace, "grace")), NewKey)
 
     def revoke(self, key_id: str) -> None:
         """End a key, and the connections of whoever uses it."""
-        self._call(RevokeKey(id=key_id), Any)
+        self._call(RevokeKey(id=key_id), object)

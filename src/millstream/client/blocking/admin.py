@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from millstream.client.asking import T
 from millstream.client.blocking.access import Keys
 from millstream.client.blocking.administration import Administration
 from millstream.client.blocking.letters import DeadLetters
@@ -36,7 +37,7 @@ _PAGE = 1000
 class Admin:
     """The part of a client that is not about messages."""
 
-    def _call(self, call: calls.Call, kind: Any) -> Any:
+    def _call(self, call: calls.Call, kind: type[T]) -> T:
         raise NotImplementedError
 
     # --- broker and namespaces -----------------------------------------------------------------------------------
@@ -44,24 +45,22 @@ class Admin:
     def ping(self) -> float:
         """Seconds the broker takes to answer."""
         before_s = time.perf_counter()
-        self._call(calls.DescribeBroker(), Any)
+        self._call(calls.DescribeBroker(), object)
         return time.perf_counter() - before_s
 
     def broker(self) -> dict[str, Any]:
         """What the broker says about itself."""
-        answer: dict[str, Any] = self._call(calls.DescribeBroker(), dict[str, Any])
-        return answer
+        return self._call(calls.DescribeBroker(), dict[str, Any])
 
     def namespaces(self) -> list[str]:
-        answer: list[str] = self._call(calls.ListNamespaces(), list[str])
-        return answer
+        return self._call(calls.ListNamespaces(), list[str])
 
     def create_namespace(self, name: str) -> None:
-        self._call(calls.CreateNamespace(name=name), Any)
+        self._call(calls.CreateNamespace(name=name), object)
 
     def delete_namespace(self, name: str, force: bool = False) -> None:
         """Remove a namespace; with `force` also the topics in it."""
-        self._call(calls.DeleteNamespace(name=name, force=force), Any)
+        self._call(calls.DeleteNamespace(name=name, force=force), object)
 
     # --- topics --------------------------------------------------------------------------------------------------
 
@@ -70,13 +69,11 @@ class Admin:
     ) -> calls.TopicInfo:
         """Create a topic.  Raises TopicExists unless `if_missing`."""
         call = calls.CreateTopic(name=name, partitions=partitions, config=dict(config or {}), if_missing=if_missing)
-        answer: calls.TopicInfo = self._call(call, calls.TopicInfo)
-        return answer
+        return self._call(call, calls.TopicInfo)
 
     def topic(self, name: str) -> calls.TopicInfo:
         """A topic with its settings and partitions."""
-        answer: calls.TopicInfo = self._call(calls.DescribeTopic(name=name), calls.TopicInfo)
-        return answer
+        return self._call(calls.DescribeTopic(name=name), calls.TopicInfo)
 
     def topics(self, pattern: str | None = None) -> list[calls.TopicInfo]:
         """All topics, or those that match (`orders.*`, `orders.#`), by name and without their partitions."""
@@ -84,7 +81,7 @@ class Admin:
         while True:
             after = found[-1].name if found else ""
             call = calls.ListTopics(pattern=pattern, after=after, limit=_PAGE)
-            page: list[calls.TopicInfo] = self._call(call, list[calls.TopicInfo])
+            page = self._call(call, list[calls.TopicInfo])
             found += page
             if len(page) < _PAGE:
                 return found
@@ -94,12 +91,11 @@ class Admin:
     ) -> calls.TopicInfo:
         """Change settings, or add partitions; what is not named stays as it is."""
         call = calls.AlterTopic(name=name, config=dict(config or {}), partitions=partitions)
-        answer: calls.TopicInfo = self._call(call, calls.TopicInfo)
-        return answer
+        return self._call(call, calls.TopicInfo)
 
     def delete_topic(self, name: str, force: bool = False) -> None:
         """Delete a topic and its messages; with `force` even while groups read it."""
-        self._call(calls.DeleteTopic(name=name, force=force), Any)
+        self._call(calls.DeleteTopic(name=name, force=force), object)
 
     def offsets(
         self,
@@ -109,7 +105,7 @@ class Admin:
     ) -> dict[int, int]:
         """Per partition, the first offset, the one after the last, or that of the first message at or after a time."""
         call = offsets_call(topic, at, None if partitions is None else list(partitions))
-        entries: list[calls.OffsetEntry] = self._call(call, list[calls.OffsetEntry])
+        entries = self._call(call, list[calls.OffsetEntry])
         return {entry.partition: entry.offset for entry in entries}
 
     # --- messages ------------------------------------------------------------------------------------------------
@@ -119,27 +115,25 @@ class Admin:
         found: list[MessageInfo] = []
         call: BrowseMessages | None = browse_call(topic, limit, which)
         while call is not None:
-            page: MessagePage = self._call(call, MessagePage)
+            page = self._call(call, MessagePage)
             found += page.messages
             call = next_call(call, page.after, limit - len(found))
         return found
 
     def find(self, message_id: str) -> MessageInfo:
         """The message with an id, also one that is scheduled and not due yet.  Raises MessageNotFound."""
-        message: MessageInfo = self._call(FindMessage(id=message_id), MessageInfo)
-        return message
+        return self._call(FindMessage(id=message_id), MessageInfo)
 
     def passport(self, message_id: str) -> PassportInfo:
         """Everything that is known to have happened to a message.  Raises MessageNotFound when nothing is."""
-        passport: PassportInfo = self._call(ShowPassport(id=message_id), PassportInfo)
-        return passport
+        return self._call(ShowPassport(id=message_id), PassportInfo)
 
     def traces(self, *, limit: int = 100, **which: Unpack[TraceOptions]) -> list[TraceEvent]:
         """What was recorded about messages, the newest first; TraceOptions has conditions, without any it is all."""
         found: list[TraceEvent] = []
         call: FindTraces | None = traces_call(limit, which)
         while call is not None:
-            page: TracePage = self._call(call, TracePage)
+            page = self._call(call, TracePage)
             found += page.events
             call = next_traces(call, page.after, limit - len(found))
         return found
@@ -147,13 +141,11 @@ class Admin:
     # --- groups --------------------------------------------------------------------------------------------------
 
     def groups(self) -> list[calls.GroupSummary]:
-        answer: list[calls.GroupSummary] = self._call(calls.ListGroups(), list[calls.GroupSummary])
-        return answer
+        return self._call(calls.ListGroups(), list[calls.GroupSummary])
 
     def group(self, name: str) -> calls.GroupInfo:
         """A group with its members and how far behind it is."""
-        answer: calls.GroupInfo = self._call(calls.DescribeGroup(name=name), calls.GroupInfo)
-        return answer
+        return self._call(calls.DescribeGroup(name=name), calls.GroupInfo)
 
     def reset_group(
         self,
@@ -165,41 +157,35 @@ class Admin:
         dry_run: bool = False,
     ) -> list[calls.OffsetEntry]:
         """Move a group without members: `to` is earliest, latest, timestamp, offset or shift (by `value`)."""
-        call = reset_call(name, topic, to, value, partitions, dry_run)
-        answer: list[calls.OffsetEntry] = self._call(call, list[calls.OffsetEntry])
-        return answer
+        return self._call(reset_call(name, topic, to, value, partitions, dry_run), list[calls.OffsetEntry])
 
     def delete_group(self, name: str) -> None:
         """Forget a group and its progress."""
-        self._call(calls.DeleteGroup(name=name), Any)
+        self._call(calls.DeleteGroup(name=name), object)
 
     def evict_member(self, group: str, member_id: str) -> None:
-        self._call(calls.EvictMember(group=group, member_id=member_id), Any)
+        self._call(calls.EvictMember(group=group, member_id=member_id), object)
 
     def rebalance_group(self, name: str) -> calls.GroupSummary:
         """Deal the partitions of a group anew, whoever has them now."""
-        answer: calls.GroupSummary = self._call(calls.RebalanceGroup(name=name), calls.GroupSummary)
-        return answer
+        return self._call(calls.RebalanceGroup(name=name), calls.GroupSummary)
 
     def pause_group(self, name: str) -> calls.GroupSummary:
         """Have nobody read: the members give their partitions back, and stay."""
-        answer: calls.GroupSummary = self._call(calls.PauseGroup(name=name), calls.GroupSummary)
-        return answer
+        return self._call(calls.PauseGroup(name=name), calls.GroupSummary)
 
     def resume_group(self, name: str) -> calls.GroupSummary:
         """Let a paused group go on."""
-        answer: calls.GroupSummary = self._call(calls.PauseGroup(name=name, paused=False), calls.GroupSummary)
-        return answer
+        return self._call(calls.PauseGroup(name=name, paused=False), calls.GroupSummary)
 
     def committed(self, group: str, topics: Iterable[str] | None = None) -> list[calls.OffsetEntry]:
         """How far a group has got: the next offset it will read, per partition."""
         call = calls.CommittedOffsets(group=group, topics=None if topics is None else list(topics))
-        answer: list[calls.OffsetEntry] = self._call(call, list[calls.OffsetEntry])
-        return answer
+        return self._call(call, list[calls.OffsetEntry])
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> None:
         """Set the progress of a group that has no members."""
-        self._call(commit_call(group, offsets), Any)
+        self._call(commit_call(group, offsets), object)
 
     # --- schedules -----------------------------------------------------------------------------------------------
 
@@ -212,8 +198,7 @@ class Admin:
 
     def overview(self, limit: int = 10, everywhere: bool = False) -> Overview:
         """Rates, depth, the oldest message, memory, disk: of this namespace, or of all with `everywhere`."""
-        overview: Overview = self._call(DescribeOverview(limit=limit, everywhere=everywhere), Overview)
-        return overview
+        return self._call(DescribeOverview(limit=limit, everywhere=everywhere), Overview)
 
     def history(
         self,
@@ -225,25 +210,22 @@ class Admin:
         points: int = 300,
     ) -> History:
         """How a number of the broker, of a topic or of a group developed; of the last hour if nothing is said."""
-        history: History = self._call(history_call(metric, topic, group, start, end, points), History)
-        return history
+        return self._call(history_call(metric, topic, group, start, end, points), History)
 
     def metrics(self) -> str:
         """All metrics in Prometheus' text format, as at `/metrics`."""
-        metrics: MetricsText = self._call(Metrics(), MetricsText)
+        metrics = self._call(Metrics(), MetricsText)
         return metrics.text
 
     # --- flow and modes ------------------------------------------------------------------------------------------
 
     def flow(self, topic: str) -> FlowInfo:
         """How far the consumers of a topic are behind, and what that means for its publishers."""
-        info: FlowInfo = self._call(DescribeFlow(topic=topic), FlowInfo)
-        return info
+        return self._call(DescribeFlow(topic=topic), FlowInfo)
 
     def set_mode(self, mode: Literal["normal", "maintenance"], reason: str = "") -> ModeInfo:
         """Begin or end maintenance: meanwhile the broker serves administrators only."""
-        info: ModeInfo = self._call(SetMode(mode=mode, reason=reason), ModeInfo)
-        return info
+        return self._call(SetMode(mode=mode, reason=reason), ModeInfo)
 
     # --- access --------------------------------------------------------------------------------------------------
 
@@ -254,8 +236,7 @@ class Admin:
 
     def quota(self, namespace: str = DEFAULT_NAMESPACE) -> QuotaInfo:
         """What a namespace may have and do, and how much of it is used."""
-        answer: QuotaInfo = self._call(ShowQuota(namespace=namespace), QuotaInfo)
-        return answer
+        return self._call(ShowQuota(namespace=namespace), QuotaInfo)
 
     def set_quota(self, namespace: str = DEFAULT_NAMESPACE, **limits: int) -> QuotaInfo:
         """Limit a namespace.
@@ -266,8 +247,7 @@ class Admin:
         unknown = limits.keys() - set(SetQuota.__struct_fields__)
         if unknown:
             raise InvalidArgument(f"a quota has no limit {', '.join(sorted(unknown))}")
-        answer: QuotaInfo = self._call(SetQuota(namespace=namespace, **limits), QuotaInfo)
-        return answer
+        return self._call(SetQuota(namespace=namespace, **limits), QuotaInfo)
 
     def audit(
         self, limit: int = 100, *, key: str = "", call: str = "", since_ms: int = 0, until_ms: int = 0, after: str = ""
@@ -277,8 +257,7 @@ class Admin:
         A page may be short, or empty, before the last: one looks at so many entries and no more.
         """
         wanted = ListAudit(key=key, call=call, from_ms=since_ms, until_ms=until_ms, limit=limit, after=after)
-        answer: AuditPage = self._call(wanted, AuditPage)
-        return answer
+        return self._call(wanted, AuditPage)
 
     # --- the broker as a whole -----------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from millstream.addresses import DEFAULT_ADDRESS
 from millstream.client.address import Target
+from millstream.client.asking import T
 from millstream.client.blocking.admin import Admin
 from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.link import Link
@@ -189,8 +190,8 @@ class Client(Admin, PubSub, Work):
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    def _call(self, call: calls.Call, kind: Any) -> Any:
-        answer = self._link.call(call, kind)
+    def _call(self, call: calls.Call, kind: type[T]) -> T:
+        answer: T = self._link.call(call, kind)
         if isinstance(call, calls.AlterTopic | calls.DeleteTopic):
             self._topics.pop(call.name, None)
         return answer

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeAlias, Unpack
+from typing import TypeAlias, Unpack
 
+from millstream.client.asking import Ask
 from millstream.client.letters import (
     PAGE,
     POLL_S,
@@ -31,7 +32,7 @@ _Replays: TypeAlias = list[ReplayInfo]
 class DeadLetters:
     """All dead letters of a namespace.  Filters are named arguments: see LetterOptions."""
 
-    def __init__(self, call: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, call: Ask) -> None:
         self._call = call
 
     def list(self, limit: int = 100, **which: Unpack[LetterOptions]) -> _Letters:
@@ -45,7 +46,7 @@ class DeadLetters:
     def _pages(self, which: LetterOptions, limit: int, value_bytes: int) -> Iterator[DeadLetter]:
         call = letter_calls.ListLetters(filter=letter_filter(which), limit=min(limit, PAGE), value_bytes=value_bytes)
         while True:
-            page: letter_calls.LetterPage = self._call(call, letter_calls.LetterPage)
+            page = self._call(call, letter_calls.LetterPage)
             yield from page.letters
             if not page.after:
                 return
@@ -53,8 +54,7 @@ class DeadLetters:
 
     def show(self, letter_id: str) -> DeadLetter:
         """One letter with its value and history.  Raises MessageNotFound."""
-        letter: DeadLetter = self._call(letter_calls.ShowLetter(id=letter_id), DeadLetter)
-        return letter
+        return self._call(letter_calls.ShowLetter(id=letter_id), DeadLetter)
 
     def stats(self, **which: Unpack[LetterOptions]) -> LetterStatistics:
         """How many there are, by reason, topic, group, error and age."""
@@ -76,7 +76,7 @@ class DeadLetters:
         total = LetterStatistics()
         wanted = call.limit if isinstance(call, letter_calls.PurgeLetters) else 0
         while True:
-            part: letter_calls.LetterCount = self._call(call, letter_calls.LetterCount)
+            part = self._call(call, letter_calls.LetterCount)
             total.add(part.statistics)
             if not part.after or (wanted and total.total >= wanted):
                 return total
@@ -90,7 +90,7 @@ class DeadLetters:
         self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]
     ) -> ReplayPlan:
         """What `replay` would do with the same arguments; nothing is sent."""
-        return self._start(replay_call(ids, everything, True, options)).plan
+        return self._call(replay_call(ids, everything, True, options), letter_calls.ReplayStarted).plan
 
     def replay(self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]) -> Replay:
         """Send letters again, by id, by filter or (`everything=True`) all, as new messages without failures.
@@ -98,18 +98,13 @@ class DeadLetters:
         They go to `target`, or back to the topic each came from, in the order in which they first came in, at most
         `rate` per second.  The broker does the work, and goes on with it after a restart; each letter is sent once.
         """
-        started = self._start(replay_call(ids, everything, False, options))
+        started = self._call(replay_call(ids, everything, False, options), letter_calls.ReplayStarted)
         assert started.replay is not None
         return Replay(self._call, started.replay, started.plan)
 
-    def _start(self, call: letter_calls.ReplayLetters) -> letter_calls.ReplayStarted:
-        started: letter_calls.ReplayStarted = self._call(call, letter_calls.ReplayStarted)
-        return started
-
     def replays(self) -> _Replays:
         """Replays that run, and reports of those that did; the newest first."""
-        answer: _Replays = self._call(letter_calls.ListReplays(), _Replays)
-        return answer
+        return self._call(letter_calls.ListReplays(), _Replays)
 
     def replay_status(self, replay_id: str) -> Replay:
         """A replay by its id.  Raises ReplayNotFound."""
@@ -120,7 +115,7 @@ class DeadLetters:
 class Replay:
     """A replay that the broker carries out.  `info` is what was known of it when it was last looked at."""
 
-    def __init__(self, call: Callable[[Any, Any], Any], info: ReplayInfo, plan: ReplayPlan | None = None) -> None:
+    def __init__(self, call: Ask, info: ReplayInfo, plan: ReplayPlan | None = None) -> None:
         self._call = call
         self.info = info
         self.plan = plan

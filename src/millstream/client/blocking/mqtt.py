@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
+from millstream.client.asking import Ask
 from millstream.wire import mqtt_calls as calls
 
 __all__ = ["Mqtt"]
@@ -15,19 +15,18 @@ _PAGE = 1000
 class Mqtt:
     """MQTT in one namespace.  Topics are named as in MQTT: `a/b`."""
 
-    def __init__(self, call: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, call: Ask) -> None:
         self._call = call
 
     def overview(self, *, everywhere: bool = False) -> calls.MqttOverview:
         """Who is connected, what is remembered and retained: here, or in all namespaces with `everywhere`."""
-        answer: calls.MqttOverview = self._call(calls.DescribeMqtt(everywhere=everywhere), calls.MqttOverview)
-        return answer
+        return self._call(calls.DescribeMqtt(everywhere=everywhere), calls.MqttOverview)
 
     def sessions(self, prefix: str = "", *, connected: bool | None = None) -> Iterator[calls.SessionSummary]:
         """Sessions in the order of their client ids: those that begin so, whose client is there or not."""
         call = calls.ListSessions(prefix=prefix, connected=connected, limit=_PAGE)
         while True:
-            page: calls.SessionPage = self._call(call, calls.SessionPage)
+            page = self._call(call, calls.SessionPage)
             yield from page.sessions
             if not page.after:
                 return
@@ -35,8 +34,7 @@ class Mqtt:
 
     def session(self, client_id: str) -> calls.SessionInfo:
         """One session: its subscriptions, and what waits for it.  Raises SessionNotFound."""
-        answer: calls.SessionInfo = self._call(calls.ShowSession(client_id=client_id), calls.SessionInfo)
-        return answer
+        return self._call(calls.ShowSession(client_id=client_id), calls.SessionInfo)
 
     def disconnect(self, client_id: str, reason: str = "") -> bool:
         """End the connection of a client, which may come back; says whether there was one.  Raises SessionNotFound.
@@ -44,18 +42,18 @@ class Mqtt:
         A client of version 5 is told the reason.  Its will is published.
         """
         call = calls.DisconnectSession(client_id=client_id, reason=reason)
-        answer: calls.Disconnected = self._call(call, calls.Disconnected)
+        answer = self._call(call, calls.Disconnected)
         return answer.disconnected
 
     def forget(self, client_id: str) -> None:
         """End a session with what waits for it, and the connection of its client.  Raises SessionNotFound."""
-        self._call(calls.ForgetSession(client_id=client_id), Any)
+        self._call(calls.ForgetSession(client_id=client_id), object)
 
     def retained(self, topic_filter: str = "#") -> Iterator[calls.RetainedInfo]:
         """Retained messages without their payloads, in the order of their topics."""
         call = calls.ListRetained(filter=topic_filter, limit=_PAGE)
         while True:
-            page: calls.RetainedPage = self._call(call, calls.RetainedPage)
+            page = self._call(call, calls.RetainedPage)
             yield from page.messages
             if not page.after:
                 return
@@ -63,8 +61,7 @@ class Mqtt:
 
     def retained_message(self, topic: str) -> calls.RetainedMessage:
         """What whoever subscribes to a topic gets first.  Raises MessageNotFound."""
-        answer: calls.RetainedMessage = self._call(calls.ShowRetained(topic=topic), calls.RetainedMessage)
-        return answer
+        return self._call(calls.ShowRetained(topic=topic), calls.RetainedMessage)
 
     def clear_retained(self, topic_filter: str, *, dry_run: bool = False) -> int:
         """Take out the retained messages of a topic or filter; says how many, or with `dry_run` how many there are.
@@ -72,5 +69,5 @@ class Mqtt:
         Subscribers are not told.
         """
         call = calls.ClearRetained(filter=topic_filter, dry_run=dry_run)
-        answer: calls.RetainedCleared = self._call(call, calls.RetainedCleared)
+        answer = self._call(call, calls.RetainedCleared)
         return answer.cleared

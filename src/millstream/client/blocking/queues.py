@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
+from millstream.client.asking import Ask
 from millstream.client.queue_requests import configure_call, lease_call, settle_call
 from millstream.durations import Duration
 from millstream.wire import queue_calls
@@ -21,24 +22,20 @@ _Outcomes: TypeAlias = list[queue_calls.SettleOutcome]
 class Queues:
     """All queue groups of a namespace."""
 
-    def __init__(self, call: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, call: Ask) -> None:
         self._call = call
 
     def list(self, topic: str | None = None) -> _Summaries:
         """The groups of a topic, or all, with how many messages are ready, leased and waiting."""
-        found: _Summaries = self._call(queue_calls.ListQueues(topic=topic), _Summaries)
-        return found
+        return self._call(queue_calls.ListQueues(topic=topic), _Summaries)
 
     def describe(self, topic: str, group: str = "default") -> queue_calls.QueueInfo:
         """One group: its settings, depth, partitions, lanes and consumers.  Raises GroupNotFound."""
-        info: queue_calls.QueueInfo = self._call(
-            queue_calls.DescribeQueue(topic=topic, group=group), queue_calls.QueueInfo
-        )
-        return info
+        return self._call(queue_calls.DescribeQueue(topic=topic, group=group), queue_calls.QueueInfo)
 
     def configure(self, topic: str, group: str = "default", **policy: Any) -> None:
         """Change settings of a group (see QueuePolicy), for example `retry="durable"`; the others stay as they are."""
-        self._call(configure_call(topic, group, policy), Any)
+        self._call(configure_call(topic, group, policy), object)
 
     def pause(self, topic: str, group: str = "default") -> None:
         """Hand out nothing until `resume`."""
@@ -49,12 +46,12 @@ class Queues:
 
     def purge(self, topic: str, group: str = "default") -> int:
         """Settle everything that is in the queue now, leased messages too; how many they were."""
-        answer: queue_calls.Purged = self._call(queue_calls.PurgeQueue(topic=topic, group=group), queue_calls.Purged)
+        answer = self._call(queue_calls.PurgeQueue(topic=topic, group=group), queue_calls.Purged)
         return answer.purged
 
     def delete(self, topic: str, group: str = "default", *, force: bool = False) -> None:
         """Forget a group and its progress; with `force` even while it has consumers."""
-        self._call(queue_calls.DeleteQueue(topic=topic, group=group, force=force), Any)
+        self._call(queue_calls.DeleteQueue(topic=topic, group=group, force=force), object)
 
     def peek(
         self,
@@ -65,14 +62,11 @@ class Queues:
         limit: int = 10,
     ) -> _Messages:
         """Look at messages without leasing them, oldest first."""
-        call = queue_calls.PeekQueue(topic=topic, group=group, state=state, limit=limit)
-        found: _Messages = self._call(call, _Messages)
-        return found
+        return self._call(queue_calls.PeekQueue(topic=topic, group=group, state=state, limit=limit), _Messages)
 
     def message(self, message_id: str, group: str | None = None) -> _Messages:
         """What a message is to each group of its topic, or to one.  Raises MessageNotFound."""
-        found: _Messages = self._call(queue_calls.DescribeMessage(id=message_id, group=group), _Messages)
-        return found
+        return self._call(queue_calls.DescribeMessage(id=message_id, group=group), _Messages)
 
     def lease(
         self,
@@ -89,8 +83,7 @@ class Queues:
         For shells and other programs that come and go; a program that stays uses `client.queue`.  With `auto_ack` the
         messages are acked when they are sent: nobody gets them again, whatever becomes of this program.
         """
-        found: _Leased = self._call(lease_call(topic, group, max, wait, lease, auto_ack=auto_ack), _Leased)
-        return found
+        return self._call(lease_call(topic, group, max, wait, lease, auto_ack=auto_ack), _Leased)
 
     def settle(
         self,
@@ -101,5 +94,4 @@ class Queues:
         delay: Duration | None = None,
     ) -> _Outcomes:
         """Settle deliveries by receipt; one outcome each.  `delay`: until the next try (nack), or from now (extend)."""
-        found: _Outcomes = self._call(settle_call(action, receipts, reason, delay), _Outcomes)
-        return found
+        return self._call(settle_call(action, receipts, reason, delay), _Outcomes)

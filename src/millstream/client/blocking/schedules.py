@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
+from millstream.client.asking import Ask
 from millstream.client.messages import Receipt
 from millstream.client.schedules import (
     PAGE,
@@ -33,7 +34,7 @@ _Repeating: TypeAlias = list[calls.Repeating]
 class Schedules:
     """What is scheduled in a namespace.  A message is named by its receipt or its id."""
 
-    def __init__(self, call: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, call: Ask) -> None:
         self._call = call
 
     # --- messages ------------------------------------------------------------------------------------------------
@@ -68,7 +69,7 @@ class Schedules:
 
     def _pages(self, call: calls.ListSchedules) -> Iterator[calls.ScheduleSummary]:
         while True:
-            page: _Summaries = self._call(call, _Summaries)
+            page = self._call(call, _Summaries)
             yield from page
             if len(page) < call.limit:
                 return
@@ -76,8 +77,7 @@ class Schedules:
 
     def show(self, which: str | Receipt) -> calls.ScheduleInfo:
         """One message, whatever became of it.  Raises ScheduleNotFound."""
-        answer: calls.ScheduleInfo = self._call(calls.DescribeSchedule(id=id_of(which)), calls.ScheduleInfo)
-        return answer
+        return self._call(calls.DescribeSchedule(id=id_of(which)), calls.ScheduleInfo)
 
     def cancel(self, which: str | Receipt) -> None:
         """Take a message back.  Raises ScheduleFired when it was delivered, ScheduleNotFound when there is none."""
@@ -85,12 +85,11 @@ class Schedules:
 
     def cancel_many(self, which: Iterable[str | Receipt]) -> calls.Cancelled:
         """Take messages back; the answer says how many, and which ones could not be and why."""
-        answer: calls.Cancelled = self._call(cancel_call(which), calls.Cancelled)
-        return answer
+        return self._call(cancel_call(which), calls.Cancelled)
 
     def cancel_key(self, topic: str, key: Key) -> int:
         """Take back everything that is pending with a key; returns how many."""
-        answer: calls.Cancelled = self._call(cancel_key_call(topic, key), calls.Cancelled)
+        answer = self._call(cancel_key_call(topic, key), calls.Cancelled)
         return answer.cancelled
 
     def move(
@@ -104,14 +103,11 @@ class Schedules:
 
         A `datetime` without a time zone is local time.
         """
-        call = move_call(which, delay, deliver_at)
-        answer: calls.ScheduleSummary = self._call(call, calls.ScheduleSummary)
-        return answer
+        return self._call(move_call(which, delay, deliver_at), calls.ScheduleSummary)
 
     def stats(self, topic: str | None = None) -> _Stats:
         """Counts per topic, for one or for all that have anything scheduled."""
-        answer: _Stats = self._call(calls.ScheduleStats(topic=topic), _Stats)
-        return answer
+        return self._call(calls.ScheduleStats(topic=topic), _Stats)
 
     # --- recurring -----------------------------------------------------------------------------------------------
 
@@ -135,28 +131,23 @@ class Schedules:
         `catch_up` says which occurrences are made up for after the broker was down.
         """
         call = repeat_call(name, topic, cron, value, json, key, headers, priority, timezone, paused, catch_up)
-        answer: calls.Repeating = self._call(call, calls.Repeating)
-        return answer
+        return self._call(call, calls.Repeating)
 
     def repeating(self) -> _Repeating:
         """All recurring schedules, by name."""
-        answer: _Repeating = self._call(calls.ListRepeating(), _Repeating)
-        return answer
+        return self._call(calls.ListRepeating(), _Repeating)
 
     def show_repeating(self, name: str) -> calls.Repeating:
-        answer: calls.Repeating = self._call(calls.DescribeRepeating(name=name), calls.Repeating)
-        return answer
+        return self._call(calls.DescribeRepeating(name=name), calls.Repeating)
 
     def pause(self, name: str) -> calls.Repeating:
         """Stop a recurring schedule for a while."""
-        answer: calls.Repeating = self._call(calls.PauseRepeating(name=name), calls.Repeating)
-        return answer
+        return self._call(calls.PauseRepeating(name=name), calls.Repeating)
 
     def resume(self, name: str) -> calls.Repeating:
         """Let it go on from now: what fell into the pause is not made up for."""
-        answer: calls.Repeating = self._call(calls.PauseRepeating(name=name, paused=False), calls.Repeating)
-        return answer
+        return self._call(calls.PauseRepeating(name=name, paused=False), calls.Repeating)
 
     def stop(self, name: str) -> None:
         """Delete a recurring schedule."""
-        self._call(calls.DeleteRepeating(name=name), Any)
+        self._call(calls.DeleteRepeating(name=name), object)

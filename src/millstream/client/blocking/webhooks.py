@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, Unpack
+from typing import Literal, TypeAlias, Unpack
 
+from millstream.client.asking import Ask
 from millstream.client.webhooks import WebhookSettings, create_call, rotate_call, update_call
 from millstream.durations import Duration
 from millstream.wire import webhook_calls as calls
@@ -18,7 +18,7 @@ _Infos: TypeAlias = list[calls.WebhookInfo]
 class Webhooks:
     """All webhooks of a namespace.  Settings are named arguments: see WebhookSettings."""
 
-    def __init__(self, call: Callable[[Any, Any], Any]) -> None:
+    def __init__(self, call: Ask) -> None:
         self._call = call
 
     def create(
@@ -36,47 +36,37 @@ class Webhooks:
         `start` says where a new group begins.  Raises InvalidArgument when the URL or a setting is not
         allowed, TopicNotFound when there is no such topic and it is no pattern.
         """
-        call = create_call(topic, url, group, secret, start, settings)
-        answer: calls.WebhookCreated = self._call(call, calls.WebhookCreated)
-        return answer
+        return self._call(create_call(topic, url, group, secret, start, settings), calls.WebhookCreated)
 
     def list(self, *, topic: str | None = None, group: str | None = None) -> _Infos:
         """The webhooks of a topic, of a group, or all; with what has become of their messages."""
-        answer: _Infos = self._call(calls.ListWebhooks(topic=topic, group=group), _Infos)
-        return answer
+        return self._call(calls.ListWebhooks(topic=topic, group=group), _Infos)
 
     def show(self, webhook_id: str) -> calls.WebhookInfo:
         """One webhook.  Raises WebhookNotFound."""
-        answer: calls.WebhookInfo = self._call(calls.DescribeWebhook(id=webhook_id), calls.WebhookInfo)
-        return answer
+        return self._call(calls.DescribeWebhook(id=webhook_id), calls.WebhookInfo)
 
     def update(
         self, webhook_id: str, *, url: str | None = None, **settings: Unpack[WebhookSettings]
     ) -> calls.WebhookInfo:
         """Change what is given, from the next request on."""
-        answer: calls.WebhookInfo = self._call(update_call(webhook_id, url, settings), calls.WebhookInfo)
-        return answer
+        return self._call(update_call(webhook_id, url, settings), calls.WebhookInfo)
 
     def pause(self, webhook_id: str) -> calls.WebhookInfo:
         """Stop sending; what is in hand goes back to the queue."""
-        answer: calls.WebhookInfo = self._call(calls.PauseWebhook(id=webhook_id), calls.WebhookInfo)
-        return answer
+        return self._call(calls.PauseWebhook(id=webhook_id), calls.WebhookInfo)
 
     def resume(self, webhook_id: str) -> calls.WebhookInfo:
-        answer: calls.WebhookInfo = self._call(calls.PauseWebhook(id=webhook_id, paused=False), calls.WebhookInfo)
-        return answer
+        return self._call(calls.PauseWebhook(id=webhook_id, paused=False), calls.WebhookInfo)
 
     def rotate(self, webhook_id: str, *, secret: str | None = None, keep: Duration = "24h") -> calls.WebhookCreated:
         """A new secret, shown this once.  Requests are signed with the old one too for as long as `keep` says."""
-        call = rotate_call(webhook_id, secret, keep)
-        answer: calls.WebhookCreated = self._call(call, calls.WebhookCreated)
-        return answer
+        return self._call(rotate_call(webhook_id, secret, keep), calls.WebhookCreated)
 
     def delete(self, webhook_id: str) -> None:
         """Delete a webhook; its queue group stays, with the messages in it."""
-        self._call(calls.DeleteWebhook(id=webhook_id), Any)
+        self._call(calls.DeleteWebhook(id=webhook_id), object)
 
     def test(self, webhook_id: str) -> calls.WebhookTested:
         """Send a signed request that is no message, and say what the receiver answered."""
-        answer: calls.WebhookTested = self._call(calls.TestWebhook(id=webhook_id), calls.WebhookTested)
-        return answer
+        return self._call(calls.TestWebhook(id=webhook_id), calls.WebhookTested)

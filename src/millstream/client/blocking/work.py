@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Unpack
 
 from millstream.client.address import Target
+from millstream.client.asking import T
 from millstream.client.blocking.queue import Queue
 from millstream.client.blocking.queues import Queues
 from millstream.client.blocking.worker import Worker, make_worker, run_workers, stop_workers
@@ -26,7 +27,7 @@ class Work:
     def _prepare_work(self) -> None:
         self._workers: list[Worker] = []
 
-    def _call(self, call: calls.Call, kind: Any) -> Any:
+    def _call(self, call: calls.Call, kind: type[T]) -> T:
         raise NotImplementedError
 
     def _adopt(self, child: Any) -> None:
@@ -56,8 +57,7 @@ class Work:
 
     def why(self, about: str) -> queue_calls.Explanation:
         """Why a message (by its id), or anything of a queue (`topic/group`), is not delivered: a sentence and facts."""
-        answer: queue_calls.Explanation = self._call(explain_call(about), queue_calls.Explanation)
-        return answer
+        return self._call(explain_call(about), queue_calls.Explanation)
 
     # --- workers -------------------------------------------------------------------------------------------------
 
