@@ -7,10 +7,13 @@ from typing import Annotated, Literal
 import typer
 from rich.text import Text
 
+from millstream.cli.bundles import Commands
 from millstream.cli.config import setting_text
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import (
+    BrokerOptions,
+    NamespaceOptions,
+)
 from millstream.cli.output import (
-    JsonOption,
     bytes_text,
     document_of,
     duration_text,
@@ -19,11 +22,10 @@ from millstream.cli.output import (
     print_json,
     print_table,
 )
-from millstream.names import DEFAULT_NAMESPACE
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Look at a running broker as a whole, and work on its files.")
+app = Commands(no_args_is_help=True, help="Look at a running broker as a whole, and work on its files.")
 
 
 @app.command(
@@ -33,11 +35,11 @@ app = typer.Typer(no_args_is_help=True, help="Look at a running broker as a whol
         "millstream admin config --json | jq '.[] | select(.source != \"default\")'",
     )
 )
-def config(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def config(*, given: BrokerOptions) -> None:
     """Show the settings that a running broker goes by, and where each came from.  Secrets are not shown."""
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         settings = client.admin.config()
-    if as_json:
+    if given.as_json:
         print_json(document_of(settings))
         return
     print_table(
@@ -54,11 +56,11 @@ def config(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -
 
 
 @app.command(epilog=examples("# before a snapshot of the disk, or a restart", "millstream admin checkpoint"))
-def checkpoint(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def checkpoint(*, given: BrokerOptions) -> None:
     """Put everything on disk, and write down anew what the broker remembers, so that it starts quickly."""
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         answer = client.admin.checkpoint()
-    if as_json:
+    if given.as_json:
         print_json(document_of(answer))
     else:
         print_facts(
@@ -86,14 +88,13 @@ def checkpoint(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKE
 def compact(
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="One topic; without it, everything.")] = None,
     roll: Annotated[bool, typer.Option("--roll", help="End the segments that are being written first.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Apply retention and compaction now instead of when their turn comes."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         answer = client.admin.compact(topic, roll=roll)
-    if as_json:
+    if given.as_json:
         print_json(document_of(answer))
         return
     print_facts(
@@ -115,24 +116,24 @@ def log_level(
         Literal["debug", "info", "warning", "error"],
         typer.Argument(metavar="LEVEL", help="debug, info, warning or error."),
     ],
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Say how important an entry must be for the broker to log it, until it stops."""
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         info = client.admin.set_log_level(level)
-    if as_json:
+    if given.as_json:
         print_json(document_of(info))
     else:
         print_facts([("log level", info.level), ("before", info.before)])
 
 
 @app.command(epilog=examples("millstream admin connections", "watch -n 2 millstream admin connections"))
-def connections(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def connections(*, given: BrokerOptions) -> None:
     """List the clients that are connected, the oldest first."""
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         found = client.admin.connections()
-    if as_json:
+    if given.as_json:
         print_json(document_of(found))
         return
     print_table(
@@ -165,16 +166,16 @@ def connections(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROK
 def disconnect(
     connection: Annotated[str, typer.Argument(metavar="ID", help="The id of the connection.")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What the client is told.")] = "",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """End the connection of a client; what it has leased goes back at once.
 
     Clients come back by themselves.  To keep one out, revoke its key: `millstream key revoke`.
     """
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         ended = client.admin.disconnect(connection, reason)
-    if as_json:
+    if given.as_json:
         print_json(document_of(ended))
         return
     print_facts(

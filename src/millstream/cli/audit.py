@@ -8,9 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from millstream.cli.arguments import PAST_FORMS, parse_past
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
-from millstream.cli.output import JsonOption, document_of, examples, print_json, print_table, time_text
-from millstream.names import DEFAULT_NAMESPACE
+from millstream.cli.connection import BrokerOptions
+from millstream.cli.output import document_of, examples, print_json, print_table, time_text
 
 __all__ = ["EPILOG", "audit"]
 
@@ -28,21 +27,21 @@ def audit(
         str | None, typer.Option("--since", metavar="TIME", help=f"Done at or after {PAST_FORMS}.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")] = 50,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Show what administrators did or tried, the newest first."""
     since_ms = 0
     if since is not None:
         since_ms = int(parse_past(since, datetime.datetime.now(datetime.UTC), "--since").timestamp() * 1000)
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         page = client.audit(limit, key=key, call=call, since_ms=since_ms)
         entries = page.entries
         while page.after and len(entries) < limit:  # one answer looks at so many entries and no more
             left = limit - len(entries)
             page = client.audit(left, key=key, call=call, since_ms=since_ms, after=page.after)
             entries += page.entries
-    if as_json:
+    if given.as_json:
         print_json([document_of(entry) for entry in entries])
         return
     print_table(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 import typer
 
 from millstream.cli.arguments import refuse_empty
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.connection import BrokerOptions, open_client
 from millstream.cli.failure import UsageProblem, drop_output
 from millstream.cli.output import (
     JsonOption,
@@ -66,8 +66,8 @@ def backup(
     data: DataOption = None,
     config: ConfigFileOption = None,
     verify: Annotated[bool, typer.Option("--verify", help="Make none: read FILE and check all of it.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Copy everything a broker has stored into one file, while it runs or when it has stopped.
 
@@ -76,7 +76,7 @@ def backup(
     """
     refuse_empty(file, "FILE")
     if verify:
-        _verify(file, as_json=as_json)
+        _verify(file, as_json=given.as_json)
         return
     settings, _ = read_settings(config, {"storage.data": data}, None)
     root = settings.storage.data
@@ -84,10 +84,15 @@ def backup(
         raise UsageProblem(f"{root} is not the data directory of a broker: say which with --data")
     began = time.monotonic()
     with _target(file) as target:
-        heading = _from_files(root, target) or _from_broker(root, broker, target)
+        heading = _from_files(root, target) or _from_broker(root, given.broker, target)
         packed = target.tell() if file != "-" else None
     document = {**document_of(heading), "file": file, "packed_bytes": packed, "took_ms": _since_ms(began)}
-    _tell(document, [("backup", file), ("size", bytes_text(packed) if packed else None)], as_json, to_pipe=file == "-")
+    _tell(
+        document,
+        [("backup", file), ("size", bytes_text(packed) if packed else None)],
+        given.as_json,
+        to_pipe=file == "-",
+    )
 
 
 def _from_files(root: str, target: BinaryIO) -> Heading | None:

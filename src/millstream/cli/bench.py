@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 import typer
 
 from millstream.cli.arguments import parse_size, parse_topic_config
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.bundles import Commands
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.load import Measured, Work, run_workers
-from millstream.cli.output import JsonOption, count_text, examples, print_json, print_table, stderr
+from millstream.cli.output import count_text, examples, print_json, print_table, stderr
 from millstream.cli.progress import Meter
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="Measure throughput and latency of a broker.")
+app = Commands(no_args_is_help=True, help="Measure throughput and latency of a broker.")
 
 MessagesOption = Annotated[
     int, typer.Option("--messages", "-m", metavar="N", min=1, help="How many, over all producers.")
@@ -71,14 +71,13 @@ def publish(
     compression: CompressionOption = None,
     one_by_one: Annotated[bool, typer.Option("--one-by-one", help="Wait for each message's receipt.")] = False,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Publish as fast as possible to a topic that is deleted afterwards."""
     message_bytes = _size(size)
-    with open_client(broker, namespace) as client, _scratch_topic(client, partitions, config) as topic:
-        base: dict[str, Any] = {"broker": broker, "namespace": namespace, "topic": topic, "acks": acks}
+    with given.client() as client, _scratch_topic(client, partitions, config) as topic:
+        base: dict[str, Any] = {"broker": given.broker, "namespace": given.namespace, "topic": topic, "acks": acks}
         works = _producers(
             producers,
             messages,
@@ -88,7 +87,7 @@ def publish(
             compression=compression,
             **base,
         )
-        _show({"publish": _run("publishing", works, messages)}, as_json=as_json)
+        _show({"publish": _run("publishing", works, messages)}, as_json=given.as_json)
 
 
 @app.command(epilog=examples("millstream bench consume", "millstream bench consume --consumers 2 --partitions 4"))
@@ -99,19 +98,18 @@ def consume(
     consumers: ConsumersOption = 1,
     compression: CompressionOption = None,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Fill a topic, then read it as fast as possible."""
     message_bytes = _size(size)
-    with open_client(broker, namespace) as client, _scratch_topic(client, partitions, config) as topic:
+    with given.client() as client, _scratch_topic(client, partitions, config) as topic:
         base: dict[str, Any] = {
-            "broker": broker, "namespace": namespace, "topic": topic, "message_bytes": message_bytes,
+            "broker": given.broker, "namespace": given.namespace, "topic": topic, "message_bytes": message_bytes,
         }  # fmt: skip
         _run("filling", _producers(1, messages, role="publish", compression=compression, **base), messages)
         readers = _consumers(consumers, messages, **base)
-        _show({"consume": _run("consuming", readers, messages)}, as_json=as_json)
+        _show({"consume": _run("consuming", readers, messages)}, as_json=given.as_json)
         _delete_group(client, readers)
 
 
@@ -126,22 +124,21 @@ def both(
     linger_ms: LingerOption = 5,
     compression: CompressionOption = None,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Publish and consume at the same time."""
     message_bytes = _size(size)
-    with open_client(broker, namespace) as client, _scratch_topic(client, partitions, config) as topic:
+    with given.client() as client, _scratch_topic(client, partitions, config) as topic:
         base: dict[str, Any] = {
-            "broker": broker, "namespace": namespace, "topic": topic, "message_bytes": message_bytes,
+            "broker": given.broker, "namespace": given.namespace, "topic": topic, "message_bytes": message_bytes,
         }  # fmt: skip
         writers = _producers(
             producers, messages, role="publish", acks=acks, linger_ms=linger_ms, compression=compression, **base
         )
         readers = _consumers(consumers, messages, **base)
         measured = _run("publishing and consuming", [*writers, *readers], 2 * messages)
-        _show({"publish": measured[: len(writers)], "consume": measured[len(writers) :]}, as_json=as_json)
+        _show({"publish": measured[: len(writers)], "consume": measured[len(writers) :]}, as_json=given.as_json)
         _delete_group(client, readers)
 
 
@@ -156,22 +153,21 @@ def latency(
     acks: AcksOption = "leader",
     linger_ms: LingerOption = 0,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Measure the time from send to receipt by a consumer, at a fixed rate."""
     message_bytes = _size(size)
     if message_bytes < 8:
         raise UsageProblem("--size must be at least 8 here: each message carries its time")
-    with open_client(broker, namespace) as client, _scratch_topic(client, partitions, config) as topic:
+    with given.client() as client, _scratch_topic(client, partitions, config) as topic:
         base: dict[str, Any] = {
-            "broker": broker, "namespace": namespace, "topic": topic, "message_bytes": message_bytes,
+            "broker": given.broker, "namespace": given.namespace, "topic": topic, "message_bytes": message_bytes,
             "messages": rate * seconds,
         }  # fmt: skip
         sender = Work("publish_paced", acks=acks, linger_ms=linger_ms, rate=rate, **base)
         measured = _run("measuring", [sender, Work("consume_timed", **base)], 2 * rate * seconds)
-    _show({"publish": measured[:1], "consume": measured[1:]}, as_json=as_json)
+    _show({"publish": measured[:1], "consume": measured[1:]}, as_json=given.as_json)
 
 
 def _size(text: str) -> int:

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-import typer
 from rich.text import Text
 
+from millstream.cli.bundles import Commands
 from millstream.cli.output import JsonOption, bytes_text, duration_text, examples, print_json, print_table
-from millstream.cli.settings import (
-    ConfigFileOption,
-    DataOption,
-    FsyncOption,
-    HostOption,
-    HttpPortOption,
-    InsecureOption,
-    LogFormatOption,
-    LogLevelOption,
-    MqttPortOption,
-    PortOption,
-    SetOption,
-    read_settings,
-)
+from millstream.cli.settings import ServeOptions
 
 __all__ = ["app", "setting_text"]
 
-app = typer.Typer(no_args_is_help=True, help="Check and explain the broker's settings.")
+app = Commands(no_args_is_help=True, help="Check and explain the broker's settings.")
 
 
 @app.callback()
@@ -41,39 +28,12 @@ def _config() -> None:
         "MILLSTREAM_SERVER__PORT=9192 millstream config show --json",
     )
 )
-def show(
-    data: DataOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    http_port: HttpPortOption = None,
-    mqtt_port: MqttPortOption = None,
-    fsync: FsyncOption = None,
-    config: ConfigFileOption = None,
-    insecure: InsecureOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def show(*, options: ServeOptions, as_json: JsonOption = False) -> None:
     """Show every setting, its value and where that came from; fails if any of them is wrong.
 
     Takes the options of `serve` and reads the same file and variables.
     """
-    settings, sources = read_settings(
-        config,
-        {
-            "storage.data": data,
-            "server.host": host,
-            "server.port": port,
-            "http.port": http_port,
-            "mqtt.port": mqtt_port,
-            "storage.fsync": fsync,
-            "access.insecure": insecure,
-            "log.level": log_level,
-            "log.format": log_format,
-        },
-        overrides,
-    )
+    settings, sources = options.read_settings()
     from millstream.config import setting_fields
 
     values = {key: attrgetter(key)(settings) for key, _ in setting_fields()}

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millstream.cli.failure import UsageProblem
+from millstream.cli.output import JsonLinesOption, JsonOption
+from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client import Client
 
 __all__ = [
-    "BrokerOption",
+    "BrokerOptions",
     "CaOption",
     "KeyOption",
+    "LinesOptions",
     "NamespaceOption",
+    "NamespaceOptions",
     "client_credentials",
     "credentials_first",
     "given_credentials",
@@ -124,3 +129,31 @@ def open_client(broker: str, namespace: str, *, timeout_s: float = 30.0) -> Iter
         broker, namespace=namespace, client_id="millstream-cli", key=key, ca=ca, timeout_s=timeout_s
     ) as client:
         yield client
+
+
+@dataclass(frozen=True)
+class BrokerOptions:
+    """What every command takes that asks a broker something."""
+
+    as_json: JsonOption = False
+    broker: BrokerOption = DEFAULT_BROKER
+
+    def client(self) -> AbstractContextManager[Client]:
+        return open_client(self.broker, DEFAULT_NAMESPACE)
+
+
+@dataclass(frozen=True)
+class NamespaceOptions(BrokerOptions):
+    """What every command takes that asks about something with a name."""
+
+    namespace: NamespaceOption = DEFAULT_NAMESPACE
+
+    def client(self) -> AbstractContextManager[Client]:
+        return open_client(self.broker, self.namespace)
+
+
+@dataclass(frozen=True)
+class LinesOptions(NamespaceOptions):
+    """As NamespaceOptions, for commands whose JSON comes line by line."""
+
+    as_json: JsonLinesOption = False

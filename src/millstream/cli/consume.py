@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from millstream.cli.arguments import START_FORMS, parse_start, parse_timeout_s
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import LinesOptions
 from millstream.cli.failure import ExitCode, UsageProblem
 from millstream.cli.interruption import Interruption
-from millstream.cli.output import JsonLinesOption, examples, plural, stderr
+from millstream.cli.output import examples, plural, stderr
 from millstream.cli.rendering import make_renderer
-from millstream.names import DEFAULT_NAMESPACE, is_pattern
+from millstream.names import is_pattern
 
 if TYPE_CHECKING:
     from millstream.client import Client, Message, Stream
@@ -67,9 +67,8 @@ def consume(
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="Go on past messages that fail their checksum.")
     ] = False,
-    as_json: JsonLinesOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: LinesOptions,
 ) -> None:
     """Print the messages of a topic.
 
@@ -82,12 +81,12 @@ def consume(
     if group is not None and partition:
         raise UsageProblem("--group assigns partitions by itself; leave out --partition")
     place = parse_start(start, datetime.datetime.now(datetime.UTC))
-    render = make_renderer(line_format, as_json=as_json, terminal=sys.stdout.isatty())
+    render = make_renderer(line_format, as_json=given.as_json, terminal=sys.stdout.isatty())
     quiet_s = parse_timeout_s(timeout)
     write, flush, count = sys.stdout.buffer.write, sys.stdout.buffer.flush, 0
     printed: Message | None = None
     with (
-        open_client(broker, namespace) as client,
+        given.client() as client,
         client.stream(
             topic,
             group=group,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,8 +12,9 @@ import typer
 from rich.text import Text
 
 from millstream.cli.arguments import PAST_FORMS, parse_headers, parse_past, refuse_empty
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import LinesOptions, NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.letters import (
     letter_document,
@@ -24,8 +26,6 @@ from millstream.cli.letters import (
     print_statistics,
 )
 from millstream.cli.output import (
-    JsonLinesOption,
-    JsonOption,
     document_of,
     examples,
     plural,
@@ -35,80 +35,87 @@ from millstream.cli.output import (
     stdout,
 )
 from millstream.cli.progress import Meter
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.blocking.letters import Replay
     from millstream.client.letters import LetterOptions, ReplayOptions
     from millstream.dead_letters import ReplayInfo
 
-app = typer.Typer(no_args_is_help=True, help="Look at dead letters, send them again, remove them.")
+app = Commands(no_args_is_help=True, help="Look at dead letters, send them again, remove them.")
 
 _WHICH = "Which letters"
 _REASONS = "REJECTED, MAX_RETRIES_EXCEEDED, MAX_DELIVERIES_EXCEEDED, TOTAL_TIMEOUT_EXCEEDED, TTL_EXPIRED or POISON."
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The dead letter's id.")]
 IdsArgument = Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of dead letters.")]
-TopicOption = Annotated[
-    str | None,
-    typer.Option("--topic", metavar="TOPIC", help="From this topic, or a pattern: orders.#", rich_help_panel=_WHICH),
-]
-GroupOption = Annotated[
-    str | None, typer.Option("--group", metavar="GROUP", help="Given up by this queue group.", rich_help_panel=_WHICH)
-]
-ReasonOption = Annotated[
-    str | None,
-    typer.Option("--reason", metavar="REASON", help=_REASONS, rich_help_panel=_WHICH),
-]
-ErrorOption = Annotated[
-    str | None, typer.Option("--error", metavar="TEXT", help="The last error contains this.", rich_help_panel=_WHICH)
-]
-HeaderOption = Annotated[
-    list[str] | None,
-    typer.Option("--header", metavar="NAME[=VALUE]", help="Has this header; may be repeated.", rich_help_panel=_WHICH),
-]
-KeyOption = Annotated[str | None, typer.Option("--key", metavar="KEY", help="Has this key.", rich_help_panel=_WHICH)]
-SinceOption = Annotated[
-    str | None,
-    typer.Option("--since", metavar="TIME", help=f"Died at or after {PAST_FORMS}.", rich_help_panel=_WHICH),
-]
-UntilOption = Annotated[
-    str | None,
-    typer.Option("--until", metavar="TIME", help="Died before this; in the same forms.", rich_help_panel=_WHICH),
-]
 EverythingOption = Annotated[bool, typer.Option("--all", help="All dead letters.", rich_help_panel=_WHICH)]
 
 
-def _which(
-    topic: str | None,
-    group: str | None,
-    reason: str | None,
-    error: str | None,
-    header: list[str] | None,
-    key: str | None,
-    since: str | None,
-    until: str | None,
-) -> LetterOptions:
-    for option, text in (("--topic", topic), ("--group", group), ("--reason", reason), ("--error", error)):
-        refuse_empty(text, option)
-    options: LetterOptions = {
-        "topic": topic or "",
-        "group": group or "",
-        "reason": reason or "",
-        "error": error or "",
-    }
-    options["headers"] = {}
-    for pair in header or []:
-        name, equals, value = pair.partition("=")
-        if not name:
-            raise UsageProblem(f"--header {pair!r} names no header: use NAME or NAME=VALUE")
-        options["headers"] = {**options["headers"], name: value if equals else None}
-    if key is not None:
-        options["key"] = key
-    now = datetime.datetime.now(datetime.UTC)
-    options["since"] = None if since is None else parse_past(since, now, "--since")
-    options["until"] = None if until is None else parse_past(until, now, "--until")
-    return options
+@dataclass(frozen=True)
+class Filters:
+    """Which letters: those that meet every condition that is given."""
+
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            "--topic", metavar="TOPIC", help="From this topic, or a pattern: orders.#", rich_help_panel=_WHICH
+        ),
+    ] = None
+    group: Annotated[
+        str | None,
+        typer.Option("--group", metavar="GROUP", help="Given up by this queue group.", rich_help_panel=_WHICH),
+    ] = None
+    reason: Annotated[
+        str | None,
+        typer.Option("--reason", metavar="REASON", help=_REASONS, rich_help_panel=_WHICH),
+    ] = None
+    error: Annotated[
+        str | None,
+        typer.Option("--error", metavar="TEXT", help="The last error contains this.", rich_help_panel=_WHICH),
+    ] = None
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header", metavar="NAME[=VALUE]", help="Has this header; may be repeated.", rich_help_panel=_WHICH
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        typer.Option("--key", metavar="KEY", help="Has this key.", rich_help_panel=_WHICH),
+    ] = None
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="TIME", help=f"Died at or after {PAST_FORMS}.", rich_help_panel=_WHICH),
+    ] = None
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Died before this; in the same forms.", rich_help_panel=_WHICH),
+    ] = None
+
+    def options(self) -> LetterOptions:
+        """As the client takes them."""
+        texts = {"--topic": self.topic, "--group": self.group, "--reason": self.reason, "--error": self.error}
+        for option, text in texts.items():
+            refuse_empty(text, option)
+        options: LetterOptions = {
+            "topic": self.topic or "",
+            "group": self.group or "",
+            "reason": self.reason or "",
+            "error": self.error or "",
+        }
+        headers: dict[str, str | None] = {}
+        for pair in self.header or []:
+            name, equals, value = pair.partition("=")
+            if not name:
+                raise UsageProblem(f"--header {pair!r} names no header: use NAME or NAME=VALUE")
+            headers[name] = value if equals else None
+        options["headers"] = headers
+        if self.key is not None:
+            options["key"] = self.key
+        now = datetime.datetime.now(datetime.UTC)
+        options["since"] = None if self.since is None else parse_past(self.since, now, "--since")
+        options["until"] = None if self.until is None else parse_past(self.until, now, "--until")
+        return options
 
 
 def _require_choice(ids: list[str] | None, which: LetterOptions, everything: bool, verb: str) -> None:
@@ -129,24 +136,16 @@ def _require_choice(ids: list[str] | None, which: LetterOptions, everything: boo
     ),
 )
 def list_letters(
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    reason: ReasonOption = None,
-    error: ErrorOption = None,
-    header: HeaderOption = None,
-    key: KeyOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    *,
+    filters: Filters,
     limit: Annotated[int, typer.Option("--max", metavar="N", min=1, max=1_000_000, help="At most so many.")] = 100,
-    as_json: JsonLinesOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    given: LinesOptions,
 ) -> None:
     """List dead letters, by topic and in the order they died."""
-    which = _which(topic, group, reason, error, header, key, since, until)
-    with open_client(broker, namespace) as client:
+    which = filters.options()
+    with given.client() as client:
         letters = client.dead_letters.list(limit=limit, **which)
-    if as_json:
+    if given.as_json:
         for letter in letters:
             print_json_line(letter_document(letter))
         return
@@ -156,16 +155,11 @@ def list_letters(
 
 
 @app.command(epilog=examples("millstream dlq show 01JD3QZ8M0K5X7T2B9WCE4R6VA"))
-def show(
-    letter_id: IdArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def show(letter_id: IdArgument, *, given: NamespaceOptions) -> None:
     """Show a dead letter: where it came from, how it died, every attempt, and the whole message."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         letter = client.dead_letters.show(letter_id)
-    if as_json:
+    if given.as_json:
         print_json(letter_document(letter))
     else:
         print_letter(letter)
@@ -173,23 +167,15 @@ def show(
 
 @app.command(epilog=examples("millstream dlq stats", "millstream dlq stats --topic orders --since 1d"))
 def stats(
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    reason: ReasonOption = None,
-    error: ErrorOption = None,
-    header: HeaderOption = None,
-    key: KeyOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    filters: Filters,
+    given: NamespaceOptions,
 ) -> None:
     """Count dead letters by reason, topic, group, error and age."""
-    which = _which(topic, group, reason, error, header, key, since, until)
-    with open_client(broker, namespace) as client:
+    which = filters.options()
+    with given.client() as client:
         statistics = client.dead_letters.stats(**which)
-    if as_json:
+    if given.as_json:
         print_json(document_of(statistics))
     else:
         print_statistics(statistics)
@@ -206,14 +192,8 @@ def stats(
 )
 def replay(
     ids: IdsArgument = None,
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    reason: ReasonOption = None,
-    error: ErrorOption = None,
-    header: HeaderOption = None,
-    key: KeyOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    *,
+    filters: Filters,
     everything: EverythingOption = False,
     target: Annotated[
         str | None, typer.Option("--to", metavar="TOPIC", help="Send to this topic, not to where they came from.")
@@ -234,15 +214,13 @@ def replay(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, send nothing.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is over.")] = True,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    given: NamespaceOptions,
 ) -> None:
     """Send dead letters again, as new messages, in the order in which they first came in.
 
     The broker does the work, goes on with it after a restart, and sends each letter once.
     """
-    which = _which(topic, group, reason, error, header, key, since, until)
+    which = filters.options()
     _require_choice(ids, which, everything, "replay")
     refuse_empty(target, "--to")
     if value is not None and value_file is not None:
@@ -255,10 +233,10 @@ def replay(
         "remove_headers": remove_header or [],
         "rate": rate,
     }
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         if dry_run:
             plan = client.dead_letters.plan_replay(ids or [], everything=everything, **options)
-            if as_json:
+            if given.as_json:
                 print_json(document_of(plan))
             else:
                 print_plan(plan)
@@ -266,11 +244,11 @@ def replay(
             return
         started = client.dead_letters.replay(ids or [], everything=everything, **options)
         # A replay of nothing says itself why it is one.
-        if not as_json and started.plan is not None and started.plan.total:
+        if not given.as_json and started.plan is not None and started.plan.total:
             for warning in started.plan.warnings:
                 stderr.print(Text(f"note: {warning}", style="yellow"))
-        info = _follow(started, shown=not as_json) if wait else started.info
-    if as_json:
+        info = _follow(started, shown=not given.as_json) if wait else started.info
+    if given.as_json:
         print_json(document_of(info))
     else:
         print_replay(info)
@@ -306,17 +284,16 @@ def _follow(replay: Replay, *, shown: bool) -> ReplayInfo:
 @app.command(epilog=examples("millstream dlq replays", "millstream dlq replays r-5f0c2a9b1d3e"))
 def replays(
     replay_id: Annotated[str | None, typer.Argument(metavar="ID", help="One replay, with what failed.")] = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List replays that run and reports of those that did, or show one of them."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         if replay_id is None:
             infos = client.dead_letters.replays()
         else:
             infos = [client.dead_letters.replay_status(replay_id).info]
-    if as_json:
+    if given.as_json:
         print_json(document_of(infos if replay_id is None else infos[0]))
     elif replay_id is None:
         print_replays(infos)
@@ -326,15 +303,12 @@ def replays(
 
 @app.command(epilog=examples("millstream dlq abort r-5f0c2a9b1d3e"))
 def abort(
-    replay_id: Annotated[str, typer.Argument(metavar="ID", help="The replay's id.")],
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    replay_id: Annotated[str, typer.Argument(metavar="ID", help="The replay's id.")], *, given: NamespaceOptions
 ) -> None:
     """End a replay.  What it has sent stays sent; the rest stays where it is."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         info = client.dead_letters.replay_status(replay_id).abort()
-    if as_json:
+    if given.as_json:
         print_json(document_of(info))
     else:
         print_replay(info)
@@ -350,26 +324,18 @@ def abort(
 )
 def purge(
     ids: IdsArgument = None,
-    topic: TopicOption = None,
-    group: GroupOption = None,
-    reason: ReasonOption = None,
-    error: ErrorOption = None,
-    header: HeaderOption = None,
-    key: KeyOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
+    *,
+    filters: Filters,
     everything: EverythingOption = False,
     limit: Annotated[int | None, typer.Option("--max", metavar="N", min=1, help="At most so many.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, remove nothing.")] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    given: NamespaceOptions,
 ) -> None:
     """Remove dead letters for good."""
-    which = _which(topic, group, reason, error, header, key, since, until)
+    which = filters.options()
     _require_choice(ids, which, everything, "purge")
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         letters = client.dead_letters
         if dry_run or not yes:
             outcome = letters.purge(ids or [], everything=everything, dry_run=True, limit=limit, **which)
@@ -377,7 +343,7 @@ def purge(
             if not yes:
                 confirm(f"Remove {plural(outcome.total, 'dead letter')} for good?", yes=yes)
             outcome = letters.purge(ids or [], everything=everything, limit=limit, **which)
-    if as_json:
+    if given.as_json:
         print_json({"dry_run": dry_run, **document_of(outcome)})
     elif dry_run:
         print_statistics(outcome)

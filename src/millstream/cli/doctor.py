@@ -18,20 +18,7 @@ from millstream.cli.checks import (
 )
 from millstream.cli.findings import report
 from millstream.cli.output import JsonOption, examples
-from millstream.cli.settings import (
-    ConfigFileOption,
-    DataOption,
-    FsyncOption,
-    HostOption,
-    HttpPortOption,
-    InsecureOption,
-    LogFormatOption,
-    LogLevelOption,
-    MqttPortOption,
-    PortOption,
-    SetOption,
-    read_settings,
-)
+from millstream.cli.settings import ServeOptions
 from millstream.errors import ConfigInvalid
 
 __all__ = ["EPILOG", "doctor"]
@@ -46,17 +33,8 @@ EPILOG: Final = examples(
 
 
 def doctor(
-    data: DataOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    http_port: HttpPortOption = None,
-    mqtt_port: MqttPortOption = None,
-    fsync: FsyncOption = None,
-    config: ConfigFileOption = None,
-    insecure: InsecureOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
+    *,
+    options: ServeOptions,
     broker: Annotated[
         str | None,
         typer.Option(
@@ -75,19 +53,8 @@ def doctor(
     is 1 if anything fails.
     """
     checks: list[Check] = []
-    flags = {
-        "storage.data": data,
-        "server.host": host,
-        "server.port": port,
-        "http.port": http_port,
-        "mqtt.port": mqtt_port,
-        "storage.fsync": fsync,
-        "access.insecure": insecure,
-        "log.level": log_level,
-        "log.format": log_format,
-    }
     try:
-        settings, _ = read_settings(config, flags, overrides)
+        settings, _ = options.read_settings()
         checks.append(Check("settings", "ok", "valid"))
     except ConfigInvalid as error:
         checks.append(Check("settings", "fail", str(error), "See docs/reference/configuration.md."))

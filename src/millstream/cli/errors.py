@@ -7,12 +7,13 @@ from typing import Annotated, Final
 
 import typer
 
+from millstream.cli.bundles import Commands
 from millstream.cli.failure import OutputProblem, UsageProblem, exit_code_of
 from millstream.cli.output import JsonOption, examples, print_facts, print_json, print_table
 from millstream.errors import InternalError, MillstreamError, catalogue
 from millstream.names import closest
 
-app = typer.Typer(no_args_is_help=True, help="Look up error codes.")
+app = Commands(no_args_is_help=True, help="Look up error codes.")
 
 # The base class carries the number of its plainest child; that is the one people meet.
 _ERRORS: Final = {

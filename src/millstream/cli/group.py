@@ -11,10 +11,10 @@ from rich.markup import escape
 from rich.text import Text
 
 from millstream.cli.arguments import RESET_FORMS, parse_reset
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.output import (
-    JsonOption,
     count_text,
     document_of,
     duration_text,
@@ -27,9 +27,8 @@ from millstream.cli.output import (
     stdout,
 )
 from millstream.cli.terminal import terminal_safe
-from millstream.names import DEFAULT_NAMESPACE
 
-app = typer.Typer(no_args_is_help=True, help="Inspect and move consumer groups.")
+app = Commands(no_args_is_help=True, help="Inspect and move consumer groups.")
 
 
 class _Lag(Protocol):
@@ -64,15 +63,11 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's
 
 
 @app.command("list", epilog=examples("millstream group list", "millstream group list --json"))
-def list_groups(
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def list_groups(*, given: NamespaceOptions) -> None:
     """List groups."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         groups = client.groups()
-    if as_json:
+    if given.as_json:
         print_json(document_of(groups))
         return
     print_table(
@@ -87,16 +82,11 @@ def list_groups(
 
 
 @app.command(epilog=examples("millstream group show audit", "millstream group show audit --json | jq .members"))
-def show(
-    name: GroupArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def show(name: GroupArgument, *, given: NamespaceOptions) -> None:
     """Show a group: its members, what each of them reads, and how far behind it is."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         group = client.group(name)
-    if as_json:
+    if given.as_json:
         print_json(document_of(group))
         return
     print_facts(
@@ -128,16 +118,11 @@ def show(
 
 
 @app.command(epilog=examples("millstream group lag audit", "watch -n 2 millstream group lag audit"))
-def lag(
-    name: GroupArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def lag(name: GroupArgument, *, given: NamespaceOptions) -> None:
     """Show how many messages a group has yet to read, and how old the oldest of them is."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         group = client.group(name)
-    if as_json:
+    if given.as_json:
         print_json(document_of(group.lag))
         return
     _print_lag(group.lag)
@@ -162,30 +147,29 @@ def reset(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, change nothing.")] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Move a group to another place in a topic.  The group must have no live members."""
     kind, value = parse_reset(to, datetime.datetime.now(datetime.UTC))
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         before = {entry.partition: entry.offset for entry in client.committed(name, [topic])}
         planned = client.reset_group(name, topic, kind, value, partitions=partition, dry_run=True)
         asks = not (yes or dry_run)
-        if asks or not as_json:
+        if asks or not given.as_json:
             rows = [(entry.partition, before.get(entry.partition), entry.offset) for entry in planned]
             print_table(
                 ("partition", "from", "to", "moves by"),
                 [(*row, _moves_by(row[1], row[2])) for row in rows],
                 numbers="partition|from|to|moves by",
-                console=stderr if as_json else stdout,
+                console=stderr if given.as_json else stdout,
             )
         if dry_run:
             outcome = planned
         else:
             confirm(f"Move group {name} on {topic} to these offsets?", yes=yes)
             outcome = client.reset_group(name, topic, kind, value, partitions=partition)
-    if as_json:
+    if given.as_json:
         changes = [
             {"topic": topic, "partition": entry.partition, "from": before.get(entry.partition), "to": entry.offset}
             for entry in outcome
@@ -196,18 +180,12 @@ def reset(
 
 
 @app.command(epilog=examples("millstream group delete audit", "millstream group delete audit --yes"))
-def delete(
-    name: GroupArgument,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def delete(name: GroupArgument, yes: YesOption = False, *, given: NamespaceOptions) -> None:
     """Delete a group and its committed offsets.  The group must have no live members."""
     confirm(f"Delete group {name} and its committed offsets?", yes=yes)
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.delete_group(name)
-    print_done(f"deleted group [bold]{name}[/]", as_json=as_json, group=name, deleted=True)
+    print_done(f"deleted group [bold]{name}[/]", as_json=given.as_json, group=name, deleted=True)
 
 
 @app.command(
@@ -218,51 +196,35 @@ def delete(
 def evict(
     name: GroupArgument,
     member: Annotated[str, typer.Argument(metavar="MEMBER", help="The member's id.")],
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Throw a member out of its group.  Its partitions go to the others; a live member joins again."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.evict_member(name, member)
     said = f"evicted [bold]{escape(terminal_safe(member))}[/] from group [bold]{name}[/]"
-    print_done(said, as_json=as_json, group=name, member=member, evicted=True)
+    print_done(said, as_json=given.as_json, group=name, member=member, evicted=True)
 
 
 @app.command(epilog=examples("millstream group rebalance audit"))
-def rebalance(
-    name: GroupArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def rebalance(name: GroupArgument, *, given: NamespaceOptions) -> None:
     """Deal the partitions of a group anew, whoever has them now."""
-    with open_client(broker, namespace) as client:
-        _print_summary(client.rebalance_group(name), as_json)
+    with given.client() as client:
+        _print_summary(client.rebalance_group(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream group pause audit", "millstream group resume audit"))
-def pause(
-    name: GroupArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def pause(name: GroupArgument, *, given: NamespaceOptions) -> None:
     """Have nobody read.  The members give their partitions back, and stay; a restart does not change that."""
-    with open_client(broker, namespace) as client:
-        _print_summary(client.pause_group(name), as_json)
+    with given.client() as client:
+        _print_summary(client.pause_group(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream group resume audit"))
-def resume(
-    name: GroupArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def resume(name: GroupArgument, *, given: NamespaceOptions) -> None:
     """Let a paused group go on."""
-    with open_client(broker, namespace) as client:
-        _print_summary(client.resume_group(name), as_json)
+    with given.client() as client:
+        _print_summary(client.resume_group(name), given.as_json)
 
 
 def _print_summary(group: _Summary, as_json: bool) -> None:

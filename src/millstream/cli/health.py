@@ -7,10 +7,9 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.connection import BrokerOptions
 from millstream.cli.findings import print_findings
 from millstream.cli.output import (
-    JsonOption,
     document_of,
     duration_text,
     examples,
@@ -18,7 +17,6 @@ from millstream.cli.output import (
     print_json,
     stdout,
 )
-from millstream.names import DEFAULT_NAMESPACE
 
 __all__ = ["EPILOG", "health"]
 
@@ -35,22 +33,22 @@ _STYLES: Final = {"healthy": "green", "degraded": "yellow", "unknown": "yellow",
 
 def health(
     deep: Annotated[bool, typer.Option("--deep", help="Try things out: store, sync and read back.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Show how a broker is.
 
     The exit code tells: 0 when it is healthy or degraded (it serves, and somebody should look), 1 when it is critical,
     3 when nobody answers.
     """
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         report = client.admin.health(deep=deep)
-    if as_json:
+    if given.as_json:
         print_json(document_of(report))
     else:
         print_facts(
             [
-                ("broker", broker),
+                ("broker", given.broker),
                 ("status", Text(report.status, style=_STYLES[report.status])),
                 ("takes messages", "yes" if report.ready else f"no: {report.reason}"),
                 ("up for", duration_text(report.uptime_ms)),

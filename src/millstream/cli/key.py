@@ -12,11 +12,11 @@ import typer
 from rich.markup import escape
 
 from millstream.cli.arguments import parse_span, refuse_empty
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.connection import BrokerOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
-    JsonOption,
     document_of,
     examples,
     print_done,
@@ -27,13 +27,12 @@ from millstream.cli.output import (
     time_text,
 )
 from millstream.cli.settings import ConfigFileOption, read_settings
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.access import NewKey
     from millstream.config import Settings
 
-app = typer.Typer(no_args_is_help=True, help="Make API keys, list, rotate and revoke them.")
+app = Commands(no_args_is_help=True, help="Make API keys, list, rotate and revoke them.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part of it before the secret.")]
 
@@ -64,8 +63,8 @@ def create(
         str | None, typer.Option("--data", metavar="DIR", help="The data of a broker that does not run.")
     ] = None,
     config: ConfigFileOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Make a key, and show it this once."""
     refuse_empty(data, "--data")
@@ -76,17 +75,17 @@ def create(
         settings, _ = read_settings(config, {"storage.data": data}, None)
         made = _create_offline(settings, roles, scopes or [], name, lasts)
     else:
-        with open_client(broker, DEFAULT_NAMESPACE) as client:
+        with given.client() as client:
             made = client.keys.create(*roles, scopes=scopes or [], name=name, expires_in=lasts)
-    _print_new(made, as_json)
+    _print_new(made, given.as_json)
 
 
 @app.command("list", epilog=examples("millstream key list", "millstream key list --json"))
-def list_keys(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def list_keys(*, given: BrokerOptions) -> None:
     """List keys, without their secrets."""
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         keys = client.keys.list()
-    if as_json:
+    if given.as_json:
         print_json([document_of(key) for key in keys])
         return
     print_table(
@@ -113,27 +112,22 @@ def rotate(
     grace: Annotated[
         str, typer.Option("--grace", metavar="TIME", help="How long the old secret is still good.")
     ] = "24h",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Give a key another secret, and show it this once."""
     still_good = parse_span(grace, "--grace")
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
-        _print_new(client.keys.rotate(key_id, still_good), as_json)
+    with given.client() as client:
+        _print_new(client.keys.rotate(key_id, still_good), given.as_json)
 
 
 @app.command(epilog=examples("millstream key revoke 1f2e3d4c5b6a", "millstream key revoke 1f2e3d4c5b6a --yes"))
-def revoke(
-    key_id: IdArgument,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-) -> None:
+def revoke(key_id: IdArgument, yes: YesOption = False, *, given: BrokerOptions) -> None:
     """End a key, and the connections of whoever uses it."""
     confirm(f"Revoke key {key_id}?", yes=yes)
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         client.keys.revoke(key_id)
-    print_done(f"revoked key [bold]{escape(key_id)}[/]", as_json=as_json, key=key_id, revoked=True)
+    print_done(f"revoked key [bold]{escape(key_id)}[/]", as_json=given.as_json, key=key_id, revoked=True)
 
 
 def _create_offline(

@@ -11,22 +11,12 @@ import typer
 from rich.text import Text
 
 from millstream.cli.arguments import parse_span
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import LinesOptions, NamespaceOptions
 from millstream.cli.failure import ExitCode, UsageProblem
-from millstream.cli.output import (
-    JsonLinesOption,
-    JsonOption,
-    examples,
-    print_json,
-    print_json_line,
-    print_table,
-    stderr,
-    time_text,
-)
+from millstream.cli.output import examples, print_json, print_json_line, print_table, stderr, time_text
 from millstream.cli.rendering import json_content
 from millstream.cli.terminal import terminal_safe
 from millstream.errors import InvalidArgument
-from millstream.names import DEFAULT_NAMESPACE
 from millstream.receipts import ReceiptHandle
 
 if TYPE_CHECKING:
@@ -74,9 +64,8 @@ def lease(
     auto_ack: Annotated[
         bool, typer.Option("--auto-ack", help="They are done when they are sent; what is not printed is lost.")
     ] = False,
-    as_json: JsonLinesOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: LinesOptions,
 ) -> None:
     """Lease messages of a queue and print them with their receipts.
 
@@ -84,7 +73,7 @@ def lease(
     let the lease run out and somebody else gets them.  With --auto-ack there is nothing to settle.
     """
     wait_for = parse_span(wait, "--wait")
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         messages = client.queues.lease(
             topic,
             group,
@@ -93,7 +82,7 @@ def lease(
             lease=_length(length, "--lease"),
             auto_ack=auto_ack,
         )
-    if as_json:
+    if given.as_json:
         for message in messages:
             print_json_line(_document(message))
         return
@@ -115,14 +104,9 @@ def lease(
     )
 
 
-def ack(
-    receipts: ReceiptsArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def ack(receipts: ReceiptsArgument, *, given: NamespaceOptions) -> None:
     """Say that messages are done."""
-    _settle("ack", receipts, as_json, broker, namespace)
+    _settle("ack", receipts, given)
 
 
 def nack(
@@ -132,23 +116,16 @@ def nack(
         str,
         typer.Option("--retry-after", metavar="TIME", help="Until the next try.", show_default="by the retry policy"),
     ] = "",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Say that messages failed and shall be tried again."""
-    _settle("nack", receipts, as_json, broker, namespace, reason=reason, delay=_length(retry_after, "--retry-after"))
+    _settle("nack", receipts, given, reason=reason, delay=_length(retry_after, "--retry-after"))
 
 
-def reject(
-    receipts: ReceiptsArgument,
-    reason: ReasonOption = "",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def reject(receipts: ReceiptsArgument, reason: ReasonOption = "", *, given: NamespaceOptions) -> None:
     """Say that messages will never succeed; they become dead letters."""
-    _settle("reject", receipts, as_json, broker, namespace, reason=reason)
+    _settle("reject", receipts, given, reason=reason)
 
 
 def extend(
@@ -156,23 +133,20 @@ def extend(
     by: Annotated[
         str, typer.Option("--by", metavar="TIME", help="From now.", show_default="the lease's own length")
     ] = "",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Keep messages for longer, and print until when: at most for the group's processing_ms since they were leased."""
     length = _length(by, "--by")
     if length is not None and not length:
         raise UsageProblem("--by is more than 0; leave it out for the lease's own length")
-    _settle("extend", receipts, as_json, broker, namespace, delay=length)
+    _settle("extend", receipts, given, delay=length)
 
 
 def _settle(
     action: _Action,
     receipts: Sequence[str],
-    as_json: bool,
-    broker: str,
-    namespace: str,
+    given: NamespaceOptions,
     *,
     reason: str = "",
     delay: timedelta | None = None,
@@ -184,9 +158,9 @@ def _settle(
             raise UsageProblem(
                 f"{receipt[:80]!r} is not a receipt as `millstream lease` prints them; nothing was changed"
             ) from None
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         outcomes = client.queues.settle(action, receipts, reason=reason, delay=delay)
-    if as_json:
+    if given.as_json:
         print_json([msgspec.to_builtins(outcome) for outcome in outcomes])
     else:
         rows = [

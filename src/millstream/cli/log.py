@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.text import Text
 
+from millstream.cli.bundles import Commands
 from millstream.cli.failure import ExitCode, UsageProblem, is_of_the_output
 from millstream.cli.output import (
     JsonLinesOption,
@@ -39,7 +40,7 @@ from millstream.names import DEFAULT_NAMESPACE, check_namespace, check_topic
 if TYPE_CHECKING:
     from millstream.log.verify import SegmentFinding, StoredBatch
 
-app = typer.Typer(no_args_is_help=True, help="Check and read the files of a stopped broker.")
+app = Commands(no_args_is_help=True, help="Check and read the files of a stopped broker.")
 
 DataArgument = Annotated[Path, typer.Argument(metavar="DATA_DIR", help="The broker's data directory.")]
 NamespaceOption = Annotated[str, typer.Option("--namespace", "-n", metavar="NAME", help="The topic's namespace.")]

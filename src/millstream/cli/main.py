@@ -42,6 +42,7 @@ from millstream.cli import (
     webhook,
     why,
 )
+from millstream.cli.bundles import Commands
 from millstream.cli.connection import CaOption, KeyOption, credentials_first, use_credentials
 from millstream.cli.failure import ExitCode, UsageProblem, drop_output, report
 from millstream.cli.output import prose
@@ -69,7 +70,7 @@ _EPILOG = (
 
 _DAILY, _QUEUES, _OPERATING, _HELP = "Messages", "Queues", "Operating", "Looking things up"
 
-app = typer.Typer(
+app = Commands(
     name="millstream",
     help=_STORY,
     epilog=_EPILOG,

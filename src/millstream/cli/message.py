@@ -10,11 +10,10 @@ import typer
 from rich.text import Text
 
 from millstream.cli.arguments import PAST_FORMS, START_FORMS, parse_past, parse_start
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.bundles import Commands
+from millstream.cli.connection import LinesOptions, NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
-    JsonLinesOption,
-    JsonOption,
     bytes_text,
     document_of,
     examples,
@@ -27,14 +26,13 @@ from millstream.cli.output import (
 )
 from millstream.cli.rendering import json_content
 from millstream.cli.terminal import terminal_safe
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.browsing import MessageInfo
 
 __all__ = ["PEEK_EPILOG", "app", "peek"]
 
-app = typer.Typer(no_args_is_help=True, help="Look at single messages.")
+app = Commands(no_args_is_help=True, help="Look at single messages.")
 
 PEEK_EPILOG: Final = examples(
     "# the last ten",
@@ -70,9 +68,8 @@ def peek(
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Only in this partition.")
     ] = None,
-    as_json: JsonLinesOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: LinesOptions,
 ) -> None:
     """Show messages of a topic without consuming them: the last ones, or the first ones from a place on.
 
@@ -94,7 +91,7 @@ def peek(
     if until is not None:
         before = parse_past(until, now, "--until")
     newest_first = start is None and offset is None
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         messages = client.browse(
             topic,
             limit=max_messages,
@@ -109,7 +106,7 @@ def peek(
         )
     if newest_first:
         messages.reverse()  # as they came, like `tail`
-    if as_json:
+    if given.as_json:
         for message in messages:
             print_json_line(_document(message))
         return
@@ -140,14 +137,13 @@ def peek(
 )
 def show(
     message_id: Annotated[str, typer.Argument(metavar="ID", help="As a receipt, `consume` or `topic peek` shows it.")],
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Show a message, wherever it is, also one that is scheduled and not due yet."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         message = client.find(message_id)
-    if as_json:
+    if given.as_json:
         print_json(_document(message))
         return
     facts: list[tuple[str, object]] = [

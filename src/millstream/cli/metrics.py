@@ -9,9 +9,8 @@ from typing import Annotated, Final, NamedTuple
 
 import typer
 
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
-from millstream.cli.output import JsonOption, examples, print_json, print_table, stderr
-from millstream.names import DEFAULT_NAMESPACE
+from millstream.cli.connection import BrokerOptions
+from millstream.cli.output import examples, print_json, print_table, stderr
 
 __all__ = ["EPILOG", "metrics"]
 
@@ -36,16 +35,16 @@ def metrics(
         str, typer.Option("--match", "-m", metavar="TEXT", help="Only metrics with this text in their name.")
     ] = "",
     as_table: Annotated[bool, typer.Option("--table", help="Print a table instead of Prometheus' format.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Show the broker's metrics.
 
     They are the ones that Prometheus reads at `/metrics`; `docs/reference/metrics.md` says what each of them means.
     """
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         text = client.metrics()
-    if as_json:
+    if given.as_json:
         print_json([sample._asdict() for sample in _samples(text) if match in sample.name])
     elif as_table:
         rows = [

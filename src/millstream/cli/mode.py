@@ -6,10 +6,9 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.connection import BrokerOptions
 from millstream.cli.failure import UsageProblem
-from millstream.cli.output import JsonOption, document_of, examples, print_facts, print_json
-from millstream.names import DEFAULT_NAMESPACE
+from millstream.cli.output import document_of, examples, print_facts, print_json
 
 __all__ = ["EPILOG", "mode"]
 
@@ -26,8 +25,8 @@ def mode(
         typer.Argument(metavar="MODE", help="normal or maintenance; without it the mode is shown.", show_default=False),
     ] = None,
     reason: Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="What clients are told.")] = "",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Show the mode, or begin or end maintenance.
 
@@ -36,9 +35,9 @@ def mode(
     """
     if wanted is None and reason:
         raise UsageProblem("--reason says why a mode begins: name the mode as well")
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         told = client.broker() if wanted is None else document_of(client.set_mode(wanted, reason))
-    if as_json:
+    if given.as_json:
         print_json({"mode": told["mode"], "reason": told["reason"] or ""})
     else:
         print_facts([("mode", told["mode"]), ("reason", told["reason"] or None)])

@@ -10,11 +10,11 @@ import typer
 from rich.markup import escape
 from rich.text import Text
 
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
-    JsonOption,
     bytes_text,
     count_text,
     document_of,
@@ -30,12 +30,11 @@ from millstream.cli.output import (
 )
 from millstream.cli.terminal import terminal_safe
 from millstream.errors import MessageNotFound
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.mqtt import SessionInfo, SessionSubscription, SessionSummary
 
-app = typer.Typer(no_args_is_help=True, help="Look after MQTT: clients, their sessions, retained messages.")
+app = Commands(no_args_is_help=True, help="Look after MQTT: clients, their sessions, retained messages.")
 
 _VERSIONS = {4: "3.1.1", 5: "5.0"}
 _SHOWN = 60
@@ -47,14 +46,13 @@ MaxOption = Annotated[int, typer.Option("--max", "-m", min=1, max=1_000_000, met
 @app.command(epilog=examples("millstream mqtt status", "millstream mqtt status --everywhere --json"))
 def status(
     everywhere: Annotated[bool, typer.Option("--everywhere", "-e", help="All namespaces, not only one.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Show who is connected, what is remembered and what is retained, in figures."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = client.mqtt.overview(everywhere=everywhere)
-    if as_json:
+    if given.as_json:
         print_json(document_of(found))
         return
     print_facts(
@@ -84,17 +82,16 @@ def sessions(
     connected: Annotated[bool, typer.Option("--connected", help="Only those whose client is there.")] = False,
     away: Annotated[bool, typer.Option("--away", help="Only those whose client is not there.")] = False,
     max_sessions: MaxOption = 100,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List sessions of clients, connected or remembered."""
     if connected and away:
         raise UsageProblem("--connected and --away leave nothing: say one of them")
     which = True if connected else False if away else None
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = list(islice(client.mqtt.sessions(prefix, connected=which), max_sessions))
-    if as_json:
+    if given.as_json:
         print_json(document_of(found))
         return
     print_table(
@@ -119,16 +116,11 @@ def sessions(
 
 
 @app.command(epilog=examples("millstream mqtt session sensor-7"))
-def session(
-    client_id: ClientArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def session(client_id: ClientArgument, *, given: NamespaceOptions) -> None:
     """Show a session: its connection, its subscriptions and what waits for it."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = client.mqtt.session(client_id)
-    if as_json:
+    if given.as_json:
         print_json(document_of(found))
         return
     print_facts(_facts(found))
@@ -182,32 +174,25 @@ def _facts(found: SessionInfo) -> list[tuple[str, object]]:
 def disconnect(
     client_id: ClientArgument,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to clients of version 5.")] = "",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """End the connection of a client.  It may come back; its session stays, and its will is published."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         there = client.mqtt.disconnect(client_id, reason)
     name = escape(terminal_safe(client_id))
     said = f"disconnected [bold]{name}[/]" if there else f"[bold]{name}[/] was not connected"
-    print_done(said, as_json=as_json, client=client_id, disconnected=there)
+    print_done(said, as_json=given.as_json, client=client_id, disconnected=there)
 
 
 @app.command(epilog=examples("millstream mqtt forget sensor-7 --yes"))
-def forget(
-    client_id: ClientArgument,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def forget(client_id: ClientArgument, yes: YesOption = False, *, given: NamespaceOptions) -> None:
     """End a session: its subscriptions and what waits for it are gone.  Its client is disconnected."""
     confirm(f"Forget the session of {client_id}, with everything that waits for it?", yes=yes)
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.mqtt.forget(client_id)
     said = f"forgot the session of [bold]{escape(terminal_safe(client_id))}[/]"
-    print_done(said, as_json=as_json, client=client_id, forgotten=True)
+    print_done(said, as_json=given.as_json, client=client_id, forgotten=True)
 
 
 @app.command(
@@ -222,19 +207,18 @@ def retained(
     topic_filter: Annotated[str, typer.Argument(metavar="[FILTER]", help="A topic, or a filter with + and #.")] = "#",
     values: Annotated[bool, typer.Option("--values", "-v", help="Show what they say as well.")] = False,
     max_messages: MaxOption = 100,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List retained messages."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found: list[Any] = list(islice(client.mqtt.retained(topic_filter), max_messages))
         if values:
             listed, found = found, []
             for one in listed:
                 with suppress(MessageNotFound):  # taken out, or over, since it was listed
                     found.append(client.mqtt.retained_message(one.topic))
-    if as_json:
+    if given.as_json:
         print_json(document_of(found))
         return
     print_table(
@@ -265,18 +249,17 @@ def clear(
     topic_filter: Annotated[str, typer.Argument(metavar="FILTER", help="A topic, or a filter with + and #.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Take out retained messages.  Subscribers are not told."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         number = client.mqtt.clear_retained(topic_filter, dry_run=True)
         if not dry_run and number:
             confirm(f"Take out {plural(number, 'retained message')}?", yes=yes)
             number = client.mqtt.clear_retained(topic_filter)
     said = f"{'would take' if dry_run else 'took'} out {plural(number, 'retained message')}"
-    print_done(said, as_json=as_json, filter=topic_filter, cleared=number, dry_run=dry_run)
+    print_done(said, as_json=given.as_json, filter=topic_filter, cleared=number, dry_run=dry_run)
 
 
 def _state(found: SessionSummary) -> Text:

@@ -6,31 +6,31 @@ from typing import Annotated
 
 import typer
 
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.connection import BrokerOptions
 from millstream.cli.failure import UsageProblem
-from millstream.cli.output import JsonOption, bytes_text, document_of, examples, print_done, print_json, print_table
-from millstream.names import DEFAULT_NAMESPACE
+from millstream.cli.output import bytes_text, document_of, examples, print_done, print_json, print_table
 
-app = typer.Typer(no_args_is_help=True, help="Create, list and delete namespaces.")
+app = Commands(no_args_is_help=True, help="Create, list and delete namespaces.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and '-'.")]
 
 
 @app.command(epilog=examples("millstream namespace create team-a", "millstream topic create orders -n team-a"))
-def create(name: NameArgument, as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def create(name: NameArgument, *, given: BrokerOptions) -> None:
     """Create a namespace."""
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         client.create_namespace(name)
-    print_done(f"namespace [bold]{name}[/]", as_json=as_json, namespace=name, created=True)
+    print_done(f"namespace [bold]{name}[/]", as_json=given.as_json, namespace=name, created=True)
 
 
 @app.command("list", epilog=examples("millstream namespace list", "millstream namespace list --json"))
-def list_namespaces(as_json: JsonOption = False, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def list_namespaces(*, given: BrokerOptions) -> None:
     """List namespaces."""
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         names = client.namespaces()
-    if as_json:
+    if given.as_json:
         print_json(names)
     else:
         print_table(("namespace",), [(name,) for name in names])
@@ -41,14 +41,14 @@ def delete(
     name: NameArgument,
     force: Annotated[bool, typer.Option("--force", help="With all its topics and messages.")] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Delete a namespace."""
     confirm(f"Delete namespace {name}{' with all its topics' if force else ''}?", yes=yes)
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         client.delete_namespace(name, force=force)
-    print_done(f"deleted namespace [bold]{name}[/]", as_json=as_json, namespace=name, deleted=True)
+    print_done(f"deleted namespace [bold]{name}[/]", as_json=given.as_json, namespace=name, deleted=True)
 
 
 @app.command(
@@ -73,14 +73,14 @@ def quota(
     ] = None,
     connections: Annotated[int | None, typer.Option("--connections", metavar="N", help="How many clients.")] = None,
     unlimited: Annotated[bool, typer.Option("--unlimited", help="Remove all limits.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Show what a namespace may have and do, and how much of it is used; with options, change it.
 
     What is not named stays as it is.  0 is no limit.
     """
-    given = {
+    limits = {
         "topics": topics,
         "partitions": partitions,
         "storage_bytes": _bytes(storage, "--storage"),
@@ -88,13 +88,13 @@ def quota(
         "publish_bytes_per_s": _bytes(size, "--bytes-per-second"),
         "connections": connections,
     }
-    changes = {limit: amount for limit, amount in given.items() if amount is not None}
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    changes = {limit: amount for limit, amount in limits.items() if amount is not None}
+    with given.client() as client:
         info = client.quota(name)
         if changes or unlimited:
-            before = {} if unlimited else {limit: getattr(info, limit) for limit in given}
+            before = {} if unlimited else {limit: getattr(info, limit) for limit in limits}
             info = client.set_quota(name, **{**before, **changes})
-    if as_json:
+    if given.as_json:
         print_json(document_of(info))
         return
     print_table(

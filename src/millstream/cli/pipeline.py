@@ -11,13 +11,12 @@ from rich.markup import escape
 from rich.text import Text
 
 from millstream.cli.arguments import parse_pairs
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
 from millstream.cli.connection import (
-    DEFAULT_BROKER,
-    BrokerOption,
     NamespaceOption,
+    NamespaceOptions,
     given_credentials,
-    open_client,
 )
 from millstream.cli.failure import ExitCode, UsageProblem
 from millstream.cli.findings import report
@@ -44,7 +43,7 @@ from millstream.names import DEFAULT_NAMESPACE
 if TYPE_CHECKING:
     from millstream.client.pipelines import PipelineInfo
 
-app = typer.Typer(no_args_is_help=True, help="Run Spark on messages: pipelines, and whether Spark works here.")
+app = Commands(no_args_is_help=True, help="Run Spark on messages: pipelines, and whether Spark works here.")
 
 _CONNECTION: Final = "Connection"
 
@@ -162,15 +161,11 @@ def validate(
 
 
 @app.command("list", epilog=examples("millstream pipeline list", "millstream pipeline list --json"))
-def list_pipelines(
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def list_pipelines(*, given: NamespaceOptions) -> None:
     """List the pipelines that report to a broker, wherever they run."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = client.pipelines.list()
-    if as_json:
+    if given.as_json:
         print_json([document_of(info) for info in found])
         return
     print_table(
@@ -197,28 +192,18 @@ def list_pipelines(
 @app.command(
     epilog=examples("millstream pipeline status clean-orders", "millstream pipeline status clean-orders --json")
 )
-def status(
-    name: NameArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def status(name: NameArgument, *, given: NamespaceOptions) -> None:
     """Show how a pipeline is: its state, how far it is, and what went wrong."""
-    with open_client(broker, namespace) as client:
-        _print_one(client.pipelines.show(name), as_json)
+    with given.client() as client:
+        _print_one(client.pipelines.show(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream pipeline stop clean-orders"))
-def stop(
-    name: NameArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def stop(name: NameArgument, *, given: NamespaceOptions) -> None:
     """Have a pipeline stop after the batch that is under way.  It learns so within seconds."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         info = client.pipelines.stop(name)
-    if as_json:
+    if given.as_json:
         print_json(document_of(info))
     elif info.state not in ("stopped", "finished", "failed"):
         stdout.print(f"[bold]{info.name}[/] stops after the batch that is under way")
@@ -233,15 +218,14 @@ def forget(
     name: NameArgument,
     force: Annotated[bool, typer.Option("--force", help="Also one that says it runs.")] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Take a pipeline that does not run from the list.  Its checkpoint stays where it is."""
     confirm(f"Forget the pipeline {name}?", yes=yes)
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.pipelines.forget(name, force=force)
-    print_done(f"forgot pipeline [bold]{name}[/]", as_json=as_json, pipeline=name, forgotten=True)
+    print_done(f"forgot pipeline [bold]{name}[/]", as_json=given.as_json, pipeline=name, forgotten=True)
 
 
 @app.command(
@@ -249,14 +233,13 @@ def forget(
 )
 def stages(
     query: Annotated[str, typer.Argument(metavar="[QUERY]", help="Only of this query; all that have any.")] = "",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List what queries of Spark have staged and not published.  It expires after stages.ttl_ms, a day."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = client.pipelines.stages(query)
-    if as_json:
+    if given.as_json:
         print_json(document_of(found))
         return
     print_table(
@@ -289,19 +272,18 @@ def abort(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="The query, as `pipeline stages` names it.")],
     batch: Annotated[int, typer.Argument(metavar="BATCH", min=0, help="Its batch.")],
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Forget what is staged for a batch.  A query that still runs does it again; one that is published stays so."""
     confirm(f"Forget what is staged for batch {batch} of {query}?", yes=yes)
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         answer = client.pipelines.abort(query, batch)
     if answer.published:
         said = f"batch {batch} is published, and stays so"
     else:
         said = f"forgot {plural(answer.aborted, 'stage')} of batch {batch}"
-    print_done(said, as_json=as_json, query=query, batch=batch, **document_of(answer))
+    print_done(said, as_json=given.as_json, query=query, batch=batch, **document_of(answer))
 
 
 def _print_one(info: PipelineInfo, as_json: bool) -> None:

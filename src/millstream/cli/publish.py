@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, Literal, NamedTupl
 import typer
 
 from millstream.cli.arguments import AHEAD_FORMS, PriorityOption, parse_ahead, parse_headers, parse_priority, parse_span
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.json_lines import LineMessage, read_json_lines
 from millstream.cli.output import (
-    JsonOption,
     bytes_text,
     count_text,
     examples,
@@ -30,7 +29,6 @@ from millstream.cli.output import (
 )
 from millstream.cli.progress import Meter, told_of_a_wait
 from millstream.errors import InvalidArgument, MillstreamError
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client import Client, Receipt
@@ -108,9 +106,8 @@ def publish(
     compression: Annotated[
         Literal["lz4", "zstd"] | None, typer.Option("--compression", metavar="lz4|zstd", help="Compress batches.")
     ] = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Publish messages to a topic.
 
@@ -144,12 +141,12 @@ def publish(
     headers = parse_headers(header or []) or None
     if values or tombstone:
         bodies: list[bytes | None] = [None] if tombstone else [_argument_bytes(value) for value in values or []]
-        with open_client(broker, namespace) as client:
-            _publish_values(client, topic, bodies, fixed_key, headers, options, as_json=as_json)
+        with given.client() as client:
+            _publish_values(client, topic, bodies, fixed_key, headers, options, as_json=given.as_json)
         return
-    with open_client(broker, namespace) as client, _open_input(file) as stream:
+    with given.client() as client, _open_input(file) as stream:
         if whole:
-            _publish_values(client, topic, [stream.read()], fixed_key, headers, options, as_json=as_json)
+            _publish_values(client, topic, [stream.read()], fixed_key, headers, options, as_json=given.as_json)
             return
         if stream.isatty():
             stderr.print("[dim]one message per line; Ctrl-D ends[/]")
@@ -163,7 +160,7 @@ def publish(
         shown = not stream.isatty() and (size is None or size >= _BAR_FROM_BYTES)
         with Meter(f"publishing to {topic}", size, shown=shown) as meter:
             summary = _publish_stream(client, topic, messages, meter, options, compression)
-        _print_summary(topic, summary, as_json=as_json)
+        _print_summary(topic, summary, as_json=given.as_json)
 
 
 def _argument_bytes(text: str) -> bytes:

@@ -9,11 +9,11 @@ from rich.markup import escape
 from rich.text import Text
 
 from millstream.cli.arguments import parse_pairs
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
-    JsonOption,
     count_text,
     document_of,
     duration_text,
@@ -29,12 +29,11 @@ from millstream.cli.output import (
 from millstream.cli.rendering import json_content
 from millstream.cli.terminal import terminal_safe
 from millstream.durations import format_ms
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.queue_requests import QueuedMessage, QueueInfo
 
-app = typer.Typer(no_args_is_help=True, help="Look at queues, change their settings, pause and empty them.")
+app = Commands(no_args_is_help=True, help="Look at queues, change their settings, pause and empty them.")
 
 _LANES = ("critical", "high", "normal", "low", "background")
 _VALUE_SHOWN = 60
@@ -48,14 +47,13 @@ GroupArgument = Annotated[str, typer.Argument(metavar="[GROUP]", help="The queue
 @app.command("list", epilog=examples("millstream queue list", "millstream queue list orders --json"))
 def list_queues(
     topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Only queues of this topic.")] = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List queues and what is in them."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         queues = client.queues.list(topic)
-    if as_json:
+    if given.as_json:
         print_json(document_of(queues))
         return
     print_table(
@@ -78,17 +76,11 @@ def list_queues(
 
 
 @app.command(epilog=examples("millstream queue show orders billing", "millstream queue show orders --json | jq .lanes"))
-def show(
-    topic: TopicArgument,
-    group: GroupArgument = "default",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def show(topic: TopicArgument, group: GroupArgument = "default", *, given: NamespaceOptions) -> None:
     """Show a queue: where its messages are, who works on them, and its settings."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         queue = client.queues.describe(topic, group)
-    if as_json:
+    if given.as_json:
         print_json(document_of(queue))
     else:
         _print_queue(queue)
@@ -108,21 +100,20 @@ def set_policy(
     topic: TopicArgument,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The queue group.")],
     settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="What to change.")],
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Change settings of a queue group.  What is not named stays as it is.
 
     A group is made by its first use: a worker that starts, or `millstream lease TOPIC --group GROUP`.
     """
     changes = {name: _WORDS.get(value, value) for name, value in parse_pairs(settings, "setting").items()}
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.queues.configure(topic, group, **changes)
     said = terminal_safe(", ".join(f"{name}={value}" for name, value in changes.items()))
     print_done(
         f"changed [bold]{topic}/{group}[/]: {escape(said)}",
-        as_json=as_json,
+        as_json=given.as_json,
         topic=topic,
         group=group,
         changed=changes,
@@ -130,31 +121,19 @@ def set_policy(
 
 
 @app.command(epilog=examples("millstream queue pause orders billing"))
-def pause(
-    topic: TopicArgument,
-    group: GroupArgument = "default",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def pause(topic: TopicArgument, group: GroupArgument = "default", *, given: NamespaceOptions) -> None:
     """Stop handing out messages.  What is leased can still be settled."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.queues.pause(topic, group)
-    print_done(f"paused [bold]{topic}/{group}[/]", as_json=as_json, topic=topic, group=group, paused=True)
+    print_done(f"paused [bold]{topic}/{group}[/]", as_json=given.as_json, topic=topic, group=group, paused=True)
 
 
 @app.command(epilog=examples("millstream queue resume orders billing"))
-def resume(
-    topic: TopicArgument,
-    group: GroupArgument = "default",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def resume(topic: TopicArgument, group: GroupArgument = "default", *, given: NamespaceOptions) -> None:
     """Hand out messages again."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.queues.resume(topic, group)
-    print_done(f"resumed [bold]{topic}/{group}[/]", as_json=as_json, topic=topic, group=group, paused=False)
+    print_done(f"resumed [bold]{topic}/{group}[/]", as_json=given.as_json, topic=topic, group=group, paused=False)
 
 
 @app.command(
@@ -169,17 +148,16 @@ def peek(
     group: GroupArgument = "default",
     state: Annotated[str, typer.Option("--state", metavar="STATE", help="ready, leased or waiting.")] = "",
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="How many.")] = 10,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Look at messages of a queue without leasing them, oldest first."""
     if state not in ("", "ready", "leased", "waiting"):
         raise UsageProblem(f"--state {state!r} is unknown: use ready, leased or waiting")
     wanted: Literal["", "ready", "leased", "waiting"] = state  # type: ignore[assignment]
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         messages = client.queues.peek(topic, group, state=wanted, limit=limit)
-    if as_json:
+    if given.as_json:
         print_json([_document(message) for message in messages])
         return
     print_table(
@@ -203,15 +181,12 @@ def peek(
 
 @app.command(epilog=examples("millstream queue message 01M7GKBEFSGBA51QG000000000"))
 def message(
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")], *, given: NamespaceOptions
 ) -> None:
     """Show where a message is in each queue of its topic, and every attempt at it."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = client.queues.message(message_id)
-    if as_json:
+    if given.as_json:
         print_json([_document(entry) for entry in found])
         return
     for entry in found:
@@ -246,20 +221,15 @@ def message(
 
 @app.command(epilog=examples("millstream queue purge orders billing", "millstream queue purge orders --yes --json"))
 def purge(
-    topic: TopicArgument,
-    group: GroupArgument = "default",
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    topic: TopicArgument, group: GroupArgument = "default", yes: YesOption = False, *, given: NamespaceOptions
 ) -> None:
     """Settle everything that is in a queue now, as if it had been acknowledged."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         depth = client.queues.describe(topic, group).depth
         confirm(f"Settle {plural(depth, 'message')} of {topic}/{group} unread?", yes=yes)
         purged = client.queues.purge(topic, group)
     said = f"purged {plural(purged, 'message')} from [bold]{topic}/{group}[/]"
-    print_done(said, as_json=as_json, topic=topic, group=group, purged=purged)
+    print_done(said, as_json=given.as_json, topic=topic, group=group, purged=purged)
 
 
 @app.command(
@@ -270,17 +240,16 @@ def delete(
     group: GroupArgument = "default",
     yes: YesOption = False,
     force: Annotated[bool, typer.Option("--force", help="Also while it has consumers.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Forget a queue group and what it has settled.  The messages stay in the topic."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         depth = client.queues.describe(topic, group).depth
         left = f", which has {plural(depth, 'message')} to settle" if depth else ""
         confirm(f"Forget queue group {topic}/{group}{left}, and its progress?", yes=yes)
         client.queues.delete(topic, group, force=force)
-    print_done(f"deleted [bold]{topic}/{group}[/]", as_json=as_json, topic=topic, group=group, deleted=True)
+    print_done(f"deleted [bold]{topic}/{group}[/]", as_json=given.as_json, topic=topic, group=group, deleted=True)
 
 
 def _print_queue(queue: QueueInfo) -> None:

@@ -10,11 +10,11 @@ import typer
 from rich.text import Text
 
 from millstream.cli.arguments import AHEAD_FORMS, PriorityOption, parse_ahead, parse_headers, parse_priority
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
-    JsonOption,
     bytes_text,
     count_text,
     document_of,
@@ -29,12 +29,11 @@ from millstream.cli.output import (
     time_text,
 )
 from millstream.cli.rendering import json_bytes, json_content
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.schedules import Repeating, ScheduleInfo, ScheduleSummary
 
-app = typer.Typer(no_args_is_help=True, help="Look at, move and cancel what is scheduled; publish again and again.")
+app = Commands(no_args_is_help=True, help="Look at, move and cancel what is scheduled; publish again and again.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id that publishing gave.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The recurring schedule's name.")]
@@ -59,15 +58,14 @@ def list_schedules(
         str | None, typer.Option("--before", metavar="WHEN", help="Due before this; in the same forms.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-l", metavar="N", min=1, help="At most so many.")] = 100,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List what is pending for a topic, soonest first."""
     now = datetime.datetime.now(datetime.UTC)
     earliest = None if after is None else parse_ahead(after, now, "--after")
     latest = None if before is None else parse_ahead(before, now, "--before")
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = client.schedules.list(
             topic,
             key=None if key is None else os.fsencode(key),
@@ -75,7 +73,7 @@ def list_schedules(
             before=latest,
             limit=limit,
         )
-    if as_json:
+    if given.as_json:
         print_json([_document(schedule) for schedule in found])
         return
     print_table(
@@ -97,16 +95,11 @@ def list_schedules(
 
 
 @app.command(epilog=examples("millstream schedule show 01K9ZQ4Y4RXH2M1S4J0000002G"))
-def show(
-    schedule_id: IdArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def show(schedule_id: IdArgument, *, given: NamespaceOptions) -> None:
     """Show a scheduled message and what became of it."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         info = client.schedules.show(schedule_id)
-    if as_json:
+    if given.as_json:
         print_json(_whole_document(info))
         return
     now = datetime.datetime.now(datetime.UTC)
@@ -143,14 +136,13 @@ def cancel(
         str | None, typer.Option("--key", "-k", metavar="TEXT", help="Everything that is pending with this key.")
     ] = None,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> int:
     """Cancel scheduled messages, by id or by key.  What was delivered already cannot be cancelled."""
     if bool(ids) == (key is not None) or (key is not None and topic is None):
         raise UsageProblem("give ids, or --topic and --key")
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         if key is not None:
             assert topic is not None
             confirm(f"Cancel everything that is scheduled for {topic} with the key {key}?", yes=yes)
@@ -158,7 +150,7 @@ def cancel(
         else:
             answer = client.schedules.cancel_many(ids or [])
             cancelled, refused = answer.cancelled, answer.refused
-    if as_json:
+    if given.as_json:
         print_json({"cancelled": cancelled, "refused": document_of(refused)})
     else:
         stdout.print(f"cancelled {plural(cancelled, 'message')}")
@@ -176,15 +168,14 @@ def cancel(
 def move(
     schedule_id: IdArgument,
     when: Annotated[str, typer.Argument(metavar="WHEN", help=f"{AHEAD_FORMS[0].upper()}{AHEAD_FORMS[1:]}.")],
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Give a scheduled message another time."""
     moment = parse_ahead(when, datetime.datetime.now(datetime.UTC), "WHEN")
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         moved = client.schedules.move(schedule_id, deliver_at=moment)
-    if as_json:
+    if given.as_json:
         print_json(_document(moved))
     else:
         stdout.print(f"moved to [bold]{time_text(moved.due_ms)}[/]")
@@ -193,14 +184,13 @@ def move(
 @app.command(epilog=examples("millstream schedule stats", "millstream schedule stats orders --json"))
 def stats(
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only this one.")] = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Count what is scheduled, per topic.  What happened is counted since the broker started."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = client.schedules.stats(topic)
-    if as_json:
+    if given.as_json:
         print_json(document_of(found))
         return
     print_table(
@@ -247,12 +237,11 @@ def repeat(
     ] = "latest",
     priority: PriorityOption = None,
     paused: Annotated[bool, typer.Option("--paused", help="Start later, with `millstream schedule resume`.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Publish a message again and again.  Replaces the recurring schedule of that name."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         made = client.schedules.repeat(
             name,
             topic,
@@ -265,23 +254,22 @@ def repeat(
             paused=paused,
             catch_up=catch_up,
         )
-    _print_one(made, as_json)
+    _print_one(made, given.as_json)
 
 
 @app.command(epilog=examples("millstream schedule repeating", "millstream schedule repeating nightly --json"))
 def repeating(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, in detail.")] = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List recurring schedules, or show one."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         if name is not None:
-            _print_one(client.schedules.show_repeating(name), as_json)
+            _print_one(client.schedules.show_repeating(name), given.as_json)
             return
         found = client.schedules.repeating()
-    if as_json:
+    if given.as_json:
         print_json([_whole_document(entry) for entry in found])
         return
     print_table(
@@ -304,42 +292,26 @@ def repeating(
 
 
 @app.command(epilog=examples("millstream schedule pause nightly"))
-def pause(
-    name: NameArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def pause(name: NameArgument, *, given: NamespaceOptions) -> None:
     """Stop a recurring schedule for a while."""
-    with open_client(broker, namespace) as client:
-        _print_one(client.schedules.pause(name), as_json)
+    with given.client() as client:
+        _print_one(client.schedules.pause(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream schedule resume nightly"))
-def resume(
-    name: NameArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def resume(name: NameArgument, *, given: NamespaceOptions) -> None:
     """Let a recurring schedule go on from now.  What fell into the pause is not made up for."""
-    with open_client(broker, namespace) as client:
-        _print_one(client.schedules.resume(name), as_json)
+    with given.client() as client:
+        _print_one(client.schedules.resume(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream schedule stop nightly", "millstream schedule stop nightly --yes"))
-def stop(
-    name: NameArgument,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def stop(name: NameArgument, yes: YesOption = False, *, given: NamespaceOptions) -> None:
     """Delete a recurring schedule."""
     confirm(f"Delete the recurring schedule {name}?", yes=yes)
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.schedules.stop(name)
-    print_done(f"deleted schedule [bold]{name}[/]", as_json=as_json, schedule=name, deleted=True)
+    print_done(f"deleted schedule [bold]{name}[/]", as_json=given.as_json, schedule=name, deleted=True)
 
 
 def _print_one(entry: Repeating, as_json: bool) -> None:

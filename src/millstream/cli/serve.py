@@ -10,20 +10,7 @@ import typer
 from rich.markup import escape
 
 from millstream.cli.output import examples, stderr
-from millstream.cli.settings import (
-    ConfigFileOption,
-    DataOption,
-    FsyncOption,
-    HostOption,
-    HttpPortOption,
-    InsecureOption,
-    LogFormatOption,
-    LogLevelOption,
-    MqttPortOption,
-    PortOption,
-    SetOption,
-    read_settings,
-)
+from millstream.cli.settings import ServeOptions
 from millstream.version import VERSION
 
 if TYPE_CHECKING:
@@ -49,19 +36,7 @@ _DURABILITY: Final = {
 }
 
 
-def serve(
-    data: DataOption = None,
-    host: HostOption = None,
-    port: PortOption = None,
-    http_port: HttpPortOption = None,
-    mqtt_port: MqttPortOption = None,
-    fsync: FsyncOption = None,
-    config: ConfigFileOption = None,
-    insecure: InsecureOption = None,
-    overrides: SetOption = None,
-    log_level: LogLevelOption = None,
-    log_format: LogFormatOption = None,
-) -> None:
+def serve(*, options: ServeOptions) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
 
     Once it accepts connections it prints `listening on HOST:PORT` to standard output, then where the dashboard and
@@ -69,21 +44,7 @@ def serve(
     Settings come from the file, then from variables such as MILLSTREAM_SERVER__PORT, then from these options; see
     `millstream config show`.
     """
-    settings, sources = read_settings(
-        config,
-        {
-            "storage.data": data,
-            "server.host": host,
-            "server.port": port,
-            "http.port": http_port,
-            "mqtt.port": mqtt_port,
-            "storage.fsync": fsync,
-            "access.insecure": insecure,
-            "log.level": log_level,
-            "log.format": log_format,
-        },
-        overrides,
-    )
+    settings, sources = options.read_settings()
     from millstream.server import lifecycle  # here, so that no other command waits for the broker to load
     from millstream.server.logs import set_up_logs
 

@@ -1,9 +1,10 @@
-"""The options that set up a broker, shared by `serve` and `config show`, and the settings they lead to."""
+"""The options that set up a broker, shared by `serve`, `config show` and `doctor`, and the settings they lead to."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,54 +19,64 @@ from millstream.errors import ConfigInvalid
 if TYPE_CHECKING:
     from millstream.config import Settings
 
-__all__ = [
-    "ConfigFileOption",
-    "DataOption",
-    "FsyncOption",
-    "HostOption",
-    "HttpPortOption",
-    "InsecureOption",
-    "LogFormatOption",
-    "LogLevelOption",
-    "MqttPortOption",
-    "PortOption",
-    "SetOption",
-    "read_settings",
-]
+__all__ = ["ConfigFileOption", "DataOption", "ServeOptions", "read_settings"]
 
 ConfigFileOption = Annotated[
     Path | None,
     typer.Option("--config", envvar="MILLSTREAM_CONFIG", metavar="FILE", help="A YAML file of settings."),
 ]
 DataOption = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where messages are kept (./data).")]
-HostOption = Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1).")]
-PortOption = Annotated[str | None, typer.Option("--port", metavar="N", help="On which port (9092); 0 is any free one.")]
-HttpPortOption = Annotated[
-    str | None,
-    typer.Option("--http-port", metavar="N", help="Port of HTTP and dashboard (8080); 0 is any free one."),
-]
-MqttPortOption = Annotated[
-    str | None,
-    typer.Option("--mqtt-port", metavar="N", help="Port of MQTT (1883); 0 is any free one."),
-]
-FsyncOption = Annotated[
-    str | None,
-    typer.Option("--fsync", metavar="POLICY", help="When to confirm: group (default), interval, always or never."),
-]
-LogLevelOption = Annotated[
-    str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info (default), warning or error.")
-]
-LogFormatOption = Annotated[
-    str | None, typer.Option("--log-format", metavar="FORMAT", help="auto (default), json or text.")
-]
-InsecureOption = Annotated[
-    bool | None,
-    typer.Option("--insecure", help="Serve other machines without keys or without TLS."),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as topics.auto_create=false."),
-]
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What `serve` takes."""
+
+    data: DataOption = None
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1).")] = None
+    port: Annotated[
+        str | None, typer.Option("--port", metavar="N", help="On which port (9092); 0 is any free one.")
+    ] = None
+    http_port: Annotated[
+        str | None,
+        typer.Option("--http-port", metavar="N", help="Port of HTTP and dashboard (8080); 0 is any free one."),
+    ] = None
+    mqtt_port: Annotated[
+        str | None, typer.Option("--mqtt-port", metavar="N", help="Port of MQTT (1883); 0 is any free one.")
+    ] = None
+    fsync: Annotated[
+        str | None,
+        typer.Option("--fsync", metavar="POLICY", help="When to confirm: group (default), interval, always or never."),
+    ] = None
+    config: ConfigFileOption = None
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Serve other machines without keys or without TLS.")
+    ] = None
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as topics.auto_create=false."),
+    ] = None
+    log_level: Annotated[
+        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info (default), warning or error.")
+    ] = None
+    log_format: Annotated[
+        str | None, typer.Option("--log-format", metavar="FORMAT", help="auto (default), json or text.")
+    ] = None
+
+    def read_settings(self) -> tuple[Settings, dict[str, str]]:
+        """Settings from file, environment and these options, and where each came from."""
+        flags = {
+            "storage.data": self.data,
+            "server.host": self.host,
+            "server.port": self.port,
+            "http.port": self.http_port,
+            "mqtt.port": self.mqtt_port,
+            "storage.fsync": self.fsync,
+            "access.insecure": self.insecure,
+            "log.level": self.log_level,
+            "log.format": self.log_format,
+        }
+        return read_settings(self.config, flags, self.overrides)
 
 
 def read_settings(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, open_client
+from millstream.cli.connection import BrokerOptions
 from millstream.cli.output import (
     JsonOption,
     bytes_text,
@@ -18,7 +18,6 @@ from millstream.cli.output import (
     print_json,
     stdout,
 )
-from millstream.names import DEFAULT_NAMESPACE
 from millstream.version import VERSION
 
 __all__ = ["STATUS_EPILOG", "VERSION_EPILOG", "status", "version"]
@@ -29,17 +28,17 @@ VERSION_EPILOG: Final = examples("millstream version", "millstream version --jso
 
 def status(
     everything: Annotated[bool, typer.Option("--all", "-a", help="Also counters that are zero.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
+    *,
+    given: BrokerOptions,
 ) -> None:
     """Show whether a broker answers, and what it has done since it started."""
-    with open_client(broker, DEFAULT_NAMESPACE) as client:
+    with given.client() as client:
         description = client.broker()
-    if as_json:
+    if given.as_json:
         print_json(description)
         return
     counters = {name: value for name, value in description.pop("metrics", {}).items() if value or everything}
-    print_facts([("broker", broker), *_facts(description)])
+    print_facts([("broker", given.broker), *_facts(description)])
     if counters:
         stdout.print()
         print_facts(_facts(counters))

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from millstream.cli.arguments import parse_timeout_s
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import LinesOptions
 from millstream.cli.interruption import Interruption
-from millstream.cli.output import JsonLinesOption, examples, plural, stderr
+from millstream.cli.output import examples, plural, stderr
 from millstream.cli.rendering import make_renderer
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client import Message, Subscription
@@ -40,9 +39,8 @@ def subscribe(
     line_format: Annotated[
         str, typer.Option("--format", metavar="TEXT", help="What to print for a message; see `millstream consume`.")
     ] = "{topic}\\t{value}",
-    as_json: JsonLinesOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: LinesOptions,
 ) -> None:
     """Print messages of matching topics as they are published.
 
@@ -50,10 +48,10 @@ def subscribe(
     is for. If messages come faster than they can be printed some are left out, and the number of those is reported.
     """
     quiet_s = parse_timeout_s(timeout)
-    render = make_renderer(line_format, as_json=as_json, terminal=sys.stdout.isatty())
+    render = make_renderer(line_format, as_json=given.as_json, terminal=sys.stdout.isatty())
     write, flush, count = sys.stdout.buffer.write, sys.stdout.buffer.flush, 0
     with (
-        open_client(broker, namespace) as client,
+        given.client() as client,
         client.subscribe(*patterns) as subscription,
         Interruption() as interruption,
     ):

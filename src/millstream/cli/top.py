@@ -19,11 +19,10 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.cli.arguments import parse_length
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
-from millstream.cli.output import JsonOption, bytes_text, document_of, duration_text, examples, print_json, stdout
+from millstream.cli.output import bytes_text, document_of, duration_text, examples, print_json, stdout
 from millstream.cli.terminal import terminal_safe
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client import Client
@@ -56,22 +55,21 @@ def top(
     ] = 10,
     everywhere: Annotated[bool, typer.Option("--everywhere", "-e", help="All namespaces, not only one.")] = False,
     once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Watch a broker: rates, the busiest topics, the groups that are furthest behind.
 
     Ends with q or Ctrl-C. What is shown comes from the broker's memory, so watching it does not slow it down.
     """
-    if as_json and not once:
+    if given.as_json and not once:
         raise UsageProblem("--json shows one look: add --once")
     interval_ms = parse_length(interval, "--interval")
     if not _INTERVAL_MS_MIN <= interval_ms <= _INTERVAL_MS_MAX:
         raise UsageProblem(f"--interval is 200ms to 1h, not {interval}")
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         overview = client.overview(limit=limit, everywhere=everywhere)
-        if as_json:
+        if given.as_json:
             print_json(document_of(overview))
             return
         screen = Screen()

@@ -9,12 +9,12 @@ import typer
 from rich.text import Text
 
 from millstream.cli.arguments import parse_duration, parse_size, parse_topic_config
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.message import PEEK_EPILOG, peek
 from millstream.cli.output import (
-    JsonOption,
     bytes_text,
     document_of,
     duration_text,
@@ -28,9 +28,8 @@ from millstream.cli.output import (
     stdout,
     time_text,
 )
-from millstream.names import DEFAULT_NAMESPACE
 
-app = typer.Typer(no_args_is_help=True, help="Create, inspect, change and delete topics.")
+app = Commands(no_args_is_help=True, help="Create, inspect, change and delete topics.")
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Levels separated by dots: orders.eu.created")]
 ConfigOption = Annotated[
@@ -53,16 +52,15 @@ def create(
     ] = 1,
     config: ConfigOption = None,
     if_missing: Annotated[bool, typer.Option("--if-missing", help="Succeed when the topic exists already.")] = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Create a topic."""
     settings = parse_topic_config(config or [])
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.create_topic(name, partitions=partitions, config=settings, if_missing=if_missing)
         info = client.topic(name)
-    if as_json:
+    if given.as_json:
         print_json(document_of(info))
     else:
         stdout.print(f"topic [bold]{info.name}[/] with {plural(info.partition_count, 'partition')}")
@@ -78,14 +76,13 @@ def create(
 )
 def list_topics(
     pattern: Annotated[str | None, typer.Argument(help="Only topics that match, such as orders.* or orders.#")] = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List topics."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         topics = client.topics(pattern)
-    if as_json:
+    if given.as_json:
         print_json(document_of(topics))
         return
     print_table(
@@ -101,16 +98,11 @@ def list_topics(
         "millstream topic show orders", "millstream topic show orders --json | jq .partitions[0].next_offset"
     )
 )
-def show(
-    name: NameArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def show(name: NameArgument, *, given: NamespaceOptions) -> None:
     """Show a topic: its settings, and offsets, size and damage of each partition."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         info = client.topic(name)
-    if as_json:
+    if given.as_json:
         print_json(document_of(info))
         return
     messages = sum(partition.next_offset - partition.start_offset for partition in info.partitions)
@@ -156,18 +148,17 @@ def alter(
         int | None, typer.Option("--partitions", "-p", metavar="N", min=1, help="Grow to this many.")
     ] = None,
     config: ConfigOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Change the settings of a topic, or give it more partitions."""
     settings = parse_topic_config(config or [])
     if not settings and partitions is None:
         raise UsageProblem("nothing to change: give --config or --partitions")
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.alter_topic(name, config=settings or None, partitions=partitions)
         info = client.topic(name)
-    if as_json:
+    if given.as_json:
         print_json(document_of(info))
     else:
         changes = [f"{key}={value}" for key, value in settings.items()]
@@ -181,16 +172,11 @@ app.command(help=prose(peek.__doc__), epilog=PEEK_EPILOG)(peek)
 @app.command(
     epilog=examples("millstream topic flow orders", "millstream topic flow orders --json | jq '{measured, level}'")
 )
-def flow(
-    name: NameArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def flow(name: NameArgument, *, given: NamespaceOptions) -> None:
     """Show how far the consumers of a topic's queues are behind, and whether its publishers are slowed down."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         info = client.flow(name)
-    if as_json:
+    if given.as_json:
         print_json(document_of(info))
         return
     limits = [f"lag {duration_text(info.throttle_lag_ms)}"] if info.throttle_lag_ms else []
@@ -217,18 +203,17 @@ def delete(
     name: NameArgument,
     force: Annotated[bool, typer.Option("--force", help="Even when groups are reading it.")] = False,
     yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Delete a topic and every message in it."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         if not yes:
             info = client.topic(name)
             messages = sum(partition.next_offset - partition.start_offset for partition in info.partitions)
             confirm(f"Delete topic {name} with {plural(messages, 'message')}?", yes=yes)
         client.delete_topic(name, force=force)
-    print_done(f"deleted topic [bold]{name}[/]", as_json=as_json, topic=name, deleted=True)
+    print_done(f"deleted topic [bold]{name}[/]", as_json=given.as_json, topic=name, deleted=True)
 
 
 def _value_text(key: str, value: object) -> object:

@@ -12,10 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from millstream.cli.arguments import PAST_FORMS, parse_past
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
-    JsonOption,
     document_of,
     duration_text,
     examples,
@@ -28,7 +27,6 @@ from millstream.cli.output import (
 )
 from millstream.cli.rendering import json_bytes
 from millstream.cli.terminal import terminal_safe
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.tracing import PassportInfo, TraceEvent
@@ -69,9 +67,8 @@ def trace(
     max_events: Annotated[
         int, typer.Option("--max", "-m", min=1, max=100_000, metavar="N", help="So many lines at most.")
     ] = 50,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Show everything that has happened to a message, or what happened to messages of a trace, a topic or a key.
 
@@ -83,13 +80,13 @@ def trace(
     if about is not None and _TRACE_ID.fullmatch(about) is None:
         if topic or key is not None or start or until or failures:
             raise UsageProblem("a message id stands alone: its passport is shown whole")
-        with open_client(broker, namespace) as client:
-            _print_passport(client.passport(about), as_json=as_json)
+        with given.client() as client:
+            _print_passport(client.passport(about), as_json=given.as_json)
         return
     now = datetime.datetime.now(datetime.UTC)
     since = None if start is None else parse_past(start, now, "--from")
     before = None if until is None else parse_past(until, now, "--until")
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         events = client.traces(
             limit=max_events,
             trace_id=about or "",
@@ -99,7 +96,7 @@ def trace(
             until=before,
             failures_only=failures,
         )
-    if as_json:
+    if given.as_json:
         for event in events:
             print_json_line(_document(event))
         return

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.text import Text
 
 from millstream.cli.arguments import parse_pairs, parse_span
+from millstream.cli.bundles import Commands
 from millstream.cli.confirm import YesOption, confirm
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
 from millstream.cli.output import (
-    JsonOption,
     count_text,
     document_of,
     duration_text,
@@ -26,69 +27,15 @@ from millstream.cli.output import (
     time_text,
 )
 from millstream.cli.terminal import terminal_safe
-from millstream.names import DEFAULT_NAMESPACE
 
 if TYPE_CHECKING:
     from millstream.client.webhooks import WebhookCreated, WebhookInfo, WebhookSettings
 
-app = typer.Typer(no_args_is_help=True, help="Deliver messages of queues by HTTP POST.")
+app = Commands(no_args_is_help=True, help="Deliver messages of queues by HTTP POST.")
 
 _HOW = "How it delivers"
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The webhook's id.")]
-HeaderOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--header",
-        "-H",
-        metavar="NAME=VALUE",
-        help="Sent with every request; may be repeated. Values are not shown again.",
-        rich_help_panel=_HOW,
-    ),
-]
-ConcurrencyOption = Annotated[
-    int | None,
-    typer.Option(
-        "--concurrency", metavar="N", min=1, max=100, help="Requests at a time, 1 to 100 (1).", rich_help_panel=_HOW
-    ),
-]
-RateOption = Annotated[
-    float | None,
-    typer.Option(
-        "--rate", metavar="N", min=0, max=10_000, help="Requests per second; 0 sets no limit (0).", rich_help_panel=_HOW
-    ),
-]
-TimeoutOption = Annotated[
-    str | None,
-    typer.Option("--timeout", metavar="TIME", help="How long an answer may take (10s).", rich_help_panel=_HOW),
-]
-RetryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--retry",
-        metavar="TIMES",
-        help="Waits before further attempts, then it is a dead letter (1s,5s,30s); 'none' tries once.",
-        rich_help_panel=_HOW,
-    ),
-]
-ClientErrorsOption = Annotated[
-    Literal["reject", "retry"] | None,
-    typer.Option(
-        "--client-errors",
-        metavar="reject|retry",
-        help="What a 4xx answer means, except 408, 410 and 429 (reject).",
-        rich_help_panel=_HOW,
-    ),
-]
-PayloadOption = Annotated[
-    Literal["json", "raw"] | None,
-    typer.Option(
-        "--payload",
-        metavar="json|raw",
-        help="A JSON document about the message, or its value as it is (json).",
-        rich_help_panel=_HOW,
-    ),
-]
 SecretOption = Annotated[
     str | None,
     typer.Option(
@@ -100,32 +47,88 @@ SecretOption = Annotated[
 ]
 
 
-def _settings(
-    header: list[str] | None,
-    concurrency: int | None,
-    rate: float | None,
-    timeout: str | None,
-    retry: str | None,
-    client_errors: str | None,
-    payload: Literal["json", "raw"] | None,
-) -> WebhookSettings:
-    settings: WebhookSettings = {}
-    if header:
-        settings["headers"] = parse_pairs(header, "--header")
-    if concurrency is not None:
-        settings["concurrency"] = concurrency
-    if rate is not None:
-        settings["rate"] = rate
-    if timeout is not None:
-        settings["timeout"] = parse_span(timeout, "--timeout")
-    if retry is not None:
-        waits = [] if retry == "none" else retry.split(",")
-        settings["retry_delays"] = [parse_span(wait.strip(), "--retry") for wait in waits]
-    if client_errors is not None:
-        settings["reject_client_errors"] = client_errors == "reject"
-    if payload is not None:
-        settings["payload"] = payload
-    return settings
+@dataclass(frozen=True)
+class Delivery:
+    """How a webhook delivers."""
+
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--header",
+            "-H",
+            metavar="NAME=VALUE",
+            help="Sent with every request; may be repeated. Values are not shown again.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency", metavar="N", min=1, max=100, help="Requests at a time, 1 to 100 (1).", rich_help_panel=_HOW
+        ),
+    ] = None
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            metavar="N",
+            min=0,
+            max=10_000,
+            help="Requests per second; 0 sets no limit (0).",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+    timeout: Annotated[
+        str | None,
+        typer.Option("--timeout", metavar="TIME", help="How long an answer may take (10s).", rich_help_panel=_HOW),
+    ] = None
+    retry: Annotated[
+        str | None,
+        typer.Option(
+            "--retry",
+            metavar="TIMES",
+            help="Waits before further attempts, then it is a dead letter (1s,5s,30s); 'none' tries once.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+    client_errors: Annotated[
+        Literal["reject", "retry"] | None,
+        typer.Option(
+            "--client-errors",
+            metavar="reject|retry",
+            help="What a 4xx answer means, except 408, 410 and 429 (reject).",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+    payload: Annotated[
+        Literal["json", "raw"] | None,
+        typer.Option(
+            "--payload",
+            metavar="json|raw",
+            help="A JSON document about the message, or its value as it is (json).",
+            rich_help_panel=_HOW,
+        ),
+    ] = None
+
+    def settings(self) -> WebhookSettings:
+        """Those that were given, as the client takes them."""
+        settings: WebhookSettings = {}
+        if self.header:
+            settings["headers"] = parse_pairs(self.header, "--header")
+        if self.concurrency is not None:
+            settings["concurrency"] = self.concurrency
+        if self.rate is not None:
+            settings["rate"] = self.rate
+        if self.timeout is not None:
+            settings["timeout"] = parse_span(self.timeout, "--timeout")
+        if self.retry is not None:
+            waits = [] if self.retry == "none" else self.retry.split(",")
+            settings["retry_delays"] = [parse_span(wait.strip(), "--retry") for wait in waits]
+        if self.client_errors is not None:
+            settings["reject_client_errors"] = self.client_errors == "reject"
+        if self.payload is not None:
+            settings["payload"] = self.payload
+        return settings
 
 
 @app.command(
@@ -145,36 +148,28 @@ def create(
         Literal["earliest", "latest"] | None,
         typer.Option("--start", metavar="earliest|latest", help="Where a new group begins (earliest)."),
     ] = None,
-    header: HeaderOption = None,
-    concurrency: ConcurrencyOption = None,
-    rate: RateOption = None,
-    timeout: TimeoutOption = None,
-    retry: RetryOption = None,
-    client_errors: ClientErrorsOption = None,
-    payload: PayloadOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    delivery: Delivery,
+    given: NamespaceOptions,
 ) -> None:
     """Deliver the messages of a queue group to a URL.  The secret is shown once."""
-    settings = _settings(header, concurrency, rate, timeout, retry, client_errors, payload)
-    with open_client(broker, namespace) as client:
+    settings = delivery.settings()
+    with given.client() as client:
         made = client.webhooks.create(topic, url, group=group, secret=secret, start=start or "", **settings)
-    _print_created(made, as_json)
+    _print_created(made, given.as_json)
 
 
 @app.command("list", epilog=examples("millstream webhook list", "millstream webhook list --topic orders --json"))
 def list_webhooks(
     topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only of this topic.")] = None,
     group: Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only of this group.")] = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """List webhooks with their state.  What happened is counted since the broker started."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         found = client.webhooks.list(topic=topic, group=group)
-    if as_json:
+    if given.as_json:
         print_json(document_of(found))
         return
     print_table(
@@ -199,15 +194,10 @@ def list_webhooks(
 
 
 @app.command(epilog=examples("millstream webhook show wh-5f0c6d1e2a3b"))
-def show(
-    webhook_id: IdArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def show(webhook_id: IdArgument, *, given: NamespaceOptions) -> None:
     """Show a webhook: its settings, its state and its last error."""
-    with open_client(broker, namespace) as client:
-        _print_one(client.webhooks.show(webhook_id), as_json)
+    with given.client() as client:
+        _print_one(client.webhooks.show(webhook_id), given.as_json)
 
 
 @app.command(
@@ -219,47 +209,30 @@ def show(
 def update(
     webhook_id: IdArgument,
     url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Where to from now on.")] = None,
-    header: HeaderOption = None,
-    concurrency: ConcurrencyOption = None,
-    rate: RateOption = None,
-    timeout: TimeoutOption = None,
-    retry: RetryOption = None,
-    client_errors: ClientErrorsOption = None,
-    payload: PayloadOption = None,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    delivery: Delivery,
+    given: NamespaceOptions,
 ) -> None:
     """Change what is given; the rest stays.  Headers that are given replace all that were set before."""
-    settings = _settings(header, concurrency, rate, timeout, retry, client_errors, payload)
+    settings = delivery.settings()
     if url is None and not settings:
         raise UsageProblem("say what to change, such as --url or --concurrency")
-    with open_client(broker, namespace) as client:
-        _print_one(client.webhooks.update(webhook_id, url=url, **settings), as_json)
+    with given.client() as client:
+        _print_one(client.webhooks.update(webhook_id, url=url, **settings), given.as_json)
 
 
 @app.command(epilog=examples("millstream webhook pause wh-5f0c6d1e2a3b"))
-def pause(
-    webhook_id: IdArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def pause(webhook_id: IdArgument, *, given: NamespaceOptions) -> None:
     """Stop sending; what is in hand goes back to the queue."""
-    with open_client(broker, namespace) as client:
-        _print_one(client.webhooks.pause(webhook_id), as_json)
+    with given.client() as client:
+        _print_one(client.webhooks.pause(webhook_id), given.as_json)
 
 
 @app.command(epilog=examples("millstream webhook resume wh-5f0c6d1e2a3b"))
-def resume(
-    webhook_id: IdArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def resume(webhook_id: IdArgument, *, given: NamespaceOptions) -> None:
     """Go on sending."""
-    with open_client(broker, namespace) as client:
-        _print_one(client.webhooks.resume(webhook_id), as_json)
+    with given.client() as client:
+        _print_one(client.webhooks.resume(webhook_id), given.as_json)
 
 
 @app.command(
@@ -275,42 +248,30 @@ def rotate(
     keep: Annotated[
         str, typer.Option("--keep", metavar="TIME", help="How long the secret before goes on signing too.")
     ] = "24h",
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Give a webhook a new secret.  It is shown once."""
     kept = parse_span(keep, "--keep")
-    with open_client(broker, namespace) as client:
-        _print_created(client.webhooks.rotate(webhook_id, secret=secret, keep=kept), as_json)
+    with given.client() as client:
+        _print_created(client.webhooks.rotate(webhook_id, secret=secret, keep=kept), given.as_json)
 
 
 @app.command(epilog=examples("millstream webhook delete wh-5f0c6d1e2a3b --yes"))
-def delete(
-    webhook_id: IdArgument,
-    yes: YesOption = False,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> None:
+def delete(webhook_id: IdArgument, yes: YesOption = False, *, given: NamespaceOptions) -> None:
     """Delete a webhook.  Its queue group stays, with the messages in it."""
     confirm(f"Delete the webhook {webhook_id}?", yes=yes)
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         client.webhooks.delete(webhook_id)
-    print_done(f"deleted webhook [bold]{webhook_id}[/]", as_json=as_json, webhook=webhook_id, deleted=True)
+    print_done(f"deleted webhook [bold]{webhook_id}[/]", as_json=given.as_json, webhook=webhook_id, deleted=True)
 
 
 @app.command("test", epilog=examples("millstream webhook test wh-5f0c6d1e2a3b"))
-def send_test(
-    webhook_id: IdArgument,
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
-) -> int:
+def send_test(webhook_id: IdArgument, *, given: NamespaceOptions) -> int:
     """Send a signed request that is no message, and say what the receiver answered."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         tested = client.webhooks.test(webhook_id)
-    if as_json:
+    if given.as_json:
         print_json(document_of(tested))
     elif tested.delivered:
         stdout.print(f"answered {tested.status} after {duration_text(tested.took_ms)}")

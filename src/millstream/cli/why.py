@@ -6,9 +6,8 @@ from typing import Annotated, Final
 
 import typer
 
-from millstream.cli.connection import DEFAULT_BROKER, BrokerOption, NamespaceOption, open_client
+from millstream.cli.connection import NamespaceOptions
 from millstream.cli.output import (
-    JsonOption,
     document_of,
     duration_text,
     examples,
@@ -18,7 +17,6 @@ from millstream.cli.output import (
     time_text,
 )
 from millstream.cli.terminal import terminal_safe
-from millstream.names import DEFAULT_NAMESPACE
 
 EPILOG: Final = examples(
     "millstream why 01M7GKBEFSGBA51QG000000000",
@@ -31,14 +29,13 @@ _TIMES_FROM: Final = 10**11
 
 def why(
     about: Annotated[str, typer.Argument(metavar="ID|TOPIC/GROUP", help="A message id, or a queue.")],
-    as_json: JsonOption = False,
-    broker: BrokerOption = DEFAULT_BROKER,
-    namespace: NamespaceOption = DEFAULT_NAMESPACE,
+    *,
+    given: NamespaceOptions,
 ) -> None:
     """Say why a message, or the next message of a queue, is not being delivered right now."""
-    with open_client(broker, namespace) as client:
+    with given.client() as client:
         answer = client.why(about)
-    if as_json:
+    if given.as_json:
         print_json(document_of(answer))
         return
     stdout.print(terminal_safe(answer.sentence), markup=False)
