@@ -70,3 +70,14 @@ def test_the_map_of_the_architecture_has_every_room() -> None:
     rooms = {path.parent.name for path in package.glob("*/*") if path.suffix in (".py", ".html")}
     text = (DOCS / "architecture.md").read_text()
     assert rooms == set(re.findall(r"^  (\w+)/ +\w", text, re.MULTILINE))
+
+
+def test_the_map_of_the_architecture_has_every_module_of_the_foundation_and_every_room_of_the_broker() -> None:
+    package = ROOT / "src" / "millstream"
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__", "aio"}
+    rooms = {path.parent.name for path in package.glob("broker/*/__init__.py")}
+    text = (DOCS / "architecture.md").read_text()
+    table = text[text.index("| The foundation |") : text.index("`broker/` has rooms")]
+    assert modules == set(re.findall(r"`(\w+)`", table))
+    listed = text[text.index("`broker/` has rooms") : text.index(";\n", text.index("`broker/` has rooms"))]
+    assert rooms == set(re.findall(r"`(\w+)`", listed))
