@@ -1,7 +1,8 @@
 """Text of others within our own words: shown, never obeyed.
 
-A consumer's name or an error that somebody gave may hold what a terminal acts upon, or what turns the direction of
-writing.  An end of an isolation even leaves the one that was put around it, so nothing but making them visible helps.
+A consumer's name, or an error text that somebody sent, may hold characters that a terminal acts upon or that turn the
+direction of writing.  Putting such text between isolating characters does not help, because the text may close the
+isolation itself.  So these characters are made visible.
 """
 
 from __future__ import annotations

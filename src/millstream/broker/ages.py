@@ -22,7 +22,7 @@ class Ages:
     __slots__ = ("_offsets", "_times_us", "due_us")
 
     def __init__(self, log: PartitionLog) -> None:
-        """What was stored before is known by the beginnings and ends of its segments."""
+        """Begin with the first and the last message of each segment, whose times are known without a read."""
         self._offsets: list[int] = []
         self._times_us: list[int] = []
         #: An append at this time or later is worth a mark.
@@ -33,7 +33,7 @@ class Ages:
                 self.note(segment.next_offset - 1, segment.last_append_us)
 
     def note(self, offset: int, time_us: int, before_us: int = 0) -> None:
-        """A batch that begins at an offset was appended, the one before it at `before_us`; called when it is due."""
+        """A batch that begins here was appended, and the one before it at `before_us`.  Called from `due_us` on."""
         if before_us and time_us - before_us >= _SPACING_US:
             # What was last before a pause would otherwise seem to have come in the middle of it.
             self._mark(offset - 1, before_us)
@@ -49,7 +49,10 @@ class Ages:
         self.due_us = time_us + _SPACING_US
 
     def _thin(self) -> None:
-        """Let go of those of every other mark that their neighbours make up for best: not of the ends of a pause."""
+        """Drop a quarter of the marks, no two in a row: those that a line between their neighbours comes closest to.
+
+        The marks around a pause therefore stay.
+        """
         offsets, times_us = self._offsets, self._times_us
 
         def missed_us(place: int) -> int:
@@ -61,7 +64,7 @@ class Ages:
             del offsets[place], times_us[place]
 
     def learn(self, offset: int, time_us: int) -> None:
-        """Somebody has looked at a message of the past."""
+        """Take note of the time of a message that somebody has read from disk."""
         place = bisect_right(self._offsets, offset)
         if place and self._offsets[place - 1] == offset:
             self._times_us[place - 1] = time_us
@@ -70,7 +73,7 @@ class Ages:
             self._times_us.insert(place, time_us)
 
     def time_us(self, offset: int, *, end: int, end_us: int) -> int:
-        """When an offset was appended, between the marks around it; the last offset is `end` - 1, of `end_us`."""
+        """About when an offset was appended, by the marks around it.  The last message, `end` - 1, is of `end_us`."""
         place = bisect_right(self._offsets, offset)
         if not place:
             return self._times_us[0] if self._times_us else end_us

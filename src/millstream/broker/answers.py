@@ -1,4 +1,4 @@
-"""Answers of a partition: to a fetch, which may have to wait for something to answer with, to a publish, to a look."""
+"""What a partition answers: to a fetch (which may have to wait for messages), to a publish, to questions about it."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ async def every(seconds: float, work: Callable[[], Awaitable[None]], stopping: a
 
 
 async def comes_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for something, for so long at most; whether it came.
+    """Wait for an event, for so long at most; returns whether it came.
 
-    Not `asyncio.wait_for`: in Python 3.11 that forgets to be cancelled when the event comes in the same moment, and
-    whoever was to be ended goes on for ever.
+    Not `asyncio.wait_for`: in Python 3.11 that swallows a cancellation which comes in the same moment as the event, and
+    the task that was to be ended goes on for ever.
     """
     try:
         async with asyncio.timeout(seconds):
@@ -47,7 +47,7 @@ async def comes_within(event: asyncio.Event, seconds: float | None) -> bool:
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
-    """Do something that must not be left half done: a cancellation counts when it is over."""
+    """Do something that must not be left half done: a cancellation takes effect when it is over."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

@@ -152,9 +152,9 @@ class Broker:
         end: Callable[[MillstreamError], None] | None = None,
         instead_of: Session | None = None,
     ) -> Session:
-        """Who connects; what it may do is for `access.authenticate` to say, nothing where keys are asked for.
+        """Admit a client.  What it may do is said by `access`, which comes from `access.authenticate`.
 
-        `instead_of` is a connection to the same namespace that the caller ends as soon as this one is there.
+        `instead_of` is a connection to the same namespace that the caller will end at once: quotas do not count it.
         """
         access = access or self.access.anonymous
         check_namespace(namespace)
@@ -173,7 +173,7 @@ class Broker:
         return Session(namespace, client_id, "", lambda _: None, lambda _: False, access=EVERYTHING)
 
     def end_access(self, access: Access, why: MillstreamError) -> None:
-        """Whoever has these rights has them no longer: end its connections, and answer what waits."""
+        """These rights were taken away: end the connections that have them, and refuse their requests that wait."""
         for session in [session for session in self._sessions if session.access is access]:
             if session.end is not None:
                 session.end(why)
@@ -254,13 +254,13 @@ class Broker:
             session.access.require("produce", session.namespace, topic)
 
     def flush(self) -> None:
-        """Let go of the buffers of everything published since the last call: one write per partition, or less."""
+        """Write or copy everything published since the last call, so that the caller may reuse its buffers."""
         to_flush = self._to_flush
         try:
             while to_flush:
                 to_flush.pop().flush_in_time()
         finally:
-            if to_flush:  # a log raised what it should not; the others must not keep views of a borrowed buffer
+            if to_flush:  # one raised; the others must not keep views of a borrowed buffer
                 self.flush()
 
     def fetch(self, session: Session, request: FetchRequest, reply: FetchReply) -> FetchHandle | None:

@@ -97,7 +97,7 @@ class Cleanup:
         await self._host.groups.forget_idle(self._opener.settings.groups.offsets_retention_ms, now_ms)
 
     def _in_turn(self) -> list[tuple[Topic, Partition]]:
-        """The partitions in use, from the one on that the last round had to put off."""
+        """The partitions in use, beginning with the one that the last round had no roll left for."""
         partitions = list(self._host.topics.open_partitions())
         uid, self._unrolled_uid = self._unrolled_uid, None
         first = next((place for place, (_, it) in enumerate(partitions) if it.uid == uid), 0) if uid is not None else 0
@@ -132,7 +132,7 @@ class Cleanup:
         await log.partition.sync()
 
     async def _tend_stored(self, topic: Topic, number: int, **how: Any) -> StorageFailed | None:
-        """Look after a partition that has files, and put it away if it was.  What went wrong is its own affair."""
+        """Look after a partition that has files, and close it if it was not open before.  Returns what went wrong."""
         topics = self._host.topics
         try:
             if not topics.is_untouched(topic, number):

@@ -1,6 +1,7 @@
-"""Moves between partitions that a crash has cut short: found in the journals, and finished, each as soon as it can be.
+"""Finishing the moves between partitions that a crash has cut short.
 
-One that has to wait, for its journal or for its target, keeps no other from it.
+They are found in the journals at the start, and all of them are finished side by side: a move whose journal cannot be
+opened yet, or whose target takes nothing yet, does not hold up the others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _LOOK_AGAIN_S: Final = 5.0
 
 
 class CutMoves:
-    """`hidden`: there may be some that were not found yet, and the next start has to look if this one does not."""
+    """`hidden`: some may not have been found yet.  If the broker stops meanwhile, its next start has to look again."""
 
     def __init__(self, topics: Topics, *, hidden: bool) -> None:
         self.hidden = hidden
@@ -31,7 +32,7 @@ class CutMoves:
         self._refused: set[tuple[str, int]] = set()
 
     async def finish_before(self, stopping: asyncio.Event) -> None:
-        """In the background, as far as it gets: a move is safe as soon as it is recorded."""
+        """Finish what can be finished until the broker stops; the rest is recorded, for the next start."""
         moving = asyncio.ensure_future(self.finish())
         leaving = asyncio.ensure_future(stopping.wait())
         await asyncio.wait((moving, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -55,7 +56,7 @@ class CutMoves:
                 task.cancel()
 
     async def _look(self) -> bool:
-        """Begin with those of every journal that can be opened; says whether that were all."""
+        """Begin with the moves of every journal that can be opened.  False if some journal could not be."""
         refused = False
         try:
             for topic, number in self._topics.stored_beside("state"):

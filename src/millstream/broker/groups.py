@@ -126,8 +126,12 @@ class Groups:
                 group.offsets.replay(partition, committed_from_document(document))
 
     async def mend(self, *, clean: bool) -> None:
-        """After a start: take back positions beyond a log that lost its end, as those in memory always do, or the next
-        messages to get those offsets would count as read.  After a crash also follow the topics that changed unseen."""
+        """After a start: take back positions that are beyond the end of their log.
+
+        A power cut may have taken the end of a log, and topics in memory are always empty after a start.  Without this
+        the next messages to get those offsets would count as read.  After a crash, also follow the topics that changed
+        without the groups having recorded it.
+        """
         if not clean:
             for namespace in sorted({group.namespace for group in self._groups.values()}):
                 await self.refresh(namespace)
@@ -178,7 +182,7 @@ class Groups:
         return assignment_of(transition.reply)
 
     async def _begin_at_ends(self, group: Group, partitions: Iterable[TopicPartition]) -> None:
-        """The group reads what comes from now on; written down before anybody is let in."""
+        """Record the ends of the partitions as the group's positions, before the member that joins is let in."""
         moved: dict[TopicPartition, Committed] = {}
         for at in partitions:
             if group.offsets.get(at) is None:
@@ -437,7 +441,7 @@ class Groups:
             group.offsets.replay(at, value)
 
     async def forget_topic(self, namespace: str, topic: str) -> None:
-        """A topic was deleted: a new one of its name must not start in the middle, nor be taken for it by members."""
+        """A topic was deleted: forget positions in it and take it from members.  The next of its name is another."""
         topics = self._host.partition_counts(namespace)
 
         def held(group: Group) -> set[TopicPartition]:
@@ -540,14 +544,14 @@ class Groups:
     async def _with_all(
         self, namespace: str, concerned: Callable[[Group], bool], work: Callable[[Group], Awaitable[None]]
     ) -> None:
-        """Do something with every group of a namespace that it concerns; at the same time, to share the disk's time."""
+        """Do something with every group of a namespace that it concerns; side by side, so that they share syncs."""
 
         async def one(group: Group) -> None:
             async with group.lock:
                 if self._is_known(group) and concerned(group):
                     await work(group)
 
-        # Who is at work on a group may be about to make it one of them.
+        # A group that somebody is at work on may be of concern when that is done: it is asked again with the lock.
         groups = [group for group in self._groups.values() if group.namespace == namespace]
         await asyncio.gather(*[one(group) for group in groups if group.lock.locked() or concerned(group)])
 

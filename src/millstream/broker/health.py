@@ -296,7 +296,7 @@ class Health:
         return self._opener.open(directory, 0, segment_bytes=segment_bytes, counted=False)
 
     async def _probe_lag(self) -> _Finding:
-        """Only groups that somebody reads with: the others are behind because nobody wants them not to be."""
+        """Look for the group that is furthest behind, among those that somebody reads with right now."""
         worst = 0, "", ""
         for namespace in list(self._host.topics.registry.namespaces):
             for group in list(self._host.queues.registry.all_groups(namespace)):

@@ -5,9 +5,10 @@ waiting, because losing the last few costs only a repetition: a lost ack means t
 must be on disk before anybody acts on it is recorded durably, together with everything before it, in one batch that is
 there as a whole or not at all.
 
-A restart replays the facts of each entity, in order, to whoever claims it.  When the log has grown, the claimants are
-asked for the facts that rebuild them; these are written together, and everything before them is removed.  More of them
-than a batch takes are several, each numbered: a snapshot counts from its last one on, so that half of one is none.
+A restart replays the facts of each entity, in order, to whoever claims it.  When the log has grown, a snapshot is
+taken: the claimants are asked for the facts that rebuild them, these are written together, and everything before them
+is removed.  A snapshot that does not fit into one batch is written as several, each with its number and their count,
+and is ignored in replay unless the last of them is there.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Journal:
 
     @property
     def entities(self) -> list[str]:
-        """Everything that facts are known of."""
+        """The names of all entities, claimed or not."""
         return [*self._claims, *self._unclaimed]
 
     def claim(self, entity: str, snapshot: Snapshot) -> Facts:
@@ -145,7 +146,7 @@ class Journal:
     def amend(self, facts: Iterable[EntityFact]) -> None:
         """Add facts to what nobody has claimed yet, on disk when this returns.  Blocks, so it is for rare events.
 
-        Raises StorageFailed, and then nobody knows of them yet; to be tried again.
+        Raises StorageFailed.  Then the claimants will not be told of these facts; call it again.
         """
         facts = list(facts)
         for entity, fact in facts:
@@ -159,7 +160,7 @@ class Journal:
             self._unclaimed.setdefault(entity, Facts()).append(_pack(fact))
 
     def forget(self, entity: str) -> None:
-        """The entity is no more."""
+        """Remove an entity and all that is known of it."""
         self._claims.pop(entity, None)
         self._unclaimed.pop(entity, None)
         self.unwritten.pop(entity, None)
@@ -167,7 +168,7 @@ class Journal:
 
     def _replay(self) -> dict[str, Facts]:
         facts: dict[str, Facts] = {}
-        snapshot: dict[str, Facts] = {}  # what is known of one whose end has not come yet
+        snapshot: dict[str, Facts] = {}  # the one that is being read, until its last batch has come
         snapshot_bytes = 0
         directory = self.partition.log.directory
         for batch in all_batches(self.partition.log):
@@ -206,9 +207,10 @@ class Journal:
             self._timer = self._loop.call_later(self._flush_s, self.flush)
 
     async def ready(self) -> None:
-        """Wait until facts are written as soon as somebody records them durably, which a snapshot that is due puts off.
+        """Wait until `record_durably` would write at once, and not wait for a snapshot that is due.
 
-        For facts that may be void by then: whoever awaits this looks, and records before it awaits anything else.
+        For callers whose facts may be void after a wait: await this, look whether they still hold, and record them
+        before awaiting anything else.
         """
         while not self._snapped.is_set():
             await self._snapped.wait()
@@ -255,7 +257,7 @@ class Journal:
             return None
 
     def cannot_write(self, entity: str, error: Exception) -> None:
-        """Something that an entity knows is not on disk, and how it can get there nobody knows."""
+        """Note that something an entity knows could not be written, and will be forgotten by a restart."""
         if entity not in self.unwritten:
             _log.error(
                 "facts cannot be written; after a restart messages may be delivered again",

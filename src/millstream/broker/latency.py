@@ -23,7 +23,7 @@ class Histogram:
         self.sum_us = 0
 
     def observe(self, took_us: int, messages: int = 1) -> None:
-        """So many messages took so long.  What a clock that was set says took less than nothing took nothing."""
+        """Count messages that took so long.  A negative duration (somebody has set the clock back) counts as 0."""
         if took_us < 1:
             self.counts[0] += messages
             return
@@ -37,7 +37,7 @@ class Histogram:
 
 
 def quantile_us(share: float, counts: Sequence[int], before: Sequence[int] | None = None) -> float:
-    """About how long this share of what was counted took, or of what was counted since `before`; 0 for nothing."""
+    """About the duration that this share did not exceed, of everything counted or since `before`; 0 for nothing."""
     if before is not None:
         counts = [now - then for now, then in zip(counts, before, strict=True)]
     wanted = share * sum(counts)

@@ -5,8 +5,8 @@ it is on disk.  A power cut may take the message and leave the settle, which is 
 the same offset, and would be taken for settled.  So before anything is appended to a partition, its journal is told
 where the log ends.
 
-Positions of readers, which are in other files again, are compared with the ends of their logs at the start.  A log that
-cannot be opened then takes nothing before that is made up for.
+Positions of readers are in yet other files.  They are compared with the ends of their logs when the broker starts.  A
+log that cannot be opened at that moment is compared when it is first opened, before it takes any message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def forget_lost(journal: Journal, end: int) -> None:
 
 
 def _end_of_all(facts: Iterable[Fact]) -> int:
-    """How far the facts of a queue reach, all in all."""
+    """The offset below which lies everything that the facts of a queue speak of."""
     end = 0
     for fact in facts:
         its = end_of(fact)
@@ -63,9 +63,9 @@ def _owed_until(fact: Fact) -> int:
 
 
 def recovered_end(topics: Topics, topic: Topic, number: int, position: int) -> int | None:
-    """Where a log ends after a start, for a reader that has a position in it.
+    """Where a log ends after a start, to be compared with the position of one of its readers.
 
-    None when it cannot be opened; then it takes messages only once it turns out to reach that far.
+    None when it cannot be opened.  Then the position is remembered in `topics.unchecked`, and compared when it can be.
     """
     try:
         return 0 if topics.is_untouched(topic, number) else topics.partition_of(topic, number).log.next_offset
@@ -94,9 +94,10 @@ class UncheckedEnds:
         self._positions[uid] = max(position, self._positions.get(uid, 0))
 
     def check(self, topic: Topic, number: int, end: int) -> None:
-        """It can be opened now.  Raises StorageFailed when readers are beyond its end: what comes would count as read.
+        """Compare positions with the end of a log that could not be opened before, and can be now.
 
-        They may be reading by now, so it is for the next start to take their positions back.
+        Raises StorageFailed when a reader is beyond the end: new messages would count as read by it.  Only a restart
+        can take its position back, because the reader may be at work by now.
         """
         uid = topic.partition_uids[number]
         position = self._positions.get(uid, 0)

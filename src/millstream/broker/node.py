@@ -1,6 +1,6 @@
 """What a broker notes about itself in its data directory: who it is, and whether it has stopped in an orderly way.
 
-And, before it writes the first byte there, whether what others have left can be started with at all.
+It also checks, before the first byte is written there, that the directory is one that a broker can start with.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def load_node_id(storage: Storage, draw: Callable[[], int]) -> str:
 
 
 def take_clean_marker(storage: Storage) -> bool:
-    """Whether the last run has stopped in an orderly way; only the next one may say so of this one."""
+    """Whether the last run has stopped in an orderly way.  Removes its note: this run has yet to earn one."""
     clean = storage.exists(_CLEAN_MARKER)
     if clean:
         storage.remove(_CLEAN_MARKER)

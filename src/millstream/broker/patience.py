@@ -1,7 +1,8 @@
 """Time for whatever takes something away for good because it is old.
 
-A clock that is set ahead makes everything old at once, and when it is set right a moment later the messages are gone.
-So what counts here is time that has passed, by a clock that only ticks as well, until a jump has stood for a while.
+A machine's clock that is set ahead by mistake makes every message old at once; when it is set right a moment later,
+the messages would be gone.  So the clock is compared with one that nobody can set (`elapsed_ms`).  By how far it has
+jumped ahead does not count as age until the jump has stood for a while.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ WATCH_S: Final = 1.0
 
 
 class _Jump:
-    """How far ahead, and until when it does not count."""
+    """How far the clock was set ahead, and until when (by `elapsed_ms`) that does not count."""
 
     __slots__ = ("by_us", "until_ms")
 
@@ -36,25 +37,25 @@ class _Jump:
 
 
 class PatientClock:
-    """The machine's clock, of which jumps ahead count when they have stood for `wait_ms`, each for itself."""
+    """The machine's clock, except that each jump ahead counts only once it has stood for `wait_ms`."""
 
     def __init__(self, clock: Clock, *, wait_ms: int) -> None:
         self._clock = clock
         self._wait_ms = wait_ms
         self._wall_us = clock.now_us()
         self._elapsed_ms = clock.elapsed_ms()
-        #: Those that do not count yet, the oldest first, and how much they are together.
+        #: Jumps that do not count yet, the oldest first; and their sum.
         self._jumps: deque[_Jump] = deque()
         self._held_us = 0
         self._since_us = 0
 
     def now_us(self) -> int:
-        """For all that was there before the last jump."""
+        """The time by which to judge the age of anything that was stored before the last jump."""
         moment = self.moment()
         return moment.clock_us - moment.held_us
 
     def moment(self) -> Moment:
-        """Now, and what of it does not count yet."""
+        """The time now, and how much of it does not count yet."""
         wall_us, elapsed_ms = self._clock.now_us(), self._clock.elapsed_ms()
         passed_us = (elapsed_ms - self._elapsed_ms) * 1000
         jumped_us = wall_us - self._wall_us - passed_us
@@ -80,7 +81,7 @@ class PatientClock:
         )
 
     def _back(self, by_us: int) -> None:
-        """Take it from the last jumps: what comes from now on is stamped so much earlier than what came after them."""
+        """The clock was set back: take that off the latest jumps, which may have been what it corrects."""
         self._since_us -= by_us
         while self._jumps and by_us > 0:
             last = self._jumps[-1]
@@ -99,7 +100,7 @@ class PatientClock:
         self.moment()
 
     def complaint(self) -> str:
-        """What is to be said about the clock while a jump is waited for; empty otherwise."""
+        """What to tell the operator while a jump does not count yet; empty otherwise."""
         moment = self.moment()
         if not moment.held_us:
             return ""

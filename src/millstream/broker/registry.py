@@ -162,9 +162,9 @@ class Registry:
         return topic.name.endswith(DEAD_LETTER_SUFFIX) or self._named[topic.namespace, topic.name] > 0
 
     def keeps_dead(self, topic: Topic) -> bool:
-        """Whether what a queue group gives up on stays there, because it is a dead letter already.
+        """Whether a message that a queue group gives up on stays in this topic, because it is a dead letter already.
 
-        Unless somebody has said where it goes from there.
+        It does not where the topic itself names a dead letter topic.
         """
         return topic.config.dead_letter_topic in ("", topic.name) and self.holds_letters(topic)
 
@@ -249,7 +249,7 @@ class Registry:
             )
 
     def _check_letters(self, namespace: str, name: str, letters: str) -> None:
-        """Dead letters must not come back to where they died, on whatever way."""
+        """Refuse a chain of dead letter topics that leads back to where it began."""
         way = [letters] if letters else []
         while way and way[-1] != name:
             topic = self.find(namespace, way[-1])
@@ -294,9 +294,9 @@ class Registry:
                 self.producer_ids_until = document["until"]
 
     def begin_anew(self, draw_uid: Callable[[], int]) -> None:
-        """After a start: what was in memory is gone, so its partitions are others, whose offsets say other things.
+        """After a start: give the partitions of topics in memory new uids, because their messages are gone.
 
-        Whoever remembers a position knows by the uid that it is none any more.  Nothing of this is recorded.
+        Whoever remembers a position by the old uid sees that it is void.  Nothing of this is recorded.
         """
         for topic in self.all_topics():
             if topic.config.mode == "ephemeral":

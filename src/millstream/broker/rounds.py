@@ -72,7 +72,7 @@ class ThreadRounds:
             pass
 
     def _work_once(self) -> bool:
-        """Nothing of a round is kept while the next one is waited for: it would keep a whole broker."""
+        """One round, in a frame of its own: this thread must not refer to it, and so to its broker, while it waits."""
         job = self._jobs.get()
         if job is None:
             return False

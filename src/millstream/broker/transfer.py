@@ -49,10 +49,10 @@ async def deliver(
     *,
     remake: Remake | None = None,
 ) -> Sequence[int]:
-    """Append batches, each with its identity, until the partition has them, those that it has already only once.
+    """Append batches with their identities, trying again until the partition has each of them exactly once.
 
-    Returns their first offsets; -1 for those of which it only remembers that they were stored.  Raises the target's
-    error when it will never take them.
+    Returns their first offsets; -1 for a batch that was stored before, at a place that is not known any more.  Raises
+    the target's error when it will never take them.
     """
     wait_s = _RETRY_S_FIRST
     is_gone = False
@@ -68,8 +68,8 @@ async def deliver(
             )
             return [-1 if old else next(new) for old in past]
         except (OutOfSequence, ProducerFenced) as error:
-            # The target lost what it had of ours, to damage on its disk, or something in between is lost.  Rather twice
-            # than never; but not what it knows that it has, maybe from a moment ago.
+            # The target does not know our last sequence: damage on its disk took it.  Without an identity a batch may
+            # be stored twice, which is better than never; those that the target knows it has are not sent again.
             _log.warning("a move goes without its identity", target=str(target), reason=str(error))
             for batch in batches:
                 if not _has(partition, batch):
@@ -149,9 +149,10 @@ class Transfer:
     ) -> int:
         """Append a batch (as encode_batch makes it) to another partition; returns its first offset there.
 
-        `facts` are asked for when they are written, after other moves had their turn.  `on_recorded` is called when
-        they are on disk: from there on the move happens, whatever happens.  A cancellation waits for that.  Raises
-        StorageFailed when they are not, and the target's error when it will never take the batch.
+        `facts` are recorded in the same write as the intent; they are iterated only then, after earlier moves.
+        `on_recorded` is called when both are on disk: from there on the move will be finished, also after a crash.  A
+        cancellation takes effect no earlier than that.  Raises StorageFailed when they could not be recorded, and the
+        target's error when it will never take the batch.
         """
         async with self._turn(target):
             if not self._producer:
@@ -176,7 +177,7 @@ class Transfer:
             on_recorded()
 
     async def recover(self) -> None:
-        """Finish what a crash has interrupted; a target that takes nothing keeps no other waiting."""
+        """Finish what a crash has interrupted, for all targets side by side."""
         targets = dict.fromkeys(intent.target for intent in self._intents.values())
         await asyncio.gather(*(self._recover(target) for target in targets))
 

@@ -6,7 +6,7 @@ producer sees piles whose `left` is 0, so that the next message takes the slow p
 reports an error or a shutdown.  An idle producer therefore costs nothing, and the fast path needs no flags.
 
 `left` counts down bytes, with a surcharge per message so that it also reaches 0 before the pile has too many messages.
-It is never more than one message may have, so that whoever does not look closer lets none pass that is too large.
+It never exceeds the largest size that a message may have, so the fast path lets no message pass that is too large.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ Until the first confirmation on a connection only one batch of a line is under w
 producer accepts any number, so a second batch could be stored although the first was refused.  The same holds when the
 last confirmation is some time ago: a broker forgets who was silent for a day, or while thousands of others published.
 
-The exception of a signal's handler may come after any call.  Where a batch passes from one place to another nothing is
-called, so that it is always in one of them; the owner then tells us that we are disconnected.
+A signal's handler may raise after any call.  So nothing is called while a batch passes from one place to another, and
+it is always in one of them; the owner, when it is interrupted, tells us that we are disconnected.
 """
 
 from __future__ import annotations

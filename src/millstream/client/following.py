@@ -4,8 +4,8 @@ What has to wait is written once, as coroutines over three primitives (`_ask`, `
 stream awaits them; the primitives of the synchronous one block and never suspend, so it runs a coroutine to its end.
 
 Following the group is a level, not an edge.  A change only says *when* to look; *what* there is to do comes from
-comparing what the group lets us have with what is read.  As long as a look finds something, the next one is due a
-moment later, so whatever fails half-way (a lookup, a callback of the user's) is done again.
+comparing what the group lets us have with what is read.  As long as a look finds a difference, the next one is
+due a moment later, so whatever fails half-way (a lookup, a callback of the user's) is tried again.
 """
 
 from __future__ import annotations

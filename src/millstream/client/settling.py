@@ -4,8 +4,8 @@ Acks are marks in their leases until a quarter of the prefetch is unsaid, the co
 moment (`ack_linger`) has passed; then one SETTLE says all of it.  What is sent is handled in order, so an ack of
 "everything left" means what was left when it was said.
 
-Whether a lease is still ours is judged by our own clock: shortly before its end what was not begun goes back, and after
-it nothing of it counts any more, neither for the credit nor when it is settled.
+Whether a lease is still ours is judged by our own clock.  Shortly before its end, messages that were not begun go back.
+After its end its messages do not count against the prefetch any more, and settling them is refused.
 """
 
 from __future__ import annotations

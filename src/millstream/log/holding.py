@@ -50,7 +50,7 @@ class HeldList(msgspec.Struct):
 
 
 class Holding:
-    """What a storage must ask before it takes bytes away.  `sizes` is empty while nothing is held."""
+    """What a storage asks before it removes or overwrites bytes.  `sizes` is empty while nothing is held."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -82,7 +82,7 @@ class Holding:
         shutil.rmtree(f"{self._root}/{HELD}", ignore_errors=True)
 
     def keep_renamed(self, path: str) -> None:
-        """The same before it gets another name, by which nobody would know it when its bytes are changed in place."""
+        """As `keep`, before a file is renamed: under its new name a later change in place would not be noticed."""
         self.keep(path, changing=self.sizes.get(path, 0) <= _CHANGED_BYTES_MAX)
 
     def keep(self, path: str, *, changing: bool = False) -> None:

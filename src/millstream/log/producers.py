@@ -166,7 +166,7 @@ class ProducerTable:
         self.forget_idle(append_time_us)
 
     def _excuse(self, now_us: int) -> None:
-        """If nothing was appended for long, that was no silence of those who were there before."""
+        """Do not count a long time in which nothing at all was appended as silence of the producers known so far."""
         excused_us = now_us - self._last_us - _PAUSE_US_MAX
         if excused_us > 0:
             for known in self._producers.values():

@@ -119,10 +119,10 @@ class Book:
             parcel.bits &= (1 << max(end - parcel.base, 0)) - 1
 
     def open(self, now_us: int | None) -> None:
-        """The past is over: of all that was said about a message the last holds, unless it was settled.
+        """End the replay: what the last fact says of each message holds, unless the message is settled.
 
-        Nobody knows how long it took.  But however the clock was set meanwhile, no wait that goes on from now is longer
-        than it was when it began.
+        How much of a wait has passed is judged by the clock, which may have been set meanwhile.  So no wait that goes
+        on is made longer than it was when it began.
         """
         past, self._past = self._past or [], None
         known = RangeSet()

@@ -39,7 +39,7 @@ _NEAR: Final = 1024
 
 
 class Dispenser:
-    """Nothing in it is durable: when rules change, or the book does as a whole, another one is made."""
+    """Chooses messages for consumers.  Nothing in it is durable: a change of the rules, or a seek, makes a new one."""
 
     def __init__(self, book: Book, rules: Rules, leased: Iterable[tuple[int, int]]) -> None:
         """`leased` is what consumers hold already, as (base, bits)."""

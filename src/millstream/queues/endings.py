@@ -1,7 +1,7 @@
 """How messages ended that nobody acked: the last ones of each kind, for whoever asks what became of them.
 
-Nearly all messages are acked, so that is what is not noted: as long as nothing was dropped from here, a settled message
-that is not found here was acked.
+Nearly all messages are acked, so acks are not noted: as long as no note was dropped for want of room, a settled message
+without a note was acked.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""fair_by: whoever has messages waiting gets a turn, however many others have.
+"""fair_by: every tenant that has messages waiting gets its turn, however many messages the others have.
 
-Messages are looked at ahead of their delivery and remembered by whom they belong to (a header, or the beginning of the
-key); then each in turn gives one.
+Messages are looked at ahead of their delivery and remembered by the tenant they belong to (a header, or the beginning
+of the key); then one message of each tenant is handed out in turn.
 """
 
 from __future__ import annotations

@@ -3,8 +3,9 @@
 A key is held from the moment one of its messages is handed out until that message is settled, through failures and
 waits.  Messages of held keys are passed over and remembered; when the key is free, the first of them is next.
 
-Several messages of a key can be out from before it was so, or because a consumer had to have them again.  Of those that
-come back only the first of all that are out is handed out; the next one when that is settled.
+Several messages of a key can be out at a time if they were handed out before the group had this rule, or were claimed
+again by their consumer (`retake`).  When such messages come back they are handed out one by one, in order: each only
+when the one before it is settled.
 """
 
 from __future__ import annotations

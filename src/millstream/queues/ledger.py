@@ -6,8 +6,8 @@
     ledger.start_at(offset)                     # a new group only
 
 Every method below `open` decides and applies at once.  The caller collects facts with `drain` and records them; a
-`Dead` brings its own.  Times are UTC microseconds.  Where the clock was set back, the time that callers go by may be
-ahead of it; messages are stamped by the clock, and are as old as that says.
+`Dead` brings its own.  Times are UTC microseconds, by a time that does not jump when the clock is set
+(broker/queues/steady_time.py).  The age of a message is judged by the clock itself, which has stamped it (`moment`).
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Ledger:
         self._drop_settled()
 
     def open(self, now_us: int | None = None) -> None:
-        """The last fact of the past was applied.  Leases are gone; what they held is ready.
+        """The last fact of the journal was applied.  Leases are gone; what they held is ready.
 
         With the time, waits that go on are no longer than they were when they began, whatever the clock says.
         """

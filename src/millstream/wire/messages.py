@@ -1,9 +1,9 @@
 """What travels inside frames: the hot requests as packed fields, everything else as JSON.
 
-PUBLISH and FETCH carry batches and run at full speed, so their fields are packed (big-endian), as are those of LEASE and
-SETTLE (leases.py).  All other requests are rare; they are CALL frames whose payload is a JSON object with an `op`, which
-any language can write, a person can read, and a newer version can extend: unknown fields are ignored, missing ones take
-their default.
+PUBLISH and FETCH carry batches and run at full speed, so their fields are packed (big-endian), as are those of LEASE
+and SETTLE (leases.py).  All other requests are rare; they are CALL frames whose payload is a JSON object with an `op`,
+which any language can write, a person can read, and a newer version can extend: unknown fields are ignored, missing
+ones take their default.
 """
 
 from __future__ import annotations

@@ -47,14 +47,14 @@ _RETRY_S_MAX: Final = 30.0
 
 
 class _Burial(NamedTuple):
-    """Some that died together, by their numbers; done when it is certain that all their letters will be stored."""
+    """Messages that died together, by their numbers; `certain` is done when all their letters are sure to be stored."""
 
     numbers: set[int]
     certain: asyncio.Future[None]
 
 
 class Burials:
-    """The dead of one group on one partition whose letters are not on their way yet."""
+    """Messages that one group on one partition has given up on, and whose letters are not certain yet."""
 
     def __init__(self, host: Queues, part: QueuePart) -> None:
         self._host = host
@@ -148,7 +148,7 @@ class Burials:
             self._writing = False
 
     async def _write_apart(self, numbers: Sequence[int]) -> None:
-        """Write letters, many at a time; those of a write that fails by halves.  What is left is tried again later.
+        """Write letters, many at a time.  When a write fails, its halves are tried; what cannot be written now is kept.
 
         One that can never be written must not keep the others, and a full disk must not make single ones of all.
         """

@@ -1,8 +1,8 @@
-"""Claims: leases without messages, for somebody who reads them by their offsets, in other places and perhaps again.
+"""Claims: leases without messages, for readers that fetch the messages by offset, on other machines and maybe again.
 
-A claim is some leases of one consumer, made, settled and extended together.  It is the connection's that made it: when
-that ends, what is left goes back at once, like all leases of a consumer that went away.  Who must have the very same
-messages again, as a query that is restarted in the middle of a batch, says which ones it wants.
+A claim is some leases of one consumer, made, settled and extended together.  It belongs to the connection that made it:
+when that ends, what is not settled goes back at once, like all leases of a consumer that went away.  A reader that must
+have the very same messages again (a query that was restarted in the middle of a batch) names them.
 """
 
 from __future__ import annotations

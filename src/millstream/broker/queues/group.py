@@ -176,7 +176,7 @@ class QueueGroup:
             refused.discard(consumer.number)
 
     def after_one_left(self) -> None:
-        """Whoever is alone now may have what was meant for another."""
+        """A consumer left.  If only one is left, it may have the messages that were kept for others than it."""
         if len(self.consumers) == 1:
             for part in self.open_parts():
                 if part.ledger.ready_again and not part.closed:
@@ -240,7 +240,7 @@ class QueueGroup:
             return
         lines = [list(self.waiting)]
         if self.policy.poison:
-            # Who fails with most of what it is given has what is left by everybody else.
+            # Consumers that fail with most of what they get are served after all others.
             lines = [[handle for handle in self.waiting if _fails(handle) == last] for last in (False, True)]
         for line in lines:
             for asked in rounds(line, _whose):
@@ -289,7 +289,7 @@ class QueueGroup:
         return found
 
     def _to_the_end(self, consumer: Consumer) -> None:
-        """Who got something comes after everybody else, with whatever else it has asked for."""
+        """Move a consumer that was served, with all of its waiting requests, to the end of the line."""
         for handle in consumer.waiting:
             if handle in self.waiting:
                 del self.waiting[handle]

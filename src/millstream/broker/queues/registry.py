@@ -448,7 +448,7 @@ class QueueRegistry:
                     _orphan(consumer, gone)
 
     async def _pass_on(self, groups: list[QueueGroup]) -> None:
-        """Groups that followed from a pattern which is gone, and that another one wants, have its policy from now on.
+        """Give groups whose pattern is gone the policy of another pattern that covers them.
 
         That is written down: they are no other groups, which they would be if they followed from it.
         """

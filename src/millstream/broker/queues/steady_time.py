@@ -1,7 +1,7 @@
-"""Time for what must neither end early nor hang when somebody sets the machine's clock: leases, and waits for a retry.
+"""The time for leases and for waits before a retry, which must neither end early nor hang when the clock is set.
 
-How old a message is, and whether it has expired, is a matter of the clock itself: it has stamped the message, clients
-go by it, and it is all that a restart knows of.  Only a jump ahead has to stand for a while; see `PatientClock`.
+How old a message is, and whether it has expired, is judged by the machine's clock itself: it has stamped the message,
+clients go by it, and it is all that a restart knows of.  There, only jumps ahead are held back; see `PatientClock`.
 """
 
 from __future__ import annotations

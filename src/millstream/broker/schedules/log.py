@@ -1,8 +1,8 @@
 """The schedules of one partition at run time: its schedule log, its agenda, and an alarm.
 
 What becomes visible in the schedule log is entered with its due time.  When messages are due they are read from the
-schedule log and moved to the partition; that they have fired is recorded in the same step.  The clock is looked at when
-the alarm rings: before the time nothing happens, whatever set it off.
+schedule log and moved to the partition; that they have fired is recorded in the same step.  When the alarm rings the
+clock is looked at again, so an alarm that rings early fires nothing.
 """
 
 from __future__ import annotations

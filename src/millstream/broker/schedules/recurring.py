@@ -1,8 +1,9 @@
 """Recurring schedules at run time: an alarm, a message for each occurrence, and a fact once it is stored.
 
 Each schedule publishes under a producer identity of its own, numbered by its occurrences.  After a crash between the
-message and the fact the same number is published again and recognised, so an occurrence is one message.  What is
-recognised is looked at: if the broker was down for longer, a later occurrence may go by that number.
+message and the fact the same number is published again and recognised, so an occurrence is one message.  When a number
+is recognised, the stored message is read to see whether it is this occurrence: if the broker was down for longer, the
+one to publish now may be a later one.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 After a restart, or when a partition is opened again, what its log holds of the window is read in the background.  Until
 that is done a message with an id cannot be judged: its publisher is asked to try again, which the SDK does by itself,
-and the doors that speak text wait.  Others publish on.  Where the disk cannot be read, messages with ids are refused,
-and each of them has it tried again from there on.
+and the doors that speak text wait.  Messages without ids are not held up.  Where the disk cannot be read, messages with
+ids are refused, and each refused message makes the reading go on from where it stopped.
 """
 
 from __future__ import annotations

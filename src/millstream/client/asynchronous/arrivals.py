@@ -1,4 +1,4 @@
-"""Tasks that wait for something to come: as many of them are woken as there is something for."""
+"""Tasks that wait for messages: only as many are woken as there are messages for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Arrivals"]
 
 
 class Arrivals:
-    """Who came first is woken first.  In place of an Event, which wakes a hundred tasks for one message."""
+    """Waiting tasks, woken in the order in which they came.  An Event would wake a hundred tasks for one message."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], None] = {}

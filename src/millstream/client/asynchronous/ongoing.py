@@ -1,4 +1,4 @@
-"""Work that goes on when whoever waited for it has gone."""
+"""Work that goes on although the task that began it was cancelled or timed out, such as connecting."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Ongoing(Generic[T]):
-    """One thing that is being done at a time: who comes while it is under way waits for the same.
+    """The work is done once at a time; whoever comes while it is under way waits for the same result.
 
-    To connect is such a thing.  If it ended with the patience of who asked first, a link on which it takes longer would
-    never be joined.
+    Connecting is such work.  If it ended with the time limit of whoever asked first, a link on which connecting takes
+    longer than that would never be established.
     """
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, T]]) -> None:

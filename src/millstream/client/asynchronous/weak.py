@@ -1,7 +1,8 @@
-"""What the event loop holds must not keep alive what it is about: who drops a queue, stream or subscription, ends it.
+"""Weak references, so that dropping a queue, stream or subscription without closing it ends it.
 
-The loop holds every connection, and a connection holds whom it calls back.  What somebody waits for is held by his task
-all the same: every wait has a timer, and a timer has the task.
+The event loop refers to every connection, and a connection to whom it calls back.  With ordinary references an object
+that the program has dropped would therefore live, and hold messages, for ever.  One that somebody is waiting on stays:
+every wait has a timer, the loop refers to the timer, and the timer to the waiting task.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def weakly(method: Callable[..., object]) -> Callable[..., None]:
 
 
 def beginning(owner: Begins, link: AsyncLink) -> Ongoing[None]:
-    """Waits for a connection, then begins; not with what was dropped while the broker was away."""
+    """Work that waits for a connection and then lets the owner begin on it, unless the owner was dropped meanwhile."""
     found = weakref.ref(owner)
 
     async def begin() -> None:

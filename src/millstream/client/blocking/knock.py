@@ -1,4 +1,4 @@
-"""A knock at the door of a thread that waits, and a flag that is hoisted for all of them."""
+"""Waking threads: `Knock` wakes one that waits, `Flag` all who wait now or later.  Safe in handlers of signals."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ __all__ = ["Flag", "Knock"]
 class Knock:
     """One thread waits, any thread knocks; a knock that nobody waits for is heard by the next wait.
 
-    It is a lock that is let go of to knock, and has nothing around it: the exception of a signal's handler that comes
-    in the middle of an Event or a Condition can leave their lock taken, or let go of it twice.
+    It is a bare lock, released to knock and taken to wait.  An Event or a Condition would not do: a signal's handler
+    that raises in the middle of one can leave its inner lock taken, or release it twice.
     """
 
     def __init__(self) -> None:
@@ -27,14 +27,14 @@ class Knock:
         self._silence.acquire(timeout=max(0.0, wait_s))
 
     def forget(self) -> None:
-        """Nobody has knocked so far."""
+        """Take back a knock that nobody has heard."""
         self._silence.acquire(blocking=False)
 
 
 class Flag:
-    """Hoisted once and for all; any number of threads wait for it.
+    """Set once and for all; any number of threads wait for it.
 
-    It takes the place of an Event, for the same reason.  A signal's handler may hoist it, too, whatever it interrupts.
+    It takes the place of an Event, for the same reason.  A signal's handler may set it, whatever it interrupts.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Flag:
         self._let_go()
 
     def wait(self, wait_s: float | None = None) -> bool:
-        """Whether it is up, or comes up in time."""
+        """Whether it is set, or gets set in time."""
         if not self._up and self._down.acquire(timeout=-1 if wait_s is None else max(0.0, wait_s)):
             self._let_go()  # for whoever waits as well
         return self._up

@@ -1,4 +1,4 @@
-"""Something that one thread does for all who need it."""
+"""Work that one thread does for all who need its result, such as connecting."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LOOK_S: Final = 1.0
 
 
 class Ongoing:
-    """One thing that is being done at a time: who comes while it is under way waits, for as long as he likes.
+    """At most one thread does the work at a time; whoever comes meanwhile waits for it, with a time limit of its own.
 
-    A lock that is held meanwhile would not do.  Taken with a time limit it could stay taken for ever: the exception of
-    a signal's handler may come between the taking and whatever would let go of it.
+    A lock that is held meanwhile would not do: a signal's handler may raise between taking it with a time limit and the
+    `try` that would release it, and then it would stay taken for ever.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class Ongoing:
         self._doing: Flag | None = None
 
     def do(self, work: Callable[[], object], deadline_s: float) -> bool:
-        """Do it, or wait for whoever does it; a moment at most, so look whether it is done.  True if it was us."""
+        """Do the work and return True; or wait a moment for the thread that does it.  The caller then looks again."""
         ours = Flag()
         try:
             with self._lock:
