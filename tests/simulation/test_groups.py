@@ -214,7 +214,7 @@ class World:
 
         def decide() -> Transition[Reply]:
             transition = decide_heartbeat(self.state, command)
-            self.sessions.touch(command.member_id, generation=command.generation, now_ms=self.now_ms)
+            self.sessions.touch(command.member_id, now_ms=self.now_ms)
             return transition
 
         self.request(consumer, decide)
@@ -380,7 +380,7 @@ class World:
         assert group_phase(self.state) is Phase.STABLE
         for member_id, consumer in running.items():
             assert consumer.held == set(self.state.members[member_id].owned), f"{member_id} is out of step"
-            assert self.sessions.acknowledged(member_id) == self.state.generation
+            assert consumer.generation == self.state.generation, f"{member_id} has not heard of the newest generation"
         audited = any("audit" in consumer.topics for consumer in running.values())
         readable = [topic for topic in self.topics if topic != "audit" or audited]
         expected = {TopicPartition(t, n) for t in readable for n in range(self.topics[t])}

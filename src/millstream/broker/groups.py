@@ -214,7 +214,7 @@ class Groups:
                 group.state, Heartbeat(call.member_id, call.generation, owned, call.instance_id)
             )
             await self._apply(group, transition, "a heartbeat", member=call.member_id)
-            group.sessions.touch(call.member_id, generation=call.generation, now_ms=self._clock.monotonic_ms())
+            group.sessions.touch(call.member_id, now_ms=self._clock.monotonic_ms())
             self._reach(group, call.member_id, push)
         return assignment_of(transition.reply)
 

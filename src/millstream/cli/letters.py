@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 _ERROR_SHOWN = 60
+_COUNTS_SHOWN = 10
 _STATUS_STYLES = {"running": "cyan", "paused": "yellow", "completed": "green", "failed": "red", "aborted": "yellow"}
 
 
@@ -134,12 +135,12 @@ def print_statistics(statistics: LetterStatistics) -> None:
         _print_counts(name, counts, statistics.total)
 
 
-def _print_counts(name: str, counts: Mapping[str, int], total: int, most: int = 10) -> None:
+def _print_counts(name: str, counts: Mapping[str, int], total: int) -> None:
     ranked = sorted(counts.items(), key=lambda item: -item[1])
-    rows = [(_short(what) or "(none)", number, f"{number / total:.0%}") for what, number in ranked[:most]]
-    if len(ranked) > most:
-        rest = sum(number for _, number in ranked[most:])
-        rows.append((f"({len(ranked) - most} more)", rest, f"{rest / total:.0%}"))
+    rows = [(_short(what) or "(none)", number, f"{number / total:.0%}") for what, number in ranked[:_COUNTS_SHOWN]]
+    if len(ranked) > _COUNTS_SHOWN:
+        rest = sum(number for _, number in ranked[_COUNTS_SHOWN:])
+        rows.append((f"({len(ranked) - _COUNTS_SHOWN} more)", rest, f"{rest / total:.0%}"))
     if rows:
         print_table((name, "letters", "share"), rows, numbers="letters|share")
 

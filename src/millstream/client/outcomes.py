@@ -74,7 +74,7 @@ def _settle_as_said(message: QueueMessage, problem: BaseException) -> None:
 
 
 def check_concurrency(concurrency: int) -> None:
-    if not is_count(concurrency, 1):
+    if not is_count(concurrency):
         raise InvalidArgument(f"concurrency must be 1 or more, not {concurrency!r}")
 
 

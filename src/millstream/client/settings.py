@@ -62,8 +62,9 @@ def lease_length_ms(lease: Duration | None) -> int:
     return lease_ms
 
 
-def is_count(value: object, least: int, most: float = math.inf) -> TypeGuard[int]:
-    return type(value) is int and least <= value <= most
+def is_count(value: object, most: float = math.inf) -> TypeGuard[int]:
+    """Whether it is a whole number from 1 on."""
+    return type(value) is int and 1 <= value <= most
 
 
 def _require(condition: bool, sentence: str) -> None:
@@ -100,15 +101,15 @@ class ProducerSettings:
             f"linger_ms is between 0 and 60000, not {self.linger_ms!r}",
         )
         _require(
-            is_count(self.batch_bytes, 1, FRAME_BYTES_MAX // 2),
+            is_count(self.batch_bytes, FRAME_BYTES_MAX // 2),
             f"batch_bytes is between 1 and {FRAME_BYTES_MAX // 2}, not {self.batch_bytes!r}",
         )
         _require(
-            is_count(self.batch_messages, 1, PRODUCED_MAX),
+            is_count(self.batch_messages, PRODUCED_MAX),
             f"batch_messages is 1 to {PRODUCED_MAX}, not {self.batch_messages!r}",
         )
-        _require(is_count(self.window, 1, WINDOW_MAX), f"window is between 1 and {WINDOW_MAX}, not {self.window!r}")
-        _require(is_count(self.buffer_bytes, 1), f"buffer_bytes must be more than 0, not {self.buffer_bytes!r}")
+        _require(is_count(self.window, WINDOW_MAX), f"window is between 1 and {WINDOW_MAX}, not {self.window!r}")
+        _require(is_count(self.buffer_bytes), f"buffer_bytes must be more than 0, not {self.buffer_bytes!r}")
         for name, span in (("delivery_timeout_s", self.delivery_timeout_s), ("send_timeout_s", self.send_timeout_s)):
             _require(is_span(span), f"{name} is a number of seconds, not {span!r}")
         _require(self.delivery_timeout_s > 0, f"delivery_timeout_s must be more than 0, not {self.delivery_timeout_s}")
@@ -151,8 +152,8 @@ class StreamSettings:
             _is_start(start),
             f"start is 'earliest', 'latest', a datetime, an offset or offsets by partition, not {start!r}",
         )
-        _require(is_count(self.session_ms, 1), f"session_ms must be 1 or more, not {self.session_ms!r}")
-        _require(is_count(self.rebalance_ms, 1), f"rebalance_ms must be 1 or more, not {self.rebalance_ms!r}")
+        _require(is_count(self.session_ms), f"session_ms must be 1 or more, not {self.session_ms!r}")
+        _require(is_count(self.rebalance_ms), f"rebalance_ms must be 1 or more, not {self.rebalance_ms!r}")
         _require(self.commit in ("auto", "manual"), f"commit is 'auto' or 'manual', not {self.commit!r}")
         _require(
             is_span(self.commit_interval_s) and self.commit_interval_s > 0,
@@ -161,7 +162,7 @@ class StreamSettings:
         check_timeout(self.timeout_s)
         _require(self.on_damage in ("raise", "skip"), f"on_damage is 'raise' or 'skip', not {self.on_damage!r}")
         _require(
-            is_count(self.max_bytes, 1, FRAME_BYTES_MAX),
+            is_count(self.max_bytes, FRAME_BYTES_MAX),
             f"max_bytes is 1 to {FRAME_BYTES_MAX}, not {self.max_bytes!r}",
         )
 
@@ -243,14 +244,14 @@ class QueueSettings:
     def __post_init__(self) -> None:
         check_pattern(self.topic) if is_pattern(self.topic) else check_topic(self.topic)
         check_group(self.group)
-        _require(is_count(self.prefetch, 1, 1_000_000), f"prefetch is between 1 and 1000000, not {self.prefetch!r}")
+        _require(is_count(self.prefetch, 1_000_000), f"prefetch is between 1 and 1000000, not {self.prefetch!r}")
         check_timeout(self.timeout_s)
         _require(self.start in ("", "earliest", "latest"), f"start is 'earliest' or 'latest', not {self.start!r}")
         _require(
             1 <= self.ack_linger_ms <= 60_000, f"ack_linger is between 1 ms and 1 min, not {self.ack_linger_ms} ms"
         )
         _require(
-            is_count(self.max_bytes, 1, FRAME_BYTES_MAX),
+            is_count(self.max_bytes, FRAME_BYTES_MAX),
             f"max_bytes is 1 to {FRAME_BYTES_MAX}, not {self.max_bytes!r}",
         )
         try:

@@ -20,12 +20,10 @@ class Sessions:
         # By partition: a second request must not shorten the time for the first, nor the first that for the
         # second.
         self._asked_at_ms: dict[str, dict[TopicPartition, int]] = {}
-        self._acknowledged: dict[str, int] = {}
 
-    def touch(self, member_id: str, *, now_ms: int, generation: int = 0) -> None:
+    def touch(self, member_id: str, *, now_ms: int) -> None:
         """A member was heard: call it for every join and every heartbeat that was accepted."""
         self._seen_at_ms[member_id] = now_ms
-        self._acknowledged[member_id] = max(generation, self._acknowledged.get(member_id, 0))
 
     def excuse(self, away_ms: int, *, now_ms: int) -> None:
         """Nobody could be heard for so long, up to now: it does not count."""
@@ -40,7 +38,6 @@ class Sessions:
         for member_id in self._seen_at_ms.keys() - state.members.keys():
             del self._seen_at_ms[member_id]
             self._asked_at_ms.pop(member_id, None)
-            self._acknowledged.pop(member_id, None)
         for member_id, member in state.members.items():
             self._seen_at_ms.setdefault(member_id, now_ms)
             owed = must_give_back(state, member)
@@ -67,7 +64,3 @@ class Sessions:
         """How long ago the member was last heard."""
         seen_at_ms = self._seen_at_ms.get(member_id)
         return None if seen_at_ms is None else now_ms - seen_at_ms
-
-    def acknowledged(self, member_id: str) -> int:
-        """The newest generation a heartbeat of the member carried; 0 before the first one."""
-        return self._acknowledged.get(member_id, 0)

@@ -256,11 +256,11 @@ class BrokerConnection:
     def begin_fetch(self, request: FetchRequest) -> Answer:
         return self.link().request(lambda number: [encode_fetch(request, number)])
 
-    def begin_publish(self, topic: str, partition: int, batch: bytes | memoryview, *, fsync: int = 0) -> Answer:
+    def begin_publish(self, topic: str, partition: int, batch: bytes | memoryview) -> Answer:
         name = topic.encode()
 
         def frames(number: int) -> Sequence[bytes | memoryview]:
-            head = encode_publish_head(name, partition, acks=1, fsync=fsync, batch_size=len(batch), correlation=number)
+            head = encode_publish_head(name, partition, acks=1, fsync=0, batch_size=len(batch), correlation=number)
             return [head, batch]
 
         return self.link().request(frames)

@@ -20,18 +20,17 @@ def test_a_member_is_late_when_its_session_has_run_out() -> None:
     sessions.follow(state, now_ms=5)
     assert sessions.late(state, now_ms=10_004) == {}
     assert sessions.late(state, now_ms=10_005) == {"a": "no heartbeat for 10000 ms; the session is 10000 ms"}
-    sessions.touch("a", generation=1, now_ms=10_005)
+    sessions.touch("a", now_ms=10_005)
     assert sessions.late(state, now_ms=20_000) == {}
     assert sessions.silent_ms("a", now_ms=20_000) == 9_995
-    assert sessions.acknowledged("a") == 1
 
 
 def test_a_member_that_keeps_what_it_must_give_back_is_late_although_it_is_heard() -> None:
     state, sessions = joined(joined(new_group("workers", now_ms=0), "a"), "b"), Sessions()
     sessions.follow(state, now_ms=0)
     for now_ms in range(0, 60_001, 5_000):
-        sessions.touch("a", generation=2, now_ms=now_ms)
-        sessions.touch("b", generation=2, now_ms=now_ms)
+        sessions.touch("a", now_ms=now_ms)
+        sessions.touch("b", now_ms=now_ms)
     assert sessions.late(state, now_ms=59_999) == {}
     assert sessions.late(state, now_ms=60_000) == {"a": "did not give back orders/2 within 60000 ms"}
 
@@ -68,7 +67,6 @@ def test_after_a_restart_every_member_has_a_fresh_session() -> None:
     state, sessions = joined(new_group("workers", now_ms=0), "a"), Sessions()
     sessions.follow(state, now_ms=1_000_000)
     assert sessions.late(state, now_ms=1_009_999) == {}
-    assert sessions.acknowledged("a") == 0
 
 
 def test_a_member_that_left_is_forgotten() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from millstream.broker.mqtt.rights import require_topic
+from millstream.broker.mqtt.rights import require_publish
 from millstream.errors import MillstreamError
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Connect, Properties
 from millstream.mqtt.reasons import MqttViolation, Reason
@@ -99,7 +99,7 @@ class Greeting:
         if will is not None:
             if check_topic_name(will.topic).startswith("$"):
                 raise MqttViolation(Reason.TOPIC_NAME_INVALID, "a will is published to an ordinary topic")
-            require_topic(who, "produce", will.topic)
+            require_publish(who, will.topic)
 
     def welcome(self) -> Properties:
         """What differs from what it has asked for, and our limits."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
-from millstream.broker.mqtt.rights import require_topic
+from millstream.broker.mqtt.rights import require_publish
 from millstream.errors import MillstreamError, StorageFailed
 from millstream.mqtt.aliases import IncomingAliases
 from millstream.mqtt.messages import Message, size_of
@@ -108,7 +108,7 @@ class Receiving:
                 self._hold(owed, len(topic) + len(packet.payload))
                 self._take_special(packet, topic, owed)
                 return
-            require_topic(self._who, "produce", topic)
+            require_publish(self._who, topic)
         except MillstreamError as error:
             if isinstance(error, MqttViolation) and (
                 error.reason is not Reason.TOPIC_NAME_INVALID or "+" in topic or "#" in topic

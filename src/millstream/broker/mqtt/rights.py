@@ -9,15 +9,15 @@ from millstream.mqtt.topics import is_special, parse_queue, parse_share, to_patt
 if TYPE_CHECKING:
     from millstream.broker.broker import Session as BrokerSession
 
-__all__ = ["may_receive", "require_filter", "require_topic"]
+__all__ = ["may_receive", "require_filter", "require_publish"]
 
 #: A name that is no topic needs the right in every topic.
 _EVERY_TOPIC: Final = "#"
 
 
-def require_topic(who: BrokerSession, permission: str, topic: str) -> None:
-    """Raises Forbidden."""
-    who.access.require(permission, who.namespace, to_topic(topic) or _EVERY_TOPIC)
+def require_publish(who: BrokerSession, topic: str) -> None:
+    """Raises Forbidden when a client may not publish to a topic."""
+    who.access.require("produce", who.namespace, to_topic(topic) or _EVERY_TOPIC)
 
 
 def may_receive(who: BrokerSession, topic: str) -> bool:

@@ -24,8 +24,6 @@ from millstream.topics import LANES
 __all__ = ["OTHER", "Collected", "Exposition", "fold"]
 
 Row = TypeVar("Row", TopicRow, QueueRow, StreamRow)
-#: Labels as they are written, and the value.
-Sample = tuple[str, float]
 
 #: What stands for the topic of everything that has no series of its own; no topic can have this name's meaning: its
 #: namespace is empty.
