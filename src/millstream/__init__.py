@@ -40,28 +40,6 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 
-_HOME = {
-    "BatchFailure": "millstream.client",
-    "Client": "millstream.client",
-    "Message": "millstream.client",
-    "MillstreamError": "millstream.errors",
-    "Outgoing": "millstream.client",
-    "Producer": "millstream.client",
-    "ProducerStats": "millstream.client",
-    "Queue": "millstream.client",
-    "QueueMessage": "millstream.client",
-    "QueueStats": "millstream.client",
-    "Receipt": "millstream.client",
-    "Reject": "millstream.client",
-    "Retry": "millstream.client",
-    "Settled": "millstream.client",
-    "Stream": "millstream.client",
-    "Subscription": "millstream.client",
-    "TopicPartition": "millstream.client",
-    "Worker": "millstream.client",
-    "connect": "millstream.client",
-    "trace_headers": "millstream.client",
-}
 _MODULES = ("aio", "errors", "spark")
 
 __all__ = [
@@ -94,11 +72,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"millstream.{name}")
-    home = _HOME.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module 'millstream' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
-    globals()[name] = value
+    home = importlib.import_module("millstream.errors" if name == "MillstreamError" else "millstream.client")
+    value = globals()[name] = getattr(home, name)
     return value
 
 
