@@ -21,7 +21,7 @@ class Clock(Protocol):
         """Milliseconds from an arbitrary point; never goes back.  For time-outs."""
 
     def elapsed_ms(self) -> int:
-        """The same, but it goes on while the machine sleeps.  For what grows old."""
+        """As `monotonic_ms`, but it goes on while the machine sleeps.  For what grows old."""
 
 
 class SystemClock:

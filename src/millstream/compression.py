@@ -83,7 +83,7 @@ def decompress(codec: int, block: memoryview) -> bytes:
 
 
 def decompress_produced(codec: int, block: memoryview) -> bytes:
-    """The same for a block that has just come: a few bytes that unpack to megabytes would keep everybody waiting."""
+    """As `decompress`, for a block that a client has just sent, and which must not unpack to many times its size."""
     if raw_size(block, 0, len(block)) > max(_SMALL_BYTES, _TIMES_MAX * len(block)):
         raise BatchDamaged(f"a batch unpacks to more than {_TIMES_MAX} times its size")
     return decompress(codec, block)

@@ -23,7 +23,7 @@ def visible(text: str) -> str:
 
 
 def in_a_sentence(text: str) -> str:
-    """The same on one line, as a part of a sentence."""
+    """As `visible`, on one line, to be a part of a sentence."""
     return visible(" ".join(text.split()))
 
 

@@ -64,7 +64,7 @@ def decode_headers(raw: bytes | None) -> list[tuple[str, bytes]]:
 
 
 def readable_headers(raw: bytes | None) -> list[tuple[str, bytes]]:
-    """The same for whoever must go on whatever a producer wrote: what cannot be read is one header, with all of it."""
+    """As `decode_headers`, but never raises: bytes that cannot be read as headers become the value of a single one."""
     try:
         return decode_headers(raw)
     except BatchDamaged:

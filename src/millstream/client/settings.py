@@ -180,13 +180,13 @@ class QueueOptions(TypedDict, total=False):
     consumer: str
     #: Where a new group begins; `earliest` unless said.
     start: Literal["", "earliest", "latest"]
-    #: A setting of the group, for when it is new; see QueuePolicy.
+    #: A setting of a new group: whether messages of one key, or all, are handed out one at a time.
     ordering: Literal["none", "key", "strict"] | None
-    #: The same.
+    #: A setting of a new group: by what messages take turns, such as `header:tenant`.
     fair_by: str | None
-    #: The same: a retry policy such as `durable`.
+    #: A setting of a new group: its retry policy, such as `durable`.
     retry: str | None
-    #: The same: settings without a word of their own here.
+    #: Further settings of a new group, by name; see QueuePolicy.
     policy: Mapping[str, Any] | None
     #: Messages are acked when the broker sends them; nothing is to be settled.  What a crash finds unfinished is lost.
     auto_ack: bool
@@ -194,7 +194,7 @@ class QueueOptions(TypedDict, total=False):
     ack_linger: Duration
     #: Leases are made longer while their messages are held, up to `max_processing`; yes unless said.
     auto_extend: bool
-    #: 5 minutes unless said.
+    #: For how long at most leases are made longer; 5 minutes unless said.
     max_processing: Duration
     #: At most this much is asked for at a time; 1 MiB unless said.
     max_bytes: int

@@ -111,7 +111,7 @@ class OnePerKey:
         return gone
 
     def _names_in_run(self, start: int, end: int) -> list[int]:
-        """The same for consecutive messages, which most are, a piece at a time."""
+        """As `_names_at`, for consecutive messages, which most are: a piece at a time."""
         gone: list[int] = []
         for number in range(start >> _SHIFT, (end - 1 >> _SHIFT) + 1):
             piece = self._names.get(number)

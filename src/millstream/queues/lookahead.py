@@ -103,7 +103,7 @@ def picks_of(
 
 
 def picks_within(source: LogSource, base: int, bits: int, gone: Callable[[int, int], None]) -> Iterator[Pick]:
-    """The same for messages that lie close together (bit i stands for `base` + i), up to the first that is unread."""
+    """As `picks_of`, for messages close together (bit i is `base` + i); ends at the first that cannot be read."""
     while bits:
         base, bits = normal(base, bits)
         view = source.batch_at(base)

@@ -271,7 +271,7 @@ class Result(IntEnum):
     DEAD = 2
     #: The lease ended, is somebody else's or never was; nothing was changed.
     INVALID = 40
-    #: The same, and the message is not in the log any more: it is not delivered again.
+    #: Refused as INVALID is, and the message is not in the log any more: it is not delivered again.
     GONE = 57
 
 

@@ -40,7 +40,7 @@ _DEFAULT_MAX: Final = 100_000
 _POLL_S: Final = 0.1
 #: As long as the broker may take to notice that the query before this one, which held the same messages, is gone.
 _PATIENCE_S: Final = 35.0
-#: The same for one that has just ended in order, and closed its connection.
+#: How long to wait for that if the query has just ended in order, and closed its connection.
 _ENDED_S: Final = 2.0
 #: What lies between two claimed messages is read, too, and left out, if it is no more than this.
 _GAP_MAX: Final = 1_000

@@ -52,7 +52,7 @@ class Columns:
 
     @property
     def ddl(self) -> str:
-        """The same as Spark writes it."""
+        """The schema as Spark writes it."""
         return ", ".join(
             f"{name} {COLUMNS[name][0]}" + ("" if name in self.nullable else " not null") for name in self.names
         )

@@ -262,7 +262,7 @@ class StoredBatches:
         return ends
 
     def _short_ends(self, first: Longs, missing: Flags | None) -> npt.NDArray[np.int32]:
-        """The same by the lengths of all messages, which are 0 where a batch has no such column."""
+        """As `_long_ends`, by the lengths of all messages, which are 0 where a batch has no such column."""
         index = np.repeat(first - self.first_rows, self.counts)
         index += self._row_numbers
         starts = self._words[index]
@@ -296,7 +296,7 @@ class StoredBatches:
         return pa.py_buffer(b"".join([self._view[start : start + size] for start, size in pieces]))
 
     def _join_short(self, at: Longs, sizes: Longs) -> pa.Buffer:
-        """The same for many of them.  Arrow copies them: to it the buffer is a row of heaps with something between."""
+        """As `_join_long`, for many short heaps: Arrow copies them, as items of an array with gaps between."""
         cuts = np.empty(2 * len(at), np.int32)
         cuts[0::2] = at
         cuts[1::2] = at + sizes

@@ -146,7 +146,7 @@ def _document(webhook: Webhook, message: Leased, attempt: int, now_ms: int) -> _
 
 
 def _about(webhook: Webhook, message: Leased, attempt: int) -> list[tuple[str, str]]:
-    """The same as headers, beside a body that is the value alone."""
+    """What the document says about a message, as headers: for a body that is nothing but its value."""
     key = _header_text(message.key)
     about = [
         ("Millstream-Namespace", webhook.namespace),

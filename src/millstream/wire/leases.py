@@ -84,7 +84,7 @@ class Settled(IntEnum):
     DEAD = 2
     #: The lease ended, is somebody else's or never was; nothing was changed.
     INVALID = 40
-    #: Refused like that, and the message is not in the log any more: it is not delivered again.
+    #: Refused as INVALID is, and the message is not in the log any more: it is not delivered again.
     GONE = 57
 
 

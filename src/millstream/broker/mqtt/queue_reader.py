@@ -62,7 +62,7 @@ class QueueReader:
         self._settled_by: SettledBy = settled_by
         #: What it has and has not settled.
         self._held: dict[ReceiptHandle, Leased] = {}
-        #: The same by the ids that it was told.
+        #: The receipts of these, by the ids that the client was told.
         self._receipts: dict[str, ReceiptHandle] = {}
         #: Those of them that were not sent yet.
         self._unsent: deque[Leased] = deque()

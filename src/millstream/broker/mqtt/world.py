@@ -258,7 +258,7 @@ class World:
         return _granted(found) if found else None
 
     def grant_of_share(self, session: Session, topic: str) -> Grant | None:
-        """The same by a share of it, if nobody knows by which; there may be several."""
+        """As `grant_for`, by one of the session's shared subscriptions, where it is not known which it was."""
         for topic_filter, subscription in session.subscriptions.items():
             share = parse_share(topic_filter)
             if share is not None and filter_matches(share.filter, topic):
@@ -324,7 +324,7 @@ class World:
         await asyncio.shield(self._making.get(name) or self._begin_making(name, self._make(name, who)))
 
     def make_queue(self, name: str) -> asyncio.Task[None]:
-        """The same for a topic that is a queue by its first use; begins at once, and whoever publishes there waits."""
+        """Begin to make a topic that is used as a queue for the first time; whoever publishes to it awaits the task."""
         making = self._making.get(name)
         return making or self._begin_making(name, queue_defaults.make_queue(self.room.broker, self.own, name))
 

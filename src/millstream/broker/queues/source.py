@@ -314,7 +314,7 @@ class PartitionSource:
         return None
 
     def read_at(self, offset: int) -> StoredRun | None:
-        """The same, but raises StorageFailed, or Unchecked, when it cannot be read just now."""
+        """As `batch_at`, but raises StorageFailed, or Unchecked, when the run cannot be read just now."""
         end = self.partition.high_watermark
         while offset < end:
             window = self._window(offset)

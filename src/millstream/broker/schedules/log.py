@@ -377,7 +377,7 @@ class ScheduleLog:
         return [found[offset] for offset in due_ms if offset in found]
 
     async def with_key(self, key: bytes, keep: Callable[[int, Scheduled], T]) -> list[T]:
-        """The same of everything that is pending with a key.  Looks at every pending message."""
+        """What `keep` makes of every message that is pending with a key.  Reads all pending messages."""
         found: list[tuple[int, int, T]] = []
         offset, agenda = self.agenda.start, self.agenda
         while offset < agenda.end and not self.ended:

@@ -337,7 +337,7 @@ def _stop(workers: list[Worker], timeout_s: float) -> bool:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[Flag]:
-    """A flag that the first SIGINT or SIGTERM hoists, if this is the main thread."""
+    """A flag that the first SIGINT or SIGTERM sets, if this is the main thread."""
     stop = Flag()
     if threading.current_thread() is not threading.main_thread():
         yield stop

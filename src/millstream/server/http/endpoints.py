@@ -77,7 +77,7 @@ class Exchange(Generic[Q, B]):
         return await self.broker.call(self.session, call)
 
     async def wait_for(self, waiting: Awaitable[T]) -> T:
-        """The same for what may take long: it is given up when the client goes away or the broker begins to stop."""
+        """Await what may take long; it is given up when the client goes away or the broker begins to stop."""
         task, closing = asyncio.ensure_future(waiting), asyncio.ensure_future(self.closing.wait())
         gone = asyncio.ensure_future(disconnected(self.receive))
         try:

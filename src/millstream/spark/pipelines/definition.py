@@ -233,7 +233,7 @@ class Route(Part):
 
     @property
     def ways(self) -> list[str]:
-        """The same, if each row goes to one of them for sure; otherwise nothing."""
+        """As `targets`, if every row is sure to go to one of them; otherwise empty."""
         for number, condition in enumerate(self.topics.values()):
             if condition.strip().lower() == "true":
                 return list(self.topics)[: number + 1]
@@ -360,7 +360,7 @@ class Definition(Part):
     description: str = ""
     #: For topics and tables whose options do not say it; `localhost:9092` without it.
     broker: str | None = None
-    #: The same; `default` without it.
+    #: For topics and tables whose options do not say it; `default` without it.
     namespace: str | None = None
     #: Name -> what is read.
     sources: dict[str, Source] = Field(min_length=1)

@@ -49,7 +49,7 @@ def in_order(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _in_order_by_file(runs: list[_Run], incoming: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same, of which so much is here already."""
+    """As `in_order`, with a file for what does not fit into memory; `runs` were read before the rest is."""
     tasks: list[int] = []
     # Where Spark has its own, and without a name: a task that Spark kills removes nothing.
     directory = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0] or None

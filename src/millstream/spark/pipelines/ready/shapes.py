@@ -41,7 +41,7 @@ def shape(text: str) -> str:
 
 
 def shape_column(column: Column) -> Column:
-    """The same for a column of texts."""
+    """As `shape`, for a column of texts."""
     from pyspark.sql import functions as F  # noqa: N812
 
     text = F.coalesce(column, F.lit(""))

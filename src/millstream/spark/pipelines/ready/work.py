@@ -132,7 +132,7 @@ class Reporting(ReadyJob):
 
     #: An HTML file.
     report: str
-    #: The same for programs.
+    #: A JSON file with the same facts, for programs.
     json_file: str | None = None
 
     def publish(self, work: Work, page: Page, facts: Mapping[str, Any]) -> None:
