@@ -31,7 +31,7 @@ def _fields_of(kind: type[msgspec.Struct]) -> Mapping[str, msgspec.structs.Field
 
 
 def limits(*names: str) -> Bounds:
-    """Of settings that limit something, where 0 means that nothing does."""
+    """The bounds of settings that limit something, where 0 means no limit."""
     return {name: (0, DURATION_MS_MAX if name.endswith("_ms") else EXACT_MAX) for name in names}
 
 

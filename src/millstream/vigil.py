@@ -77,7 +77,7 @@ class Vigil:
         self._limit_ns = self._stay_ns * _DISK_TIMES if awaits_disk else self._stay_ns
 
     def forget(self, client: object) -> None:
-        """It is gone: nothing is waited for, and nothing of it kept until the next one comes."""
+        """A client is gone: stop waiting for it, and forget its pace."""
         if client is self._client:
             self._client = None
             self._pace = Pace()

@@ -16,7 +16,7 @@ __all__ = ["GroupCalls"]
 
 
 class GroupCalls:
-    """Answers them."""
+    """Answers the calls about stream groups."""
 
     def __init__(self, groups: Groups, *, session_ms_max: int) -> None:
         self._groups = groups

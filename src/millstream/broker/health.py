@@ -106,7 +106,7 @@ class Health:
 
     @property
     def logs(self) -> list[Partition]:
-        """Those of its own that are open, to be closed with all others."""
+        """The logs that checks write to, if they are open."""
         return [kept.partition for kept in (self._log, self._journal) if kept is not None]
 
     def handlers(self) -> dict[type, Callable[[Session, Any], Awaitable[object]]]:

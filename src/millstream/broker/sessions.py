@@ -43,12 +43,12 @@ class Session:
     why: str = ""
 
     def opened(self) -> None:
-        """Say in the log that it has come."""
+        """Log that the client has come."""
         if details.on:
             _log.debug("client connected", **self._who(), key=self.access.key_id)
 
     def close(self) -> None:
-        """It has gone; said once, however often it is closed."""
+        """The client has gone.  Logged once, however often this is called."""
         if not self.closed:
             self.closed = True
             if details.on:

@@ -23,7 +23,7 @@ _LOOKS_AT_A_TIME: Final = 100
 
 
 class TopicCalls:
-    """Answers them, and tells whoever is concerned what is gone."""
+    """Answers the calls about topics, and tells groups, queues and the like what was deleted."""
 
     def __init__(self, host: Broker) -> None:
         self._host = host

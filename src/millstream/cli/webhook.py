@@ -111,7 +111,7 @@ class Delivery:
     ] = None
 
     def settings(self) -> WebhookSettings:
-        """Those that were given, as the client takes them."""
+        """The settings that were given, as the client takes them."""
         settings: WebhookSettings = {}
         if self.header:
             settings["headers"] = parse_pairs(self.header, "--header")

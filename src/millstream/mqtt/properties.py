@@ -179,7 +179,7 @@ def decode_properties(fields: Fields, allowed: Allowed) -> Properties:
 
 @functools.lru_cache(1024)
 def decode_publish_properties(data: bytes) -> Properties:
-    """Those of a PUBLISH, without their length; who publishes often says the same of every message.
+    """The properties of a PUBLISH, without their length.  Cached: a client mostly sends the same with every message.
 
     For less than 128 bytes, so that what is remembered stays small.
     """

@@ -43,7 +43,7 @@ class _Level(Generic[R]):
             self.children = self._names = None
 
     def sorted_names(self) -> list[str]:
-        """Not a copy: to sort a hundred thousand names for everybody who asks would stop all others."""
+        """The names of the children in order, kept because to sort a hundred thousand takes long.  Read only."""
         if self._names is None:
             self._names = sorted(self.children or ())
         return self._names

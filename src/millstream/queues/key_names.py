@@ -56,7 +56,7 @@ class NameSet:
         return bool(self.among((name,)))
 
     def among(self, names: Collection[int]) -> set[int]:
-        """Those of some names that are in the set; whether 0 is among them means nothing."""
+        """The names among these that are in the set.  0 may or may not be in the answer; it stands for no key."""
         found = self._few.intersection(names)
         if self._many:
             first, second, mask = self._first, self._second, self._mask

@@ -80,7 +80,7 @@ class Lanes:
             lane.look_again()
 
     def _look_again_from(self, offset: int) -> None:
-        """It has turned out what priorities messages have from there on; they passed for normal ones."""
+        """The priorities of messages from this offset on have become known; until now they passed for normal ones."""
         for lane in self._lanes:
             if lane.seen > offset:
                 lane.look_again()
@@ -220,7 +220,7 @@ class Lanes:
         return False
 
     def _look_at_maps(self, source: LogSource, lane: _Lane) -> bool:
-        """These come first: a lane that has nothing must not read the backlog of the others to find that out."""
+        """Find the next messages by the bitmaps: an empty lane must not read the backlog of the others."""
         taken, end = self._taken, source.end
         cursor = max(lane.seen, taken.floor)
         while cursor < end:

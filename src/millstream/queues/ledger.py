@@ -321,7 +321,7 @@ class Ledger:
         return (None, 0) if not chosen or chosen & ~lease.bits else (lease, chosen)
 
     def _chosen(self, lease: Lease, base: int, bits: int, consumer: str | None) -> int | None:
-        """Those of the granted messages that are meant; None if others are, or somebody else asks."""
+        """The bits of the granted messages that are meant; None if others are, or it is another consumer's lease."""
         if consumer is not None and consumer != lease.consumer:
             return None
         if base < 0:
@@ -538,7 +538,7 @@ class Ledger:
 
     @property
     def _waiting(self) -> int:
-        """Those whose time has not come yet, or never will."""
+        """How many messages wait for their next try, or are set aside for good."""
         return self._book.returned.waiting + sum(bits.bit_count() for _, bits in self._book.aside_spans())
 
     def lanes(self, source: LogSource) -> list[LaneStatistics]:

@@ -124,7 +124,7 @@ class Returned:
         return parcel
 
     def _oldest_heap(self) -> list[tuple[int, int, Parcel]] | None:
-        """That of the oldest ready parcel, whose consumer is then the first in `_firsts`."""
+        """The heap with the oldest ready parcel; the consumer it belongs to is then the first in `_firsts`."""
         firsts = self._firsts
         while firsts:
             base, serial, last = firsts[0]

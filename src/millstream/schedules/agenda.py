@@ -112,14 +112,14 @@ class Agenda:
         return self.unsettled_between(self.start, min(max(end, self.start), self.end))
 
     def unsettled(self, rows: Sequence[int]) -> Sequence[int]:
-        """Those rows whose message has not been settled, moved ones included."""
+        """The rows whose messages are not settled, also of messages that were moved to another time since."""
         settled = self._settled
         if not settled and not self.start:
             return rows
         return [row for row in rows if row & _OFFSET_MASK not in settled and row & _OFFSET_MASK >= self.start]
 
     def current(self, rows: Iterable[int]) -> Iterator[int]:
-        """Those rows that say when their message will be delivered."""
+        """The rows that hold: their message is not settled, and was not moved to another time since."""
         settled, moved = self._settled, self._moved
         for row in rows:
             offset = row & _OFFSET_MASK
@@ -164,7 +164,7 @@ class Agenda:
         return due
 
     def give_back(self, rows: Iterable[int]) -> None:
-        """They could not be delivered now."""
+        """Take back rows that were due and could not be delivered now."""
         for row in rows:
             self._firing.discard(row & _OFFSET_MASK)
         self.timers.add(rows)

@@ -134,7 +134,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
         return record.time_ms >= self.from_ms and not 0 < self.until_ms <= record.time_ms
 
     def subjects(self, record: Record) -> Iterator[Subject]:
-        """Those messages of a record that are looked for."""
+        """The messages of a record that are looked for."""
         for subject in record.subjects:
             if self.offset not in (None, subject.offset) or self.key not in (None, subject.key):
                 continue

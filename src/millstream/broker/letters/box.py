@@ -138,7 +138,7 @@ class LetterBox:
     # --- letting go ----------------------------------------------------------------------------------------------
 
     async def settle(self, offsets: Sequence[int]) -> None:
-        """These letters are gone when this returns.  Raises StorageFailed, and then they are not."""
+        """Remove letters, durably.  Raises StorageFailed; then they are still there."""
         if offsets:
             fact = self._fact(offsets)
             await self._part.keeper.journal.record_durably((self._part.entity, fact))

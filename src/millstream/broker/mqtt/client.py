@@ -411,7 +411,7 @@ class Client:
         self.has_room()
 
     def has_room(self) -> None:
-        """It may take more; its queues come behind what its session has for it."""
+        """The client can take more: of its queues, after what its session has for it."""
         if self._queues is not None:
             self._queues.go_on()
 

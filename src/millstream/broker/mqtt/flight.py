@@ -47,7 +47,7 @@ class Flight:
         return self.place is not None or qos == 2
 
     def fact(self, packet_id: int, qos: int) -> Fact:
-        """That it was sent; what came from a position in the log also says how far that has come."""
+        """The fact that it was sent; for a message of the log it also records how far the position has come."""
         if self.place is None:
             return ["held", packet_id]
         return ["lent" if self.is_lent or not self.place.topic else "sent", packet_id, qos, *self.place]

@@ -176,11 +176,11 @@ class QueueReader:
         return arrived
 
     def receipt_of(self, name: str) -> ReceiptHandle | None:
-        """Of a message that it has or has just settled, by its id."""
+        """The receipt of a message that the client has, or has just settled, by the id it was told."""
         return self._receipts.get(name) or self._settled.get(name)
 
     def settled(self, receipt: ReceiptHandle) -> None:
-        """Somebody has settled it, by whatever name."""
+        """A message of this client was settled, by whomever."""
         leased = self._forget(receipt)
         if leased is not None:
             self._settled[leased.id] = receipt

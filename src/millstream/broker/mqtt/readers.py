@@ -21,7 +21,7 @@ _FEW: Final = 8
 
 
 class Readers:
-    """Those of some subscriptions that read the log: QoS 1 and 2, and no share, queue or figure of the broker."""
+    """The subscriptions, of some, that read the log: of QoS 1 and 2, and to no share, queue or figure of the broker."""
 
     def __init__(self, subscriptions: Iterable[Subscription], *, catch_all: str) -> None:
         self._catch_all = catch_all

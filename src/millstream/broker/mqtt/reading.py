@@ -126,7 +126,7 @@ def messages_of(
 
 
 def messages_from(batch: Batch, topic: str | None, first: int) -> Iterator[tuple[int, Message]]:
-    """Those of a batch from an offset on, cut out a few at a time: whoever asks may stop after any of them."""
+    """The messages of a batch from an offset on, decoded a few at a time: the caller may stop after any of them."""
     at = bisect_left(batch.offsets(), first)
     step = max(1, min(_CUT_AT_A_TIME, _CHUNK_BYTES * batch.count // len(batch.block)))
     while at < batch.count:

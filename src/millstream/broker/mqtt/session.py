@@ -344,7 +344,7 @@ class Session:
         return True
 
     def passed(self, position: Position, next_offset: int) -> None:
-        """It has come further, and no flight says so."""
+        """Move a position on past messages that are not sent, so that no fact of a flight records it."""
         position.next = next_offset
         if not position.is_dirty:
             position.is_dirty = True
@@ -516,7 +516,7 @@ class Session:
         return lent or (self.world.grant_of_share if flight.is_lent else self.world.grant_for)(self, topic)
 
     def _may_repeat(self, client: Client, parcel: Parcel, qos: int, held: Grant | None) -> bool:
-        """Not if it takes smaller packets now, or comes with other rights, which its subscriptions were measured by."""
+        """Whether a message may be sent again: the client may take only smaller packets now, or have fewer rights."""
         if parcel.is_expired or not client.takes(parcel, Grant(qos, False, False, ())):
             return False
         return held is not None or (client.who is not None and may_receive(client.who, parcel.message.topic))

@@ -66,7 +66,7 @@ class Share:
 
 
 def give_back(session: Session) -> None:
-    """It is over: what it had of a share and has not confirmed is for the others, unless it may have it (QoS 2)."""
+    """A session is over: its unconfirmed messages of shares go to others, except with QoS 2, where it may have them."""
     lent = [flight for _, _, qos, flight in session.outgoing.facts() if qos == 1 and flight.is_lent]
     if lent:
         world = session.world

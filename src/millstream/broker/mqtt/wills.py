@@ -34,7 +34,7 @@ class LeftWill(Will, frozen=True):
 
 
 class Wills:
-    """Those that are waiting for their time."""
+    """The wills whose delay is running."""
 
     def __init__(self, room: Mqtt) -> None:
         self._room = room

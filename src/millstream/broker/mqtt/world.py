@@ -66,7 +66,7 @@ class World:
     # --- who is subscribed ---------------------------------------------------------------------------------------
 
     def subscribe(self, session: Session, subscriptions: Sequence[Subscription]) -> Iterator[None]:
-        """They hold when it is through; it pauses whenever others are to have their turn."""
+        """Add subscriptions.  They hold when the iteration is over; yields whenever others should have their turn."""
         has_paused = False
         for _ in self._begin(session, subscriptions) if session.lasts else ():
             has_paused = True
@@ -111,7 +111,7 @@ class World:
         return ended
 
     def forget_positions(self, session: Session, ended: Sequence[Subscription]) -> Iterator[None]:
-        """Those that only subscriptions had which have ended; pauses whenever others are to have their turn."""
+        """Drop the positions that only these subscriptions needed; yields whenever others should have their turn."""
         if not ended or not session.lasts:
             return
         gone, left = self._readers(ended), self._readers(session.subscriptions.values())
@@ -147,7 +147,7 @@ class World:
         del self.sessions[session.client_id]
 
     def shares_of(self, session: Session) -> list[Share]:
-        """Those that it is a member of."""
+        """The shares that a session is a member of."""
         named = map(parse_share, session.subscriptions)
         return [self._shares[share] for share in named if share is not None]
 
@@ -194,7 +194,7 @@ class World:
         return Readers(subscriptions, catch_all=self.room.catch_all)
 
     def _partitions_of(self, readers: Readers) -> Iterator[tuple[Topic, int] | None]:
-        """Those that are read, and a None whenever others are to have their turn: who opens one takes its time."""
+        """The partitions that are read, and a None whenever others should have their turn: opening one takes time."""
         for count, topic in enumerate(self._topics_of(readers), 1):
             if count % _LOOKED_AT_A_TIME == 0:
                 yield None
@@ -205,7 +205,7 @@ class World:
                     yield topic, number
 
     def _topics_of(self, readers: Readers) -> Iterable[Topic]:
-        """Those that may be read."""
+        """The topics that these readers may read; some of them turn out not to be."""
         if readers.wildcards:
             return self.stored_topics()
         names = {to_topic(topic_filter) for topic_filter in readers.filters}

@@ -217,7 +217,7 @@ class Burials:
                 burial.certain.set_exception(told)
 
     def _end(self, numbers: Iterable[int]) -> None:
-        """These letters are certain, or nobody wants them any more."""
+        """Stop keeping these: their letters are certain, or not wanted any more."""
         for number in numbers:
             burial = self._burials.pop(number, None)
             if burial is not None:

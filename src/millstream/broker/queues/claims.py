@@ -64,7 +64,7 @@ class Claimed:
 
     @property
     def messages(self) -> int:
-        """Those that are not settled."""
+        """How many messages of the claim are not settled."""
         return sum(lease.bits.bit_count() for _, lease in self.leases())
 
     def leases(self) -> Iterator[tuple[QueuePart, Lease]]:
@@ -304,7 +304,7 @@ def _merged(pieces: Iterable[tuple[int, int, int]]) -> list[Range]:
 def _rest(
     group: QueueGroup, wanted: dict[int, list[tuple[int, int]]], got: list[Range]
 ) -> tuple[list[Range], list[Range]]:
-    """Of what was wanted and not had: what is settled, and what others have."""
+    """The rest of what was wanted: what is settled, and what others have."""
     done: list[tuple[int, int, int]] = []
     others: list[tuple[int, int, int]] = []
     for number, ranges in wanted.items():

@@ -58,7 +58,7 @@ class QueueGroup:
 
     @property
     def key(self) -> str:
-        """Of its fact in the state log."""
+        """The key of its fact in the state log."""
         return f"queue/{self.topic.namespace}/{self.topic.name}/{self.name}"
 
     @property

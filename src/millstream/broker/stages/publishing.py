@@ -69,7 +69,7 @@ async def move_all(
 
 
 class _Move:
-    """Of everything that goes to one partition."""
+    """The move of everything that goes to one partition."""
 
     def __init__(
         self, query: Query, place: tuple[str, int], all_staged: list[Staged], resolve: Callable[[Target], Partition]

@@ -171,7 +171,7 @@ class Stages:
 
     @property
     def logs(self) -> Iterator[Partition]:
-        """Those that are open."""
+        """The logs of queries that are open."""
         return (query.open_log for query in self._queries.values() if query.open_log is not None)
 
     def bytes_in(self, namespace: str) -> int:

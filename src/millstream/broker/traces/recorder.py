@@ -187,7 +187,7 @@ class Recorder:
         )
 
     def _chosen(self, uid: int, base: int, bits: int) -> int:
-        """Of messages that went well at once, those to note."""
+        """Which of these messages, all of which went well at once, are to be noted."""
         chosen = 0
         watched = self.watched.get(uid)
         if watched is not None:

@@ -41,7 +41,7 @@ class MqttDoor:
         return MqttConnection(self)
 
     def outgoing(self, connection: MqttConnection) -> None:
-        """It has something to write by the end of this turn of the event loop."""
+        """Have a connection write what it has at the end of this turn of the event loop."""
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(connection)

@@ -49,7 +49,7 @@ def own_checkpoint(checked: Checked, settings: Mapping[str, str] = _NO_SETTINGS)
 
 
 def _queries(checked: Checked) -> list[str]:
-    """Those that have one."""
+    """The names of the queries that have a checkpoint."""
     definition = checked.definition
     if isinstance(definition, ReadyDefinition):
         return [definition.ready] if definition.options.NEEDS_CHECKPOINT else []

@@ -387,7 +387,7 @@ class Definition(Part):
         return self.steps[number].name or f"step_{number + 1}"
 
     def steps_with_letters(self) -> list[int]:
-        """Those that take out rows that fail."""
+        """The numbers of the steps that send rows which fail to a dead letter topic."""
         return [number for number, step in enumerate(self.steps) if step.dead_letter is not None]
 
     def names(self) -> Iterator[str]:

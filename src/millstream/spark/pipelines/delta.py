@@ -66,7 +66,7 @@ class DeltaTable:
         return Path(self.path.removeprefix("file:"), "_delta_log").is_dir()
 
     def files(self) -> list[str]:
-        """Those that are the table now; until `vacuum` others lie beside them, replaced or never finished."""
+        """The files that make up the table now.  Until `vacuum` others lie beside them, replaced or unfinished."""
         deltalake = _deltalake()
         if not deltalake.DeltaTable.is_deltatable(self.path):
             return []

@@ -41,7 +41,7 @@ class Document:
         self.mistakes.append(Mistake(tuple(path), self.line_of(path), sentence))
 
     def line_of(self, path: Sequence[str | int]) -> int:
-        """Of the value itself, or else of what it would be in."""
+        """The line of a value, or of the nearest thing around it that has one."""
         for length in range(len(path), -1, -1):
             line = self.lines.get(tuple(path[:length]))
             if line is not None:

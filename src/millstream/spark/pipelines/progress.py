@@ -73,7 +73,7 @@ def lag_of(progress: Mapping[str, Any]) -> int:
 
 
 def _offsets(document: Any) -> dict[tuple[str, str], int]:
-    """Of a source of ours; others mean something else by their offsets."""
+    """The offsets of a Millstream source, by topic and partition; empty for other sources."""
     if isinstance(document, str):  # Spark has them as the text that is in its checkpoint
         try:
             document = json.loads(document)
@@ -124,7 +124,7 @@ class Standing:
 
     @property
     def lag(self) -> int:
-        """Of the query that is furthest behind: they may read the same."""
+        """The lag of the query that is furthest behind; not the sum, since queries may read the same messages."""
         return max(list(self.lags.values()), default=-1)
 
     @property

@@ -52,7 +52,7 @@ class Shelf(ABC):
 
     @abstractmethod
     def files(self) -> list[Path]:
-        """Those that a reader of the archive reads."""
+        """The files that a reader of the archive reads."""
 
     def kept(self) -> Kept:
         """How far the archive is."""
