@@ -385,7 +385,7 @@ def test_why_a_queue_stands_still(run: Run, topic: str) -> None:
 
 
 def test_why_about_nothing_says_what_it_takes(run: Run, topic: str) -> None:
-    assert "as in orders/default" in run("why", topic, code=1).err
+    assert "for a queue write TOPIC/GROUP" in run("why", topic, code=1).err
     assert "[GROUP_NOT_FOUND]" in run("why", f"{topic}/nobody", code=1).err
     assert "[TOPIC_NOT_FOUND]" in run("why", "nowhere/default", code=1).err
 
