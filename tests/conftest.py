@@ -20,9 +20,10 @@ import structlog
 import typer.main
 from hypothesis import settings
 
-from millstream.testing.broker import BrokerForTests
+from millstream.testing.broker import BrokerForTests, BrokerProcess
 from tests.compiling import compile_share
 from tests.examples import FEW, MANY
+from tests.forking import Forked, Parent, can_fork
 
 # The suite starts many processes.  Where bytecode is not kept, each of them compiles the whole broker before it begins.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -36,6 +37,9 @@ settings.register_profile("millstream", deadline=None, derandomize=True, print_b
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=MANY)
 settings.load_profile("millstream")
 
+
+#: How a BrokerProcess starts; most are forked here.
+START = BrokerProcess._spawn
 
 #: Files in memory, and how much of it must be free: the suite needs a hundredth of that.
 IN_MEMORY, IN_MEMORY_BYTES = Path("/dev/shm"), 4 << 30
@@ -108,6 +112,29 @@ def _one_list_of_authorities() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(httpx_transport, "create_ssl_context", create)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_broker_that_is_loaded(pytestconfig: pytest.Config) -> Iterator[None]:
+    """Brokers that are processes are forked from it.  The slow suite starts each as users do."""
+    if pytestconfig.option.markexpr != "not slow" or not can_fork():
+        yield
+        return
+    parent = Parent()
+
+    def fork(process: BrokerProcess) -> Forked:
+        return parent.start(process._command)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BrokerProcess, "_spawn", fork)
+        yield
+    parent.close()
+
+
+@pytest.fixture
+def as_users_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of how brokers start, if they are processes."""
+    monkeypatch.setattr(BrokerProcess, "_spawn", START)
 
 
 @pytest.fixture(autouse=True)

@@ -289,6 +289,7 @@ def test_it_is_said_which_of_the_files_is_no_good(tmp_path: Path, authority: Pai
         ServerTls(TlsSettings(certificate=authority.certificate, key=str(nonsense)))
 
 
+@pytest.mark.usefixtures("as_users_start_it")
 def test_the_real_broker_on_uvloop_speaks_tls_to_both_clients(tmp_path: Path, authority: Pair, server: Pair) -> None:
     options = ["--set", f"tls.certificate={server.certificate}", "--set", f"tls.key={server.key}"]
     with BrokerProcess(tmp_path, arguments=options) as process:

@@ -171,7 +171,7 @@ class BrokerProcess:
 
     def start(self) -> Self:
         self._mqtt_port = 0
-        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self._process = self._spawn()
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("listening on "):
@@ -179,6 +179,9 @@ class BrokerProcess:
                 return self
         self._process.stdout.close()
         raise RuntimeError(f"the broker ended with {self._process.wait()} before it listened")
+
+    def _spawn(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
 
     @property
     def mqtt_port(self) -> int:

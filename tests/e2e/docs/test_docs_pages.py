@@ -62,6 +62,7 @@ def test_a_page_can_be_followed(
         assert not reader.failures
 
 
+@pytest.mark.usefixtures("as_users_start_it")
 def test_a_start_prints_what_the_pages_show(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as process:
         assert process._process is not None

@@ -42,6 +42,7 @@ def test_both_ways_in_are_listed_with_their_clients(broker: BrokerForTests) -> N
         client.loop_stop()
 
 
+@pytest.mark.usefixtures("as_users_start_it")
 def test_a_broker_as_users_start_it_speaks_mqtt_until_it_is_stopped(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as process:
         round_trip(process.mqtt_port, "tcp")

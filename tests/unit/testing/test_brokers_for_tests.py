@@ -128,6 +128,7 @@ async def test_a_virtual_broker_works_in_the_debug_mode_of_asyncio() -> None:
         assert (await client.publish("orders", b"1")).label == "disk"
 
 
+@pytest.mark.usefixtures("as_users_start_it")
 def test_a_broker_process_leaves_no_pipe_open_also_if_it_cannot_start_or_ends_by_itself(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     failing, ending = BrokerProcess(tmp_path / "file"), BrokerProcess(tmp_path / "data")
