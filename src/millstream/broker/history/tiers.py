@@ -80,11 +80,28 @@ class _Column:
         return Point(chunk[at], chunk[at + 1], chunk[at + 2], int(chunk[at + 3]))
 
     def put(self, place: int, point: Point) -> None:
-        chunk = self.chunks[place // _CHUNK]
-        if chunk is None:
-            chunk = self.chunks[place // _CHUNK] = array("f", bytes(4 * _FIELDS * _CHUNK))
+        chunk = self.chunks[place // _CHUNK] or self._begin(place)
         at = place % _CHUNK * _FIELDS
         chunk[at], chunk[at + 1], chunk[at + 2], chunk[at + 3] = point
+
+    def add(self, place: int, value: float) -> None:
+        """One more measurement.  Every series has one in every ring, all the time: no points are made for that."""
+        chunk = self.chunks[place // _CHUNK] or self._begin(place)
+        at = place % _CHUNK * _FIELDS
+        weight = chunk[at + 3] + 1
+        if weight == 1:
+            chunk[at] = chunk[at + 1] = chunk[at + 2] = value
+        else:
+            chunk[at] += (value - chunk[at]) / weight
+            if value < chunk[at + 1]:
+                chunk[at + 1] = value
+            if value > chunk[at + 2]:
+                chunk[at + 2] = value
+        chunk[at + 3] = weight
+
+    def _begin(self, place: int) -> array[float]:
+        chunk = self.chunks[place // _CHUNK] = array("f", bytes(4 * _FIELDS * _CHUNK))
+        return chunk
 
     def clear(self, place: int) -> None:
         chunk = self.chunks[place // _CHUNK]
@@ -114,14 +131,7 @@ class Tier:
             self.current = number
         place = number % self.size.slots
         for series, value in values.items():
-            column = self._column(series)
-            before = column.get(place)
-            if before is None:
-                column.put(place, Point(value, value, value, 1))
-            else:
-                weight = before.weight + 1
-                average = before.avg + (value - before.avg) / weight
-                column.put(place, Point(average, min(before.min, value), max(before.max, value), weight))
+            self._column(series).add(place, value)
         return completed
 
     def put(self, number: int, points: Mapping[Series, Point]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import structlog
@@ -22,14 +21,15 @@ _log = structlog.get_logger("millstream.modes")
 WATCH_S: Final = 1.0
 #: How long confirmations take in mode `throttled`: enough to be felt, far from any time-out.
 _DELAY_MS: Final = 100
-_STATM: Final = Path("/proc/self/statm")
+_STATM: Final = "/proc/self/statm"
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident_bytes() -> int:
     """How much memory this process holds; 0 where the system does not say."""
     try:
-        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+        with open(_STATM, "rb", buffering=0) as statm:
+            return int(statm.read().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
         return 0
 
