@@ -212,6 +212,8 @@ class SimulatedStorage:
         self.on_power_cut: Callable[[], None] | None = None
         self._is_up = True
         self._names: dict[str, _Inode] = {}
+        #: What is in each directory: with thousands of files, to look through all of them took most of the time.
+        self._below: dict[str, set[str]] = {}
         self._media_names: dict[str, _Inode] = {}
         self._changes: dict[str, list[tuple[str | None, str | None, _Inode | None]]] = {}  # old and new name, file
         self._directories: set[str] = {""}
@@ -254,6 +256,9 @@ class SimulatedStorage:
         for path in sorted(self._media_names):
             self._settle(self._media_names[path], lose_everything)
         self._names = dict(self._media_names)
+        self._below.clear()
+        for path in (*self._names, *self._directories):
+            self._list(path)
         self._is_up = True
         self.boots += 1
 
@@ -342,9 +347,7 @@ class SimulatedStorage:
 
     def names(self, directory: str) -> list[str]:
         self.check_up()
-        prefix = f"{directory}/" if directory else ""
-        below = (path[len(prefix) :] for path in (*self._names, *self._directories) if path.startswith(prefix))
-        return sorted(name for name in below if name and "/" not in name)
+        return sorted(self._below.get(directory, ()))
 
     def size(self, path: str) -> int:
         return len(self._inode(path).cached)
@@ -358,6 +361,7 @@ class SimulatedStorage:
         for path in paths:
             while path:
                 self._directories.add(path)
+                self._list(path)
                 path = parent_of(path)
 
     def rename(self, old: str, new: str) -> None:
@@ -381,7 +385,9 @@ class SimulatedStorage:
         for path in [path for path in self._names if path.startswith(prefix)]:
             self.remove(path)
             self._commit_names(parent_of(path), len(self._changes[parent_of(path)]))
-        self._directories = {path for path in self._directories if path != directory and not path.startswith(prefix)}
+        for path in [path for path in self._directories if path == directory or path.startswith(prefix)]:
+            self._directories.remove(path)
+            self._unlist(path)
 
     def sync_directory(self, directory: str) -> None:
         self.sync_names(directory, is_open=False)
@@ -433,10 +439,19 @@ class SimulatedStorage:
         directory = parent_of(old or new or "")
         if old is not None:
             del self._names[old]
+            self._unlist(old)
         if new is not None:
             assert inode is not None
             self._names[new] = inode
+            self._list(new)
         self._changes.setdefault(directory, []).append((old, new, inode))
+
+    def _list(self, path: str) -> None:
+        if path:
+            self._below.setdefault(parent_of(path), set()).add(path.rpartition("/")[2])
+
+    def _unlist(self, path: str) -> None:
+        self._below[parent_of(path)].discard(path.rpartition("/")[2])
 
     def _commit_names(self, directory: str, count: int) -> None:
         """Put the first changes of a directory on the media."""

@@ -126,6 +126,21 @@ def test_remove_tree_takes_everything_below(storage: Storage) -> None:
     assert storage.names("a") == ["bystander"]
 
 
+def test_after_a_power_cut_there_are_the_names_that_were_synced() -> None:
+    storage = SimulatedStorage()
+    storage.make_directory("a/b")
+    for name in ("kept", "renamed"):
+        storage.open(f"a/b/{name}", create=True).close()
+    storage.sync_directory("a/b")
+    storage.remove("a/b/kept")
+    storage.rename("a/b/renamed", "a/b/new")
+    storage.open("a/b/lost", create=True).close()
+    assert storage.names("a/b") == ["lost", "new"]
+    storage.power_cut(lose_everything=True)
+    assert storage.names("a/b") == ["kept", "renamed"]
+    assert storage.names("a") == ["b"]
+
+
 def test_making_a_directory_twice_is_fine(storage: Storage) -> None:
     storage.make_directory("a/b")
     storage.make_directory("x")
