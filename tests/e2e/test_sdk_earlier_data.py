@@ -65,11 +65,14 @@ def test_a_stream_reads_what_was_stored_in_the_place_of_what_it_had_read(
     do(client.create_topic("orders", 2))
     for number in range(4):
         do(client.publish("orders", b"kept %d" % number, partition=number % 2))
+    stream = do(client.stream("orders", start="earliest", **options))
+    assert len(either.values(stream, 4)) == 4
+    if options:
+        do(stream.commit())  # or the group would begin anew: it comes from that moment as well
     past.remember()
     for number in range(6):
         do(client.publish("orders", b"lost %d" % number, partition=number % 2))
-    stream = do(client.stream("orders", start="earliest", **options))
-    assert len(either.values(stream, 10)) == 10
+    assert len(either.values(stream, 6)) == 6
     past.come_back()
     for number in range(10):
         do(client.publish("orders", b"new %d" % number, partition=number % 2))

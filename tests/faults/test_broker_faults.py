@@ -458,7 +458,7 @@ def test_a_nearly_full_disk_makes_the_broker_read_only_until_there_is_room() -> 
         await client.send([b"before"])
         storage.free = 999_999
         await broker.modes.watch()
-        with pytest.raises(ReadOnly, match="999999 bytes left"):
+        with pytest.raises(ReadOnly, match="999,999 bytes left"):
             client.send([b"refused"])
         assert await client.read_all() == [b"before"], "reading goes on"
         storage.free = 1_050_000
