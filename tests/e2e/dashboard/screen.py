@@ -30,6 +30,10 @@ PAGES = {
 }
 
 
+#: More often than a page can be drawn while somebody measures one thing on it.
+_DRAWN_ANEW_MAX = 20
+
+
 class Screen:
     """A page of the browser that remembers everything that went wrong in it.  Pictures are taken into the folder."""
 
@@ -70,6 +74,15 @@ class Screen:
     def see(self, text: str) -> None:
         """Fails if the text does not appear."""
         self.page.locator("main").get_by_text(text).first.wait_for()
+
+    def width(self, element: Any) -> float:
+        """Of an element that is on the page; asked again if the page is drawn anew at that moment."""
+        for _ in range(_DRAWN_ANEW_MAX):
+            element.wait_for()
+            box = element.bounding_box()
+            if box is not None:
+                return float(box["width"])
+        raise AssertionError("it never stays on the page")
 
     def told(self, text: str) -> Any:
         """The note that says what was done."""

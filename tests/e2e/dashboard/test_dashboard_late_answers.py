@@ -159,7 +159,7 @@ def test_a_gap_is_not_measured_and_a_point_alone_is_a_dot(screen: Screen, http: 
     assert [len(line) for line in lines[:3]] == [3, 2, 3]
     assert lines[1][0] == lines[1][1]
     area = page.locator(".graph .area").first
-    width = area.bounding_box()["width"]
+    width = screen.width(area)
     area.hover(position={"x": width / 4, "y": 40})
     assert "not measured" in page.locator(".tip").inner_text()
     area.hover(position={"x": width / 2, "y": 40})
