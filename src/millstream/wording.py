@@ -76,7 +76,7 @@ def in_words(problem: Exception, *, kind: Any = None, given: Mapping[str, object
         choices = [
             str(choice) for one in _types_at(kind, path) if get_origin(one) is Literal for choice in get_args(one)
         ]
-        only = f"; it is one of {', '.join(choices)}" if choices else ""
+        only = f"; it is one of {', '.join(filter(None, choices))}" if choices else ""
         return f"{_name(path)} cannot be {found['value'][:_SHOWN_MAX]}{only}"
     if found := _MALFORMED.fullmatch(said):
         return f"it is not JSON: {found['what']} at byte {found['at']}"

@@ -109,7 +109,7 @@ def test_what_was_settled_before_it_was_on_disk_is_forgotten_with_it() -> None:
 def test_another_word_is_refused_with_those_that_there_are() -> None:
     async def scenario() -> None:
         client = await started(SimulatedStorage(seed=1))
-        with pytest.raises(ConfigInvalid, match="visible"):
+        with pytest.raises(ConfigInvalid, match=r"one of confirmed, written$"):
             await client.call(calls.CreateTopic(name="orders", config={"visible": "soon"}))
         await client.broker.stop()
 
