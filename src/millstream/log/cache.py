@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict, deque
+from typing import Final
 
 from millstream.log.storage import File, Storage
 
-__all__ = ["FileCache", "Tail", "TailCache"]
+__all__ = ["PIECE_BYTES", "FileCache", "Tail", "TailCache"]
+
+
+#: What a piece takes beside its bytes: objects, and places in lists (measured).
+PIECE_BYTES: Final = 160
 
 
 class FileCache:
@@ -88,6 +93,7 @@ class TailCache:
 
     @property
     def size_bytes(self) -> int:
+        """What it takes of the memory, with all that there is around the bytes."""
         return self._bytes
 
     def attach(self) -> Tail:
@@ -95,7 +101,8 @@ class TailCache:
         return Tail(self)
 
     def added(self, tail: Tail, size: int) -> None:
-        """Account for bytes that a tail has taken in, at the cost of the oldest ones anywhere."""
+        """Account for a piece that a tail has taken in, at the cost of the oldest ones anywhere."""
+        size += PIECE_BYTES
         self._order.append((tail, size))
         self._bytes += size
         while self._bytes > self._bytes_max:

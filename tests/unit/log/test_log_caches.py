@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
-from millstream.log.cache import FileCache, TailCache
+from millstream.log.cache import PIECE_BYTES, FileCache, TailCache
 from millstream.log.index import IndexHeader, LiveIndex, StoredIndex
 from millstream.log.memory import MemoryStorage
 from millstream.log.storage import DiskStorage
@@ -56,7 +57,7 @@ def test_files_of_different_storages_are_different_files() -> None:
 
 
 def test_the_oldest_bytes_of_any_partition_go_first() -> None:
-    cache = TailCache(bytes_max=10)
+    cache = TailCache(bytes_max=10 + 3 * PIECE_BYTES)
     one, two = cache.attach(), cache.attach()
     one.add(0, b"aaaa")
     two.add(0, b"bbbb")
@@ -67,13 +68,29 @@ def test_the_oldest_bytes_of_any_partition_go_first() -> None:
     assert one.pieces[one.find(9)] == b"dddd"
     assert two.pieces[two.find(5)] == b"cc"
     assert two.pieces[two.find(4)] == b"bbbb"
-    assert cache.size_bytes == 10
-    two.add(6, b"x" * 11)
+    assert cache.size_bytes == 10 + 3 * PIECE_BYTES
+    two.add(6, b"x" * 11 + bytes(3 * PIECE_BYTES))
     assert (one.first_offset, two.first_offset, cache.size_bytes) == (-1, -1, 0)
 
 
+@pytest.mark.parametrize("size", [1, 100, 1000])
+def test_many_small_pieces_take_no_more_memory_than_is_allowed(size: int) -> None:
+    allowed = 1_000_000
+    tracemalloc.start()
+    try:
+        cache = TailCache(bytes_max=allowed)
+        tail = cache.attach()
+        for n in range(3 * allowed // (size + PIECE_BYTES)):
+            tail.add(10**9 + n, bytes(size))
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    # Lists have room to grow, and places of what was evicted are given back from time to time.
+    assert taken < 1.3 * allowed
+
+
 def test_a_long_tail_does_not_keep_what_was_evicted() -> None:
-    cache = TailCache(bytes_max=1000)
+    cache = TailCache(bytes_max=1000 * (1 + PIECE_BYTES))
     tail = cache.attach()
     for n in range(50_000):
         tail.add(n, b"x")
@@ -83,21 +100,22 @@ def test_a_long_tail_does_not_keep_what_was_evicted() -> None:
 
 
 def test_a_cleared_tail_does_not_confuse_the_cache() -> None:
-    cache = TailCache(bytes_max=6)
+    cache = TailCache(bytes_max=3 * (2 + PIECE_BYTES))
     one, two = cache.attach(), cache.attach()
     one.add(0, b"aa")
     one.add(1, b"bb")
     one.clear()
     one.add(2, b"cc")
     assert one.first_offset == 2
-    two.add(0, b"dddd")
-    assert (one.first_offset, two.first_offset) == (2, 0)
+    two.add(0, b"dd")
     two.add(1, b"ee")
+    assert (one.first_offset, two.first_offset) == (2, 0)
+    two.add(2, b"ff")
     assert (one.first_offset, two.first_offset) == (-1, 0)
 
 
 def test_pieces_before_an_offset_can_be_forgotten() -> None:
-    cache = TailCache(bytes_max=100)
+    cache = TailCache(bytes_max=100 * PIECE_BYTES)
     tail = cache.attach()
     for n in range(4):
         tail.add(10 * n, b"%d" % n)
