@@ -15,8 +15,10 @@ import pytest
 
 from millstream import aio
 from millstream.config import Settings
+from millstream.errors import StorageFailed
 from millstream.testing.machine import Machine
 from millstream.testing.network import Network
+from millstream.testing.storage import Fault
 from millstream.testing.virtual_loop import VirtualLoop, run
 
 SETTINGS = {"server": {"port": 9092}, "storage": {"free_bytes_min": 0, "segment_bytes": 16_384}}
@@ -63,5 +65,55 @@ def test_what_is_stored_where_a_message_was_lost_is_read(options: dict[str, Any]
             for number in range(5):
                 await client.publish("orders", b"new %d" % number)
             assert await values_of(stream, 5) == [b"new %d" % number for number in range(5)]
+
+    simulated(scenario)
+
+
+@pytest.mark.parametrize("config", [{"fsync": "never"}, {"fsync": "interval"}, {"visible": "written"}], ids=str)
+def test_no_power_cut_takes_what_lies_before_the_durable_end(config: dict[str, str]) -> None:
+    async def scenario(machine: Machine, client: aio.Client) -> None:
+        await client.create_topic("orders", 2, config=config)
+        for number in range(3):
+            await client.publish("orders", b"kept %d" % number, partition=0)
+        assert await client.offsets("orders", at="durable") == {0: 3, 1: 0}
+        assert [part.durable_offset for part in (await client.topic("orders")).partitions] == [3, 0]
+        await restarted(machine)
+        assert await client.offsets("orders") == {0: 3, 1: 0}
+
+    simulated(scenario)
+
+
+def test_what_is_shown_before_it_is_on_disk_is_told_apart() -> None:
+    async def scenario(machine: Machine, client: aio.Client) -> None:
+        await client.create_topic("orders", config={"fsync": "never"})
+        await client.publish("orders", b"kept", fsync="group")
+        await client.publish("orders", b"lost")
+        (part,) = (await client.topic("orders")).partitions
+        assert (part.high_watermark, part.durable_offset) == (2, 1)
+        await restarted(machine)
+        assert await client.offsets("orders") == {0: 1}
+
+    simulated(scenario)
+
+
+def test_the_durable_end_of_a_log_that_failed_is_where_it_was() -> None:
+    async def scenario(machine: Machine, client: aio.Client) -> None:
+        await client.create_topic("orders", config={"fsync": "never"})
+        await client.publish("orders", b"kept", fsync="group")
+        await client.publish("orders", b"in doubt")
+        machine.storage.inject(Fault.SYNC_ERROR, times=100, when=lambda it: "topics/default/orders/0/" in it.path)
+        with pytest.raises(StorageFailed):
+            await client.offsets("orders", at="durable")
+        assert await client.offsets("orders", at="durable") == {0: 1}
+
+    simulated(scenario)
+
+
+def test_in_memory_the_durable_end_is_the_end() -> None:
+    async def scenario(_: Machine, client: aio.Client) -> None:
+        await client.create_topic("orders", config={"mode": "ephemeral"})
+        await client.publish("orders", b"a")
+        assert await client.offsets("orders", at="durable") == {0: 1}
+        assert (await client.topic("orders")).partitions[0].durable_offset is None
 
     simulated(scenario)

@@ -50,6 +50,22 @@ def test_a_query_goes_on_where_its_checkpoint_says(world: World, way: str) -> No
     assert sorted(seen) == sorted(numbers(0, 300))
 
 
+@pytest.mark.parametrize("available_now", [False, True])
+@pytest.mark.parametrize("config", [{"fsync": "never"}, {"fsync": "interval"}], ids=str)
+def test_a_checkpoint_names_no_offset_that_a_power_cut_can_give_to_another_message(
+    world: World, config: dict[str, str], available_now: bool
+) -> None:
+    topic = world.topic(2, **config)
+    world.publish(topic, numbers(0, 10))
+    query = Query(world.options(topic, startingOffsets="earliest"), available_now=available_now)
+    end = query.plan()
+    assert end is not None
+    durable = {str(part.partition): part.durable_offset for part in world.client.topic(topic).partitions}
+    planned = json.loads(end)[topic]
+    assert {number: planned[number] for number in durable} == durable, "everything, on disk before it is on record"
+    assert sorted(values(query.drain())) == sorted(numbers(0, 10))
+
+
 def test_a_stream_begins_at_the_end_unless_it_is_told(world: World) -> None:
     topic = world.topic()
     world.publish(topic, numbers(0, 5))

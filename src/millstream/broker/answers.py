@@ -79,6 +79,7 @@ def describe(number: int, partition: Partition | None = None, failed: str | None
             size_bytes=0,
             segments=0,
             failed=failed,
+            durable_offset=0,
         )
     log = partition.log
     return PartitionInfo(
@@ -90,4 +91,5 @@ def describe(number: int, partition: Partition | None = None, failed: str | None
         segments=len(log.segments),
         damaged_ranges=log.recovery.damaged,
         failed=partition.failed,
+        durable_offset=partition.durable_offset if partition.is_durable else None,
     )

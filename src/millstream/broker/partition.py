@@ -109,7 +109,7 @@ class Partition:
         self._duplicates: Duplicates | None = None
         #: Dedup ids among the pending batches: where, and how long they count.
         self._pending_marks: dict[bytes, tuple[int, int]] = {}
-        self._durable_offset = log.next_offset
+        self.durable_offset = log.next_offset  # the end of what is on disk
         self._committing = False
         self._awaits_interval = False  # has messages that were confirmed without a sync, which follows
         #: Why everything is refused from now on, once the topic is going away.
@@ -157,7 +157,7 @@ class Partition:
     @property
     def is_synced(self) -> bool:
         """Whether everything that was appended is as durable as it will ever be."""
-        return self._committer is None or self._durable_offset >= self.log.next_offset
+        return self._committer is None or self.durable_offset >= self.log.next_offset
 
     @property
     def unsynced(self) -> bool:
@@ -370,7 +370,7 @@ class Partition:
             return
         (base, append_time_us), parked, committer = stored, self._parked, self._committer
         end = base + header.count
-        label = LABEL_MEMORY if committer is None else LABEL_DISK if end <= self._durable_offset else LABEL_OS
+        label = LABEL_MEMORY if committer is None else LABEL_DISK if end <= self.durable_offset else LABEL_OS
         asks = label == LABEL_OS and fsync in _SYNCED
         if asks or (parked and end > parked[0][0]):
             # The original is on its way to the disk, or is sent there now: this answer must not overtake it.
@@ -426,7 +426,7 @@ class Partition:
             self.fail(self.log.failure)
             return 0
         self.log.mark_durable(durable_to)
-        self._durable_offset = durable_to
+        self.durable_offset = durable_to
         parked, stored = self._parked, []
         while parked and parked[0][1] <= durable_to:
             stored.append(parked.popleft())

@@ -13,6 +13,7 @@ from millstream.wire import calls
 
 if TYPE_CHECKING:
     from millstream.broker.broker import Broker
+    from millstream.broker.partition import Partition
     from millstream.broker.sessions import Session
 
 __all__ = ["TopicCalls", "check_is_there"]
@@ -114,6 +115,8 @@ class TopicCalls:
                 offset = partition.log.start_offset
             elif call.at == "latest":
                 offset = partition.high_watermark
+            elif call.at == "durable":
+                offset = await _durable_end(partition)
             else:
                 assert call.timestamp_ms is not None
                 offset = min(partition.log.offset_at_time(call.timestamp_ms * 1000), partition.high_watermark)
@@ -122,6 +125,16 @@ class TopicCalls:
 
     async def _new_producer(self, _: Session, __: calls.NewProducer) -> calls.ProducerIdentity:
         return calls.ProducerIdentity(producer_id=await self._topics.new_producer_id(), epoch=0)
+
+
+async def _durable_end(partition: Partition) -> int:
+    """The end of what is visible and on disk, once everything is there that is visible now.
+
+    In memory, where a sync does nothing, it is the end.
+    """
+    if partition.failed is None and partition.durable_offset < partition.high_watermark:
+        await partition.sync()
+    return min(partition.durable_offset, partition.high_watermark) if partition.is_durable else partition.high_watermark
 
 
 def check_is_there(host: Broker, namespace: str, call: object) -> None:

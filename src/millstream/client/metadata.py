@@ -182,14 +182,14 @@ def remember_topic(topics: dict[str, Topic], name: str, found: list[calls.TopicM
 
 
 def offsets_call(
-    topic: str, at: Literal["earliest", "latest"] | datetime, partitions: list[int] | None
+    topic: str, at: Literal["earliest", "latest", "durable"] | datetime, partitions: list[int] | None
 ) -> calls.ListOffsets:
     if isinstance(at, datetime):
         # Rounded up: an offset before the moment asked for would be a surprise.
         timestamp_ms = -(-microseconds(at) // 1000)
         return calls.ListOffsets(topic=topic, at="timestamp", timestamp_ms=timestamp_ms, partitions=partitions)
-    if at not in ("earliest", "latest"):
-        raise InvalidArgument(f"offsets can be asked for at 'earliest', 'latest' or a datetime, not {at!r}")
+    if at not in ("earliest", "latest", "durable"):
+        raise InvalidArgument(f"offsets can be asked for at 'earliest', 'latest', 'durable' or a datetime, not {at!r}")
     return calls.ListOffsets(topic=topic, at=at, partitions=partitions)
 
 

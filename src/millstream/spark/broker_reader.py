@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
@@ -52,10 +52,11 @@ class BrokerReader:
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
-    def survey(self) -> dict[Place, Extent]:
+    def survey(self, *, durable: bool = False) -> dict[Place, Extent]:
         names = self._names()
         answers = self._connection.calls([calls.DescribeTopic(name=name) for name in names], calls.TopicInfo)
         extents: dict[Place, Extent] = {}
+        at_risk: list[Place] = []  # those that show more than is on disk
         for name, answer in zip(names, answers, strict=True):
             if isinstance(answer, TopicNotFound):
                 continue
@@ -65,6 +66,12 @@ class BrokerReader:
                 place = Place(name, info.partition)
                 if self._options.topics.holds(place):
                     extents[place] = Extent(info.start_offset, info.high_watermark, info.size_bytes)
+                    if info.durable_offset is not None and info.durable_offset < info.high_watermark:
+                        at_risk.append(place)
+        if durable and at_risk:
+            ends = self._offsets([calls.ListOffsets(topic=topic, at="durable", partitions=[n]) for topic, n in at_risk])
+            for place in at_risk:
+                extents[place] = extents[place]._replace(end=ends[place])
         return extents
 
     def _names(self) -> Iterable[str]:
@@ -91,10 +98,14 @@ class BrokerReader:
         return {place: uids[place.topic][place.partition] for place in places}
 
     def at_times(self, times_ms: Mapping[Place, int]) -> Offsets:
-        wanted = [
-            calls.ListOffsets(topic=place.topic, at="timestamp", timestamp_ms=time_ms, partitions=[place.partition])
-            for place, time_ms in times_ms.items()
-        ]
+        return self._offsets(
+            [
+                calls.ListOffsets(topic=place.topic, at="timestamp", timestamp_ms=time_ms, partitions=[place.partition])
+                for place, time_ms in times_ms.items()
+            ]
+        )
+
+    def _offsets(self, wanted: Sequence[calls.ListOffsets]) -> Offsets:
         offsets: Offsets = {}
         for answer in self._connection.calls(wanted, list[calls.OffsetEntry]):
             if isinstance(answer, MillstreamError):

@@ -32,7 +32,7 @@ class DirectoryReader:
 
     # --- what there is -----------------------------------------------------------------------------------------------
 
-    def survey(self) -> dict[Place, Extent]:
+    def survey(self, *, durable: bool = False) -> dict[Place, Extent]:  # noqa: ARG002
         counts = self._directory.topics()
         places = (Place(name, number) for name in self._names(counts) for number in range(counts.get(name, 0)))
         return {place: self._extent(place) for place in places if self._options.topics.holds(place)}

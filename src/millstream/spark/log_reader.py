@@ -16,8 +16,11 @@ __all__ = ["LogReader", "open_log", "resolve"]
 class LogReader(Protocol):
     """What batch and streaming reads ask for.  Nothing of it changes anything."""
 
-    def survey(self) -> dict[Place, Extent]:
-        """The partitions that the options choose, as far as they exist, and what each of them holds now."""
+    def survey(self, *, durable: bool = False) -> dict[Place, Extent]:
+        """The partitions that the options choose, as far as they exist, and what each of them holds now.
+
+        `durable`: up to where no power cut takes it any more, which only a broker can see to.
+        """
 
     def uids(self, places: Mapping[Place, Any]) -> dict[Place, int]:
         """The part of message ids that says where a message is."""

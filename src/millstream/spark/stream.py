@@ -93,11 +93,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _look(self) -> _Seen:
         while True:
-            extents = self._log.survey()
-            firsts = dict.fromkeys(Place(place.topic, 0) for place in extents)
             with suppress(TopicNotFound):  # one that was deleted just now is not there when we look again
+                extents = self._survey()
+                firsts = dict.fromkeys(Place(place.topic, 0) for place in extents)
                 uids = self._log.uids(firsts) if firsts else {}
                 return _Seen(extents, {place.topic: uid for place, uid in uids.items()})
+
+    def _survey(self) -> Mapping[Place, Extent]:
+        """What is there to stay: a checkpoint would go past other messages, if a power cut gave their offsets away."""
+        return self._log.survey(durable=True)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What tells Spark's "everything" (Trigger.Once) from "as much as you like"; the options say how much."""
@@ -145,7 +149,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lost: list[Range] = []
         doubtful = [place for place, offset in begin.items() if self._ends.get(place, -1) < offset]
         # What was pinned may be older than the offsets with which a query begins.
-        now = self._log.survey() if doubtful and self._pinned is not None else known
+        now = self._survey() if doubtful and self._pinned is not None else known
         for place in doubtful:
             extent = now.get(place)
             if extent is None and not self._options.topics.chooses(place):

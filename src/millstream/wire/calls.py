@@ -129,6 +129,8 @@ class PartitionInfo(AnswerForm):
     segments: int
     damaged_ranges: list[tuple[int, int]] = []
     failed: str | None = None
+    #: Where that ends which a power cut cannot take; None in memory, where a restart takes everything.
+    durable_offset: int | None = None
 
 
 class TopicInfo(AnswerForm):
@@ -163,10 +165,13 @@ class TopicMetadata(AnswerForm):
 
 
 class ListOffsets(CallForm, tag="topic.offsets"):
-    """Answers with one OffsetEntry for each partition asked for (all of them if none is named)."""
+    """Answers with one OffsetEntry for each partition asked for (all of them if none is named).
+
+    `durable` is the end after a sync: no power cut takes what lies before it.
+    """
 
     topic: str
-    at: Literal["earliest", "latest", "timestamp"] = "latest"
+    at: Literal["earliest", "latest", "durable", "timestamp"] = "latest"
     timestamp_ms: int | None = None
     partitions: list[int] | None = None
 

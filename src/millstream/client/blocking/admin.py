@@ -100,10 +100,13 @@ class Admin:
     def offsets(
         self,
         topic: str,
-        at: Literal["earliest", "latest"] | datetime = "latest",
+        at: Literal["earliest", "latest", "durable"] | datetime = "latest",
         partitions: Iterable[int] | None = None,
     ) -> dict[int, int]:
-        """Per partition, the first offset, the one after the last, or that of the first message at or after a time."""
+        """Per partition, the first offset, the one after the last, or that of the first message at or after a time.
+
+        `durable` is the one after the last as well, after a sync: no power cut takes what lies before it.
+        """
         call = offsets_call(topic, at, None if partitions is None else list(partitions))
         entries = self._call(call, list[calls.OffsetEntry])
         return {entry.partition: entry.offset for entry in entries}

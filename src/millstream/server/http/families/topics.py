@@ -47,7 +47,8 @@ class ForceQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OffsetsQuery(msgspec.Struct, forbid_unknown_fields=True):
-    at: Literal["earliest", "latest", "timestamp"] = "latest"
+    #: `durable` is the end after a sync: no power cut takes what lies before it.
+    at: Literal["earliest", "latest", "durable", "timestamp"] = "latest"
     #: The first message that was stored at or after this time.
     timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)] | None = None
     #: May be repeated; all of them if it is not said.
