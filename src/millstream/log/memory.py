@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream.log.storage import Directory, File, parent_of
 from millstream.records import Buffer
 
-__all__ = ["MemoryStorage"]
+__all__ = ["MemoryFile", "MemoryStorage"]
 
 
 class MemoryFile:

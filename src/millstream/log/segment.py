@@ -305,11 +305,16 @@ class Segment:
         return data if stop == len(data) else data[:stop], next_offset, position + stop
 
     def _size_to_read(self, position: int, bytes_max: int, end: int) -> int:
-        """At most `bytes_max`; where that is much, up to a batch that the index knows: cutting off the rest copies."""
+        """At most `bytes_max`; where that is much, up to a batch that the index knows: cutting off the rest copies.
+
+        Where no batch begins on the way, the one that is here is larger than that, and its header says how large.
+        """
         if bytes_max >= end - position or bytes_max <= _STEPS * self.interval_bytes:
             return min(bytes_max, end - position)
         entry = self.index.last_at_position(position + bytes_max)
-        return entry[1] - position if entry is not None and position < entry[1] < end else bytes_max
+        if entry is None or entry[1] >= end:
+            return bytes_max
+        return entry[1] - position if entry[1] > position else HEADER_BYTES
 
     def _readable_end(self, position: int) -> int:
         for damage in self.damaged:

@@ -14,7 +14,7 @@ from millstream.log import recovery
 from millstream.log.cache import FileCache, TailCache
 from millstream.log.compaction import Compaction
 from millstream.log.index import IndexFlags
-from millstream.log.memory import MemoryStorage
+from millstream.log.memory import MemoryFile, MemoryStorage
 from millstream.log.partition import LogConfig, PartitionLog
 from millstream.log.producers import Duplicate
 from millstream.log.retention import Retention
@@ -210,6 +210,20 @@ def test_a_sequential_reader_pays_no_lookup(storage: MemoryStorage, monkeypatch:
     found, _ = read_back(log, start=offset, max_bytes=600)
     assert found == messages[offset:]
     assert lookups == []
+
+
+@pytest.mark.parametrize("max_bytes", [40_000, 70_000])
+def test_batches_that_do_not_fit_are_read_from_the_file_once(
+    storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch, max_bytes: int
+) -> None:
+    log = open_log(storage, segment_bytes=1 << 22, index_interval_bytes=512, tail_bytes=0)
+    messages = [append(log, plain(b"%05d" % number * 10_000)) for number in range(20)]
+    read = MemoryFile.read
+    sizes = []
+    monkeypatch.setattr(MemoryFile, "read", lambda self, *at: sizes.append(len(got := read(self, *at))) or got)
+    found, _ = read_back(log, max_bytes=max_bytes)
+    assert found == [message for batch in messages for message in batch]
+    assert sum(sizes) < 1.01 * log.size_bytes
 
 
 def test_time_is_searched_to_the_batch(storage: MemoryStorage) -> None:
