@@ -384,7 +384,7 @@ class Client(Admin, PubSub, Work):
         instance_id: str | None = None,
         session_ms: int = 30_000,
         rebalance_ms: int = 120_000,
-        max_bytes: int = 1024 * 1024,
+        max_bytes: int = 2 * 1024 * 1024,
         timeout_s: float | None = None,
         on_assigned: Callable[[list[TopicPartition]], object] | None = None,
         on_revoked: Callable[[list[TopicPartition], bool], object] | None = None,
