@@ -53,7 +53,6 @@ async function show({ focus = false } = {}) {
   current = { name, refresh: null, run, cutOff: false, stale: false };
   waved = false;
   drawMenu();
-  document.querySelector("#nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   main.setAttribute("aria-busy", "true");
   const page = pages[name], place = h("div"), here = location.hash;
   const slow = setTimeout(() => { if (current.run === run) replace(main, h("p", { class: "soft", role: "status" }, "Loading…")); }, 400);
@@ -84,6 +83,15 @@ function drawMenu() {
   const here = under[current.name] ?? current.name;
   const badge = (entry) => (entry.name === "letters" && dead ? h("span", { class: "pill bad" }, short(dead), h("span", { class: "hidden" }, " dead letters")) : null);
   replace(document.getElementById("nav"), h("ul", {}, menu.map((entry) => h("li", { class: entry.apart ? "apart" : null }, h("a", { href: `#/${entry.name}`, "aria-current": here === entry.name ? "page" : null, title: `Keys: g ${entry.key}` }, entry.text, badge(entry))))));
+  revealInMenu();
+}
+
+// On a narrow screen the menu is a row wider than it.  Not scrollIntoView: newer browsers let Tab go on from what it has shown, past the link that skips the menu.
+function revealInMenu() {
+  const row = document.getElementById("nav"), mark = row.querySelector("[aria-current]");
+  if (!mark) return;
+  const seen = row.getBoundingClientRect(), one = mark.getBoundingClientRect(), gap = 8;
+  row.scrollLeft += Math.min(0, one.left - gap - seen.left) + Math.max(0, one.right + gap - seen.right);
 }
 
 const troubles = { 0: "not reachable", 401: "key needed", 403: "not allowed", 404: "no such namespace" };

@@ -174,6 +174,17 @@ def test_everything_can_be_done_with_the_keyboard(screen: Screen, shop: dict[str
     assert page.evaluate("document.activeElement.textContent") == "Delete"
 
 
+def test_on_a_telephone_the_menu_shows_where_one_is(screen: Screen) -> None:
+    screen.page.set_viewport_size({"width": 390, "height": 860})
+    for path in ("health", "", "mqtt"):
+        screen.open(path)
+        edges = (
+            "(one) => { const { left, right } = one.getBoundingClientRect(); return [left, right].map(Math.round); }"
+        )
+        left, right = screen.page.locator("#nav [aria-current]").evaluate(edges)
+        assert 0 <= left < right <= 390, path
+
+
 def test_what_a_message_says_is_never_markup(screen: Screen, http: httpx.Client) -> None:
     evil = "<img src=/evil.png onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     queue(http, "hostile", "billing")
