@@ -1,8 +1,8 @@
-"""One member of a consumer group; start several of them and watch the partitions move.
+"""One member of a stream group.  Start several of them and watch the partitions move.
 
 Usage: python examples/group_worker.py [HOST:PORT] [MESSAGES]
 
-It works on what others publish: `millstream publish jobs one two three`.  Ctrl-C ends it.
+It reads what others publish: `millstream publish jobs one two three`.  Ctrl-C stops it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A Spark job that was written for Kafka, moved: the lines that changed are marked, everything else is as it was.
+"""A Spark job that was written for Kafka and now uses Millstream.
 
-Counts page views by minute and writes the counts of minutes that are over to a topic.
+The lines that changed are marked; everything else is as it was.  The job counts page views by minute, and writes the
+counts of minutes that are over to a topic.
 
 Usage: python examples/kafka_job_moved.py [HOST:PORT]
 """

@@ -1,4 +1,4 @@
-"""Subscribe to topics by pattern, also to those that do not exist yet, and watch messages as they are published.
+"""Subscribe to topics by pattern, including topics that do not exist yet, and watch messages as they are published.
 
 Usage: python examples/live_dashboard.py [HOST:PORT]
 """

@@ -12,7 +12,7 @@ import millstream
 
 
 def serve(client: millstream.Client, requests: int) -> None:
-    """Start more of these, anywhere, and they share the work."""
+    """Answer requests.  Start more of these, anywhere, and they share the work."""
     for served, message in enumerate(client.queue("prices", group="pricing"), start=1):
         article = message.text
         message.reply(json={"article": article, "price": 100 * len(article)})

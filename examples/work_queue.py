@@ -1,4 +1,4 @@
-"""A work queue: invoices are paid one by one; what fails comes again, what makes no sense goes to the dead letters.
+"""A work queue: invoices are paid one by one.  What fails comes again; what makes no sense becomes a dead letter.
 
 Usage: python examples/work_queue.py [HOST:PORT]
 """

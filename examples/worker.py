@@ -1,4 +1,4 @@
-"""A worker: a function that handles the messages of a queue, several at a time.  Ctrl-C ends it in good order.
+"""A worker: a function that handles the messages of a queue, several at a time.  Ctrl-C stops it gracefully.
 
 Usage: python examples/worker.py [HOST:PORT] [JOBS]
 """

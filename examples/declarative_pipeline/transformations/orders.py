@@ -1,4 +1,4 @@
-"""Orders as a table, and the large ones as a topic."""
+"""Reads orders into a table, and writes the large ones to a topic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ spark = SparkSession.active()
 
 @dp.table
 def orders() -> DataFrame:
-    """One row for each order, added to with every run."""
+    """One row for each order.  Every run adds to it."""
     text = F.col("value").cast("string")
     return (
         spark.readStream.format("millstream")
@@ -32,7 +32,7 @@ def orders() -> DataFrame:
 
 @dp.materialized_view
 def totals() -> DataFrame:
-    """What each customer has ordered, made anew with every run."""
+    """What each customer has ordered.  Every run computes it anew."""
     return spark.read.table("orders").groupBy("customer").agg(F.sum("amount").alias("total"))
 
 
