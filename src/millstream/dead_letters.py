@@ -61,18 +61,18 @@ _OTHER_ERRORS: Final = "(other errors)"
 
 
 class DeadAttempt(msgspec.Struct, kw_only=True, frozen=True):
-    """One delivery that came to nothing."""
+    """One delivery that did not succeed."""
 
     consumer: str
     delivered_ms: int
     ended_ms: int
-    #: nack, reject, timeout, returned (its consumer went away).
+    #: nack, reject, timeout or returned (its consumer went away).
     kind: str
     reason: str = ""
 
 
 class DeadLetter(msgspec.Struct, kw_only=True):
-    """A message that died, where it lies now, where it came from, and why."""
+    """A message that died: where it lies now, where it came from, and why."""
 
     id: str
     topic: str
@@ -85,20 +85,21 @@ class DeadLetter(msgspec.Struct, kw_only=True):
     #: When the message was made, by its producer's clock.
     timestamp_us: int
     key: bytes | None
-    #: In lists only its beginning: `value_bytes` says how long it is.
+    #: In lists only the beginning of the value; `value_bytes` says how long it is.
     value: bytes | None
     value_bytes: int
-    #: Those of the original.
+    #: The headers of the original message.
     headers: list[tuple[str, bytes]]
     priority: int
     group: str
     reason: str
     error: str
-    #: How often it was delivered, and how often that failed.
+    #: How often the message was delivered.
     deliveries: int
+    #: How often that failed.
     failures: int
     first_delivery_ms: int
-    #: The last ones.
+    #: The last attempts.
     attempts: list[DeadAttempt]
     dead_ms: int
     #: Retention may remove it after this; 0 = never.
@@ -106,7 +107,7 @@ class DeadLetter(msgspec.Struct, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The value as text.  Raises InvalidArgument when it is not UTF-8."""
+        """The value as text.  Raises InvalidArgument if it is not UTF-8."""
         try:
             return (self.value or b"").decode()
         except UnicodeDecodeError as problem:
@@ -146,18 +147,19 @@ class LetterEdit(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, 
 
 
 class LetterStatistics(msgspec.Struct, kw_only=True):
-    """Dead letters counted; partial counts can be added up."""
+    """Counts of dead letters; partial counts can be added up."""
 
     total: int = 0
-    #: Of values.
+    #: Bytes of the values.
     bytes: int = 0
     by_reason: dict[str, int] = {}
     by_topic: dict[str, int] = {}
     by_group: dict[str, int] = {}
     by_error: dict[str, int] = {}
     by_age: dict[str, int] = {}
-    #: When the first and the last of them died; 0 when there are none.
+    #: When the first of them died; 0 if there are none.
     oldest_ms: int = 0
+    #: When the last of them died; 0 if there are none.
     newest_ms: int = 0
 
     def count(self, letter: DeadLetter, *, now_ms: int) -> None:
@@ -204,10 +206,11 @@ class ReplayPlan(msgspec.Struct, kw_only=True):
     stuck: int = 0
     #: The first letters in the order in which they would go out.
     first: list[str] = []
-    #: When the messages were made: the oldest and the newest.
+    #: When the oldest of the messages was made.
     oldest_ms: int = 0
+    #: When the newest of the messages was made.
     newest_ms: int = 0
-    #: How long it will take with the rate that was asked for; 0 = as long as it takes.
+    #: How long the replay will take at the rate that was asked for; 0 = as long as it takes.
     duration_ms: int = 0
     warnings: list[str] = []
 
@@ -221,11 +224,11 @@ class ReplayFailure(msgspec.Struct, kw_only=True):
 
 
 class ReplayInfo(msgspec.Struct, kw_only=True):
-    """How far a replay is; when it is over, its report."""
+    """How far a replay is, or its report when it is over."""
 
     id: str
     status: Literal["running", "paused", "completed", "failed", "aborted"]
-    #: Why it is paused, has failed or had nothing to send.
+    #: Why the replay is paused, has failed or had nothing to send.
     reason: str = ""
     target: str = ""
     rate: float = 0
@@ -236,7 +239,7 @@ class ReplayInfo(msgspec.Struct, kw_only=True):
     relapsed: int = 0
     created_ms: int = 0
     finished_ms: int = 0
-    #: The first hundred.
+    #: The first hundred failures.
     failures: list[ReplayFailure] = []
 
     @property

@@ -135,7 +135,7 @@ class ProtocolViolation(RequestError):
 
 
 class Unauthorized(RequestError):
-    """A key is needed, and there was none or it is not, or no longer, valid."""
+    """A key is needed, and there was none, or it is not valid or no longer valid."""
 
     code, number = "UNAUTHORIZED", 4
     remedy = "Give a key: MILLSTREAM_KEY, --api-key, connect(key=...) or the header Authorization: Bearer KEY."
@@ -200,7 +200,7 @@ class Rebalancing(UnavailableError):
 
 
 class TopicExists(RequestError):
-    """A topic of this name exists already."""
+    """A topic of this name already exists."""
 
     code, number = "TOPIC_EXISTS", 20
     remedy = "Use another name, or change the existing topic with `millstream topic alter`."
@@ -221,7 +221,7 @@ class OffsetOutOfRange(RequestError):
 
 
 class OutOfSequence(RequestError):
-    """A producer's batch does not follow its previous one; one in between is missing."""
+    """A batch of a producer does not follow the previous one; a batch in between is missing."""
 
     code, number = "OUT_OF_SEQUENCE", 23
     remedy = "Nothing: the SDK sends the missing batch again, in order."
@@ -242,14 +242,14 @@ class GroupNotFound(RequestError):
 
 
 class UnknownMember(RequestError):
-    """The member is not, or no longer, part of its group."""
+    """The member is not part of its group, or no longer is."""
 
     code, number = "UNKNOWN_MEMBER", 26
     remedy = "Consumers join again by themselves; `millstream group show GROUP` lists the members."
 
 
 class MemberFenced(RequestError):
-    """Another process has joined the group under the instance id of this member, and has its place."""
+    """Another process has joined the group under this member's instance id and has taken its place."""
 
     code, number = "MEMBER_FENCED", 36
     remedy = "Give each process an instance id of its own, or stop the older of the two."
@@ -294,7 +294,7 @@ class StorageFailed(UnavailableError):
 
 
 class NewerData(StorageFailed):
-    """What is stored was written by a newer version of Millstream, and nothing was changed."""
+    """The stored data was written by a newer version of Millstream; nothing was changed."""
 
     code, number = "NEWER_DATA", 58
     retriable = False
@@ -302,7 +302,7 @@ class NewerData(StorageFailed):
 
 
 class ShuttingDown(UnavailableError):
-    """The broker is going down and takes no new work."""
+    """The broker is shutting down and takes no new work."""
 
     code, number = "SHUTTING_DOWN", 32
     remedy = "Nothing: the SDK connects again."
@@ -330,14 +330,14 @@ class GroupNotEmpty(RequestError):
 
 
 class ReceiptInvalid(RequestError):
-    """The lease behind a receipt has ended, belongs to somebody else or never was; nothing was changed."""
+    """The lease of a receipt has ended, belongs to somebody else or never existed; nothing was changed."""
 
     code, number = "RECEIPT_INVALID", 40
     remedy = "Nothing: if it was not settled before, it is delivered again.  If that happens often, use a longer lease."
 
 
 class MessageGone(ReceiptInvalid):
-    """The message of a receipt is not in the log any more, and is not delivered again; nothing was changed."""
+    """The message of a receipt is no longer in the log and is not delivered again; nothing was changed."""
 
     code, number = "MESSAGE_GONE", 57
     remedy = (
@@ -367,7 +367,7 @@ class ScheduleNotFound(RequestError):
 
 
 class ScheduleFired(RequestError):
-    """The scheduled message was delivered already and can be neither moved nor cancelled."""
+    """The scheduled message was already delivered and can be neither moved nor cancelled."""
 
     code, number = "SCHEDULE_FIRED", 44
     remedy = "Nothing can be done; the message is in the topic."
@@ -425,7 +425,7 @@ class SessionNotFound(RequestError):
 
 
 class StageLost(RequestError):
-    """A stage is not there any more, or not with everything that was put into it."""
+    """A stage no longer exists, or no longer has everything that was put into it."""
 
     code, number = "STAGE_LOST", 54
     remedy = "Run the task again: it opens a stage of its own.  Raise stages.ttl_ms if stages expire too early."
@@ -439,14 +439,14 @@ class PipelineNotFound(RequestError):
 
 
 class HoldLost(RequestError):
-    """The broker's files are not held any more: the time was up, or the connection that held them is gone."""
+    """The broker's files are no longer held: the time was up, or the connection that held them is gone."""
 
     code, number = "HOLD_LOST", 51
     remedy = "Begin the backup again; what was copied so far is not a backup."
 
 
 class FilesHeld(UnavailableError):
-    """Somebody else holds the broker's files already."""
+    """Somebody else already holds the broker's files."""
 
     code, number = "FILES_HELD", 52
     remedy = "Wait until the other backup is done; a hold whose owner is gone ends by itself."
@@ -474,14 +474,14 @@ class RequestTimeout(UnavailableError):
 
 
 class PathNotFound(RequestError):
-    """A path of the HTTP API names nothing."""
+    """The path does not exist in the HTTP API."""
 
     code, number = "PATH_NOT_FOUND", 70
     remedy = "See /api/v1/docs for everything that exists."
 
 
 class MethodNotAllowed(RequestError):
-    """A path of the HTTP API exists, but not with this method."""
+    """The path exists in the HTTP API, but not with this method."""
 
     code, number = "METHOD_NOT_ALLOWED", 71
     remedy = "Use one of the methods that the header Allow names."
@@ -489,7 +489,7 @@ class MethodNotAllowed(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
-    """The body of an HTTP request is of a type that says nothing about what is in it."""
+    """The content type of an HTTP request says nothing about what is in the body."""
 
     code, number = "UNSUPPORTED_MEDIA_TYPE", 72
     remedy = "Say with the header Content-Type what the body is, application/json for messages as JSON."

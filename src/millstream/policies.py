@@ -27,19 +27,19 @@ AckDurability = Literal["async", "sync"]
 class QueuePolicy(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of one queue group."""
 
-    #: `none`: a stuck message holds up nobody.  `key`: one unsettled message per key.  `strict`: one at a time.
+    #: `none`: a stuck message holds up no other. `key`: one unsettled message per key. `strict`: one at a time.
     ordering: Ordering = "none"
-    #: `header:NAME` or `key:C` (the key up to the first character C): whose turn it is when many are waiting.
+    #: `header:NAME` or `key:C` (the key up to the first character C): by what messages take turns when many wait.
     fair_by: str = ""
     #: How long a consumer may take over a message; 0 = what the topic says.
     lease_ms: int = 0
-    #: How long leases of one delivery can be extended in all; 0 = without limit.
+    #: How long the lease of one delivery can be extended in all; 0 = without limit.
     processing_ms: int = 300_000
     #: A retry policy as text; empty = what the topic says.
     retry: str = ""
-    #: A message that was handed out this often without being settled is dead; 0 = without limit.
+    #: A message that was handed out this often without being settled becomes a dead letter; 0 = without limit.
     max_deliveries: int = 100
-    #: Give up on messages that fail everywhere before their retries are used up; an outage looks the same.
+    #: Give up on messages that fail everywhere, before their retries are used up. An outage looks the same.
     poison: bool = False
     #: Nothing is handed out while this is set.
     paused: bool = False

@@ -34,7 +34,7 @@ _BOUNDS: Final[Bounds] = {
 
 
 class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """A message is tried `max_retries` + 1 times, unless `total_ms` (0 = no limit) since its publish ends it before."""
+    """A message is tried `max_retries` + 1 times, unless `total_ms` (0 = no limit) since its publish end it before."""
 
     max_retries: int = 3
     initial_ms: int = 1_000
@@ -43,7 +43,7 @@ class RetryPolicy(msgspec.Struct, frozen=True, kw_only=True):
     total_ms: int = 0
     #: The first retry does not wait; the second waits `initial_ms`.
     first_immediate: bool = False
-    #: Up to this share of each wait is taken off by chance, so that what failed together does not come back together.
+    #: Up to this share of each wait is randomly taken off, so that what failed together does not come back together.
     jitter: float = 0.0
 
     def __post_init__(self) -> None:

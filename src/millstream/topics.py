@@ -57,19 +57,19 @@ def parse_lanes(text: str) -> tuple[int, ...]:
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The settings of one topic.  0 means "no limit" for each retention."""
 
-    #: When a publish is confirmed: see docs/guide/durability.md.  Empty = what the broker is set to.
+    #: When a publish is confirmed (see docs/guide/durability.md). Empty = as the broker is set.
     fsync: Fsync | Literal[""] = ""
-    #: When readers see a message: when its publisher is answered, or at once.  Empty = what the broker is set to.
+    #: When readers see a message: when its publisher is answered, or at once. Empty = as the broker is set.
     visible: Visible | Literal[""] = ""
     #: `ephemeral` keeps messages in memory only; they are confirmed as `memory` and gone after a restart.
     mode: Mode = "durable"
-    #: Messages older than this go, a whole segment at a time.
+    #: Messages older than this are removed, a whole segment at a time.
     retention_ms: int = 168 * _HOUR_MS
-    #: The oldest segments go when a partition is larger than this.
+    #: The oldest segments are removed when a partition is larger than this.
     retention_bytes: int = 0
-    #: The oldest segments go when a partition holds more messages than this.
+    #: The oldest segments are removed when a partition holds more messages than this.
     retention_messages: int = 0
-    #: `compact` keeps the newest message of each key.  `settled` is for queues: retention takes only what every queue
+    #: `compact` keeps the newest message of each key. `settled` is for queues: retention removes only what every queue
     #: group has settled.
     cleanup: Cleanup = "delete"
     #: How long a deletion marker (null value) stays readable in a compacted topic.
@@ -77,25 +77,25 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     #: The largest single message, with key and headers.
     max_message_bytes: int = _MIB
     segment_bytes: int = 64 * _MIB
-    #: How long a consumer of a queue may take over a message before somebody else gets it.
+    #: How long a consumer of a queue may take over a message before another one gets it.
     lease_ms: int = 30_000
     #: When a queue tries a failed message again: a profile, or a profile with changes (see millstream/retries.py).
     retry: str = "standard"
-    #: A queue does not deliver messages older than this; 0 = no limit.
+    #: Queues do not deliver messages older than this; 0 = no limit.
     message_ttl_ms: int = 0
     on_expiry: OnExpiry = "drop"
-    #: Within this time a publish that repeats a dedup id is recognised and not stored again; 0 = not looked for.
+    #: Within this time, a publish that repeats a dedup id is recognised and not stored again; 0 = not looked for.
     dedup_window_ms: int = 0
     #: How many messages may wait to be settled; 0 = no limit.
     max_depth: int = 0
     overflow: Overflow = "reject"
-    #: How deliveries are shared by the priorities critical, high, normal, low and background; or `strict`.
+    #: How the priorities critical, high, normal, low and background share deliveries; or `strict`.
     lanes: str = "50,25,15,7,3"
     #: A message of any priority that has waited this long is served next; 0 = never.
     starvation_ms: int = 30_000
     #: Where dead letters go; empty = the topic's name with `.dlq`.
     dead_letter_topic: str = ""
-    #: Told by an HTTP POST of every dead letter.
+    #: A URL that is told of every dead letter by an HTTP POST.
     dead_letter_alert: str = ""
     #: Publishers are slowed down when the oldest message waits longer than this, or more messages wait; 0 = never.
     throttle_lag_ms: int = 0

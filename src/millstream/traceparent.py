@@ -30,7 +30,7 @@ _FORM: Final = re.compile(rb"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0
 
 class TraceContext(NamedTuple):
     trace_id: str
-    #: Of whoever sent the message.
+    #: The span of whoever sent the message.
     span_id: str
     #: Whether whoever began the trace wants to see it.
     sampled: bool

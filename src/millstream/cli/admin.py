@@ -36,7 +36,10 @@ app = Commands(no_args_is_help=True, help="Look at a running broker as a whole, 
     )
 )
 def config(*, given: BrokerOptions) -> None:
-    """Show the settings that a running broker goes by, and where each came from.  Secrets are not shown."""
+    """Show the settings of a running broker, and where each came from.
+
+    Secrets are not shown.
+    """
     with given.client() as client:
         settings = client.admin.config()
     if given.as_json:
@@ -57,7 +60,7 @@ def config(*, given: BrokerOptions) -> None:
 
 @app.command(epilog=examples("# before a snapshot of the disk, or a restart", "millstream admin checkpoint"))
 def checkpoint(*, given: BrokerOptions) -> None:
-    """Put everything on disk, and write down anew what the broker remembers, so that it starts quickly."""
+    """Put everything on disk and write the broker's state anew, so that it starts quickly."""
     with given.client() as client:
         answer = client.admin.checkpoint()
     if given.as_json:
@@ -86,12 +89,14 @@ def checkpoint(*, given: BrokerOptions) -> None:
     )
 )
 def compact(
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="One topic; without it, everything.")] = None,
-    roll: Annotated[bool, typer.Option("--roll", help="End the segments that are being written first.")] = False,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="Only this topic; without it, everything.")
+    ] = None,
+    roll: Annotated[bool, typer.Option("--roll", help="First end the segments that are being written.")] = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Apply retention and compaction now instead of when their turn comes."""
+    """Apply retention and compaction now, instead of when their turn comes."""
     with given.client() as client:
         answer = client.admin.compact(topic, roll=roll)
     if given.as_json:
@@ -119,7 +124,7 @@ def log_level(
     *,
     given: BrokerOptions,
 ) -> None:
-    """Say how important an entry must be for the broker to log it, until it stops."""
+    """Set the log level of the broker until it stops."""
     with given.client() as client:
         info = client.admin.set_log_level(level)
     if given.as_json:
@@ -130,7 +135,7 @@ def log_level(
 
 @app.command(epilog=examples("millstream admin connections", "watch -n 2 millstream admin connections"))
 def connections(*, given: BrokerOptions) -> None:
-    """List the clients that are connected, the oldest first."""
+    """List the connected clients, oldest connection first."""
     with given.client() as client:
         found = client.admin.connections()
     if given.as_json:
@@ -165,13 +170,13 @@ def connections(*, given: BrokerOptions) -> None:
 )
 def disconnect(
     connection: Annotated[str, typer.Argument(metavar="ID", help="The id of the connection.")],
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="What the client is told.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="The reason that the client is told.")] = "",
     *,
     given: BrokerOptions,
 ) -> None:
     """End the connection of a client; what it has leased goes back at once.
 
-    Clients come back by themselves.  To keep one out, revoke its key: `millstream key revoke`.
+    Clients connect again by themselves. To keep one out, revoke its key: `millstream key revoke`.
     """
     with given.client() as client:
         ended = client.admin.disconnect(connection, reason)

@@ -45,7 +45,7 @@ RESET_FORMS: Final = f"earliest, latest, {TIME_FORMS}, an age such as 1h, offset
 
 PriorityOption = Annotated[
     str | None,
-    typer.Option("--priority", metavar="NAME", help="critical, high, normal, low or background; or 0 to 4."),
+    typer.Option("--priority", metavar="NAME", help="Priority: critical, high, normal, low or background, or 0 to 4."),
 ]
 
 

@@ -21,16 +21,16 @@ EPILOG: Final = examples(
 
 
 def audit(
-    key: Annotated[str, typer.Option("--key-id", metavar="ID", help="By whoever had this key.")] = "",
+    key: Annotated[str, typer.Option("--key-id", metavar="ID", help="Only what was done with this key.")] = "",
     call: Annotated[str, typer.Option("--call", metavar="OP", help="Only this call, such as topic.delete.")] = "",
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help=f"Done at or after {PAST_FORMS}.")
+        str | None, typer.Option("--since", metavar="TIME", help=f"Only what was done at or after {PAST_FORMS}.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="At most so many.")] = 50,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Show at most this many.")] = 50,
     *,
     given: BrokerOptions,
 ) -> None:
-    """Show what administrators did or tried, the newest first."""
+    """Show what administrators did or tried to do, newest first."""
     since_ms = 0
     if since is not None:
         since_ms = int(parse_past(since, datetime.datetime.now(datetime.UTC), "--since").timestamp() * 1000)

@@ -57,7 +57,10 @@ _HOLD_MS: Final = 120_000
 _RENEW_S: Final = 10.0
 
 FileArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="The backup; - is standard output, or input to restore and verify.")
+    str,
+    typer.Argument(
+        metavar="FILE", help="The backup file. - is standard output, or standard input to restore and verify."
+    ),
 ]
 
 
@@ -65,14 +68,14 @@ def backup(
     file: FileArgument,
     data: DataOption = None,
     config: ConfigFileOption = None,
-    verify: Annotated[bool, typer.Option("--verify", help="Make none: read FILE and check all of it.")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="Make no backup: read FILE and check all of it.")] = False,
     *,
     given: BrokerOptions,
 ) -> None:
-    """Copy everything a broker has stored into one file, while it runs or when it has stopped.
+    """Copy everything a broker has stored into one file, while the broker runs or after it has stopped.
 
-    Run it where the data directory is. The backup shows one moment, everything that was confirmed before it is there,
-    and clients notice nothing. It holds what the broker knows, webhook secrets too: keep it as safe as the data.
+    Run it where the data directory is. The backup shows one moment: it has everything that was confirmed before, and
+    clients notice nothing. It holds all that the broker knows, even webhook secrets, so keep it as safe as the data.
     """
     refuse_empty(file, "FILE")
     if verify:
@@ -187,13 +190,15 @@ def _verify(file: str, *, as_json: bool) -> None:
 
 def restore(
     file: FileArgument,
-    data: Annotated[str, typer.Option("--data", metavar="DIR", help="Where to put it; empty or not there yet.")],
+    data: Annotated[
+        str, typer.Option("--data", metavar="DIR", help="The directory to create; it must be empty or not exist yet.")
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Make a data directory from a backup.
+    """Create a data directory from a backup.
 
     Everything is checked and on disk before a broker can use it; if anything is wrong, nothing is left behind. Clients
-    that go on where they were will find the broker in the past: what was published after the backup is not there.
+    that continue where they were find the broker in the past: what was published after the backup is not there.
     """
     from millstream.log.archive import restore_archive
 

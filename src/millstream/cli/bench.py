@@ -23,24 +23,27 @@ if TYPE_CHECKING:
 app = Commands(no_args_is_help=True, help="Measure throughput and latency of a broker.")
 
 MessagesOption = Annotated[
-    int, typer.Option("--messages", "-m", metavar="N", min=1, help="How many, over all producers.")
+    int, typer.Option("--messages", "-m", metavar="N", min=1, help="How many messages, over all producers.")
 ]
-SizeOption = Annotated[str, typer.Option("--size", "-s", metavar="BYTES", help="Size of a message: 100, 1KiB.")]
+SizeOption = Annotated[
+    str, typer.Option("--size", "-s", metavar="BYTES", help="Size of a message, such as 100 or 1KiB.")
+]
 PartitionsOption = Annotated[
-    int, typer.Option("--partitions", "-p", metavar="N", min=1, help="Partitions of the topic.")
+    int, typer.Option("--partitions", "-p", metavar="N", min=1, help="Number of partitions of the topic.")
 ]
 ProducersOption = Annotated[
-    int, typer.Option("--producers", metavar="N", min=1, max=256, help="Processes that publish.")
+    int, typer.Option("--producers", metavar="N", min=1, max=256, help="Number of processes that publish.")
 ]
 ConsumersOption = Annotated[
-    int, typer.Option("--consumers", metavar="N", min=1, max=256, help="Processes that consume.")
+    int, typer.Option("--consumers", metavar="N", min=1, max=256, help="Number of processes that consume.")
 ]
 AcksOption = Annotated[
     Literal["none", "leader", "all"],
     typer.Option("--acks", metavar="none|leader|all", help="What a publish waits for."),
 ]
 LingerOption = Annotated[
-    int, typer.Option("--linger-ms", metavar="N", min=0, help="How long a batch waits for company.")
+    int,
+    typer.Option("--linger-ms", metavar="N", min=0, help="How long a batch waits for more messages, in milliseconds."),
 ]
 CompressionOption = Annotated[
     Literal["lz4", "zstd"] | None, typer.Option("--compression", metavar="lz4|zstd", help="Compress batches.")
@@ -147,7 +150,9 @@ def latency(
     rate: Annotated[
         int, typer.Option("--rate", "-r", metavar="N", min=1, max=1_000_000, help="Messages per second.")
     ] = 1000,
-    seconds: Annotated[int, typer.Option("--seconds", metavar="N", min=1, max=86_400, help="For how long.")] = 10,
+    seconds: Annotated[
+        int, typer.Option("--seconds", metavar="N", min=1, max=86_400, help="How long to measure, in seconds.")
+    ] = 10,
     size: SizeOption = "100",
     partitions: PartitionsOption = 1,
     acks: AcksOption = "leader",
@@ -156,7 +161,7 @@ def latency(
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Measure the time from send to receipt by a consumer, at a fixed rate."""
+    """Measure the time from sending a message to its receipt by a consumer, at a fixed rate."""
     message_bytes = _size(size)
     if message_bytes < 8:
         raise UsageProblem("--size must be at least 8 here: each message carries its time")

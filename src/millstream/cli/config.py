@@ -29,9 +29,9 @@ def _config() -> None:
     )
 )
 def show(*, options: ServeOptions, as_json: JsonOption = False) -> None:
-    """Show every setting, its value and where that came from; fails if any of them is wrong.
+    """Show every setting, its value and where the value came from; fail if any of them is wrong.
 
-    Takes the options of `serve` and reads the same file and variables.
+    It takes the options of `serve` and reads the same file and environment variables.
     """
     settings, sources = options.read_settings()
     from millstream.config import setting_fields

@@ -14,7 +14,7 @@ from millstream.cli.terminal import terminal_safe
 
 __all__ = ["YesOption", "confirm"]
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -50,7 +50,7 @@ NamespaceOption = Annotated[
         "-n",
         envvar="MILLSTREAM_NAMESPACE",
         metavar="NAME",
-        help="The namespace that names belong to.",
+        help="The namespace to work in.",
         rich_help_panel=_PANEL,
     ),
 ]
@@ -68,7 +68,7 @@ KeyOption = Annotated[
         "--api-key",
         envvar="MILLSTREAM_KEY",
         metavar="KEY",
-        help="The key to show to the broker; better in the variable, where other users do not see it.",
+        help="API key for the broker. Better set in the environment variable, where other users do not see it.",
         rich_help_panel=_PANEL,
         show_envvar=True,
     ),
@@ -79,7 +79,7 @@ CaOption = Annotated[
         "--ca",
         envvar="MILLSTREAM_CA",
         metavar="FILE",
-        help="Authorities to trust, in PEM form; connects with TLS, as does an address tls://HOST:PORT.",
+        help="PEM file of certificate authorities to trust. Connects with TLS, as does an address tls://HOST:PORT.",
         rich_help_panel=_PANEL,
     ),
 ]

@@ -39,44 +39,54 @@ _UNASSIGNED_S: Final = 10.0  # long enough for a rebalance, short enough for a s
 
 def consume(
     topic: Annotated[
-        str, typer.Argument(metavar="TOPIC", help="Where the messages come from; orders.* and orders.# work too.")
+        str, typer.Argument(metavar="TOPIC", help="The topic to read, or a pattern such as orders.* or orders.#")
     ],
     group: Annotated[
         str | None,
-        typer.Option("--group", "-g", metavar="NAME", help="Read as a member of this group and remember the progress."),
+        typer.Option(
+            "--group", "-g", metavar="NAME", help="Read as a member of this group, and remember the progress."
+        ),
     ] = None,
     start: Annotated[
         str,
-        typer.Option("--from", metavar="PLACE", help=f"{START_FORMS[0].upper()}{START_FORMS[1:]}."),
+        typer.Option("--from", metavar="PLACE", help=f"Where to begin: {START_FORMS}."),
     ] = "earliest",
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; may be repeated.")
+        list[int] | None,
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Read only this partition; may be repeated."),
     ] = None,
     max_messages: Annotated[
-        int | None, typer.Option("--max", "-m", min=1, metavar="N", help="Stop after so many messages.")
+        int | None, typer.Option("--max", "-m", min=1, metavar="N", help="Stop after this many messages.")
     ] = None,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Wait for new messages, or stop at the end.")
     ] = True,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Stop when nothing came for so long: 10s, 5m.")
+        str | None,
+        typer.Option(
+            "--timeout", metavar="TIME", help="Stop when no message has come for this long, such as 10s or 5m."
+        ),
     ] = None,
     line_format: Annotated[
-        str, typer.Option("--format", metavar="TEXT", help="What to print for a message; see above.")
+        str, typer.Option("--format", metavar="TEXT", help="How to print a message; see above.")
     ] = "{value}",
     skip_damaged: Annotated[
-        bool, typer.Option("--skip-damaged", help="Go on past messages that fail their checksum.")
+        bool, typer.Option("--skip-damaged", help="Skip messages that fail their checksum.")
     ] = False,
     *,
     given: LinesOptions,
 ) -> None:
     """Print the messages of a topic.
 
-    A format may name {value}, {key}, {headers}, {topic}, {partition}, {offset}, {timestamp}, {priority} and {id}; \\n
-    and \\t are a new line and a tab. With --json each message is one JSON object on a line, where a header that is
-    there several times is a list and one that is not text is base64 behind base64:. With --group, --from only counts
-    where the group has no committed offset yet, and what was printed is committed. Topics and partitions made later are
-    read from their first message.
+    A format may contain {value}, {key}, {headers}, {topic}, {partition}, {offset}, {timestamp}, {priority} and {id};
+    \\n and \\t are a newline and a tab.
+
+    With --json, each message is one JSON object on a line. A header that occurs several times is a list there, and a
+    header that is not text is base64 after the prefix base64:.
+
+    With --group, what was printed is committed, and --from counts only where the group has no committed offset yet.
+
+    Topics and partitions that are created later are read from their first message.
     """
     if group is not None and partition:
         raise UsageProblem("--group assigns partitions by itself; leave out --partition")

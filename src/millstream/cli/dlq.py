@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from millstream.client.letters import LetterOptions, ReplayOptions
     from millstream.dead_letters import ReplayInfo
 
-app = Commands(no_args_is_help=True, help="Look at dead letters, send them again, remove them.")
+app = Commands(no_args_is_help=True, help="Look at dead letters, send them again or remove them.")
 
 _WHICH = "Which letters"
 _REASONS = "REJECTED, MAX_RETRIES_EXCEEDED, MAX_DELIVERIES_EXCEEDED, TOTAL_TIMEOUT_EXCEEDED, TTL_EXPIRED or POISON."
@@ -58,38 +58,55 @@ class Filters:
     topic: Annotated[
         str | None,
         typer.Option(
-            "--topic", metavar="TOPIC", help="From this topic, or a pattern: orders.#", rich_help_panel=_WHICH
+            "--topic",
+            metavar="TOPIC",
+            help="Only letters from this topic, or from a pattern such as orders.#",
+            rich_help_panel=_WHICH,
         ),
     ] = None
     group: Annotated[
         str | None,
-        typer.Option("--group", metavar="GROUP", help="Given up by this queue group.", rich_help_panel=_WHICH),
+        typer.Option(
+            "--group", metavar="GROUP", help="Only letters that this queue group gave up on.", rich_help_panel=_WHICH
+        ),
     ] = None
     reason: Annotated[
         str | None,
-        typer.Option("--reason", metavar="REASON", help=_REASONS, rich_help_panel=_WHICH),
+        typer.Option("--reason", metavar="REASON", help=f"Only this reason: {_REASONS}", rich_help_panel=_WHICH),
     ] = None
     error: Annotated[
         str | None,
-        typer.Option("--error", metavar="TEXT", help="The last error contains this.", rich_help_panel=_WHICH),
+        typer.Option(
+            "--error", metavar="TEXT", help="Only letters whose last error contains this.", rich_help_panel=_WHICH
+        ),
     ] = None
     header: Annotated[
         list[str] | None,
         typer.Option(
-            "--header", metavar="NAME[=VALUE]", help="Has this header; may be repeated.", rich_help_panel=_WHICH
+            "--header",
+            metavar="NAME[=VALUE]",
+            help="Only letters with this header; may be repeated.",
+            rich_help_panel=_WHICH,
         ),
     ] = None
     key: Annotated[
         str | None,
-        typer.Option("--key", metavar="KEY", help="Has this key.", rich_help_panel=_WHICH),
+        typer.Option("--key", metavar="KEY", help="Only letters with this key.", rich_help_panel=_WHICH),
     ] = None
     since: Annotated[
         str | None,
-        typer.Option("--since", metavar="TIME", help=f"Died at or after {PAST_FORMS}.", rich_help_panel=_WHICH),
+        typer.Option(
+            "--since", metavar="TIME", help=f"Only letters that died at or after {PAST_FORMS}.", rich_help_panel=_WHICH
+        ),
     ] = None
     until: Annotated[
         str | None,
-        typer.Option("--until", metavar="TIME", help="Died before this; in the same forms.", rich_help_panel=_WHICH),
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="Only letters that died before this, in the same forms.",
+            rich_help_panel=_WHICH,
+        ),
     ] = None
 
     def options(self) -> LetterOptions:
@@ -138,10 +155,12 @@ def _require_choice(ids: list[str] | None, which: LetterOptions, everything: boo
 def list_letters(
     *,
     filters: Filters,
-    limit: Annotated[int, typer.Option("--max", metavar="N", min=1, max=1_000_000, help="At most so many.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--max", metavar="N", min=1, max=1_000_000, help="Show at most this many.")
+    ] = 100,
     given: LinesOptions,
 ) -> None:
-    """List dead letters, by topic and in the order they died."""
+    """List dead letters by topic, in the order in which they died."""
     which = filters.options()
     with given.client() as client:
         letters = client.dead_letters.list(limit=limit, **which)
@@ -196,29 +215,29 @@ def replay(
     filters: Filters,
     everything: EverythingOption = False,
     target: Annotated[
-        str | None, typer.Option("--to", metavar="TOPIC", help="Send to this topic, not to where they came from.")
+        str | None, typer.Option("--to", metavar="TOPIC", help="Send to this topic, not to the topics they came from.")
     ] = None,
     value: Annotated[str | None, typer.Option("--value", metavar="TEXT", help="Replace the value.")] = None,
     value_file: Annotated[
-        Path | None, typer.Option("--value-file", metavar="FILE", help="Replace the value by a file's contents.")
+        Path | None, typer.Option("--value-file", metavar="FILE", help="Replace the value with the contents of a file.")
     ] = None,
     set_header: Annotated[
         list[str] | None, typer.Option("--set-header", metavar="NAME=VALUE", help="Set a header; may be repeated.")
     ] = None,
     remove_header: Annotated[
-        list[str] | None, typer.Option("--remove-header", metavar="NAME", help="Leave a header out; may be repeated.")
+        list[str] | None, typer.Option("--remove-header", metavar="NAME", help="Remove a header; may be repeated.")
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option("--rate", metavar="N", min=0.001, max=1e9, help="At most so many messages per second."),
+        typer.Option("--rate", metavar="N", min=0.001, max=1e9, help="Send at most this many messages per second."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, send nothing.")] = False,
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Stay until it is over.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, but send nothing.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the replay is over.")] = True,
     given: NamespaceOptions,
 ) -> None:
-    """Send dead letters again, as new messages, in the order in which they first came in.
+    """Send dead letters again as new messages, in the order in which they first came in.
 
-    The broker does the work, goes on with it after a restart, and sends each letter once.
+    The broker does the work, continues after a restart, and sends each letter once.
     """
     which = filters.options()
     _require_choice(ids, which, everything, "replay")
@@ -283,11 +302,11 @@ def _follow(replay: Replay, *, shown: bool) -> ReplayInfo:
 
 @app.command(epilog=examples("millstream dlq replays", "millstream dlq replays r-5f0c2a9b1d3e"))
 def replays(
-    replay_id: Annotated[str | None, typer.Argument(metavar="ID", help="One replay, with what failed.")] = None,
+    replay_id: Annotated[str | None, typer.Argument(metavar="ID", help="Show this replay, with what failed.")] = None,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """List replays that run and reports of those that did, or show one of them."""
+    """List running replays and the reports of those that are over, or show one of them."""
     with given.client() as client:
         if replay_id is None:
             infos = client.dead_letters.replays()
@@ -305,7 +324,10 @@ def replays(
 def abort(
     replay_id: Annotated[str, typer.Argument(metavar="ID", help="The replay's id.")], *, given: NamespaceOptions
 ) -> None:
-    """End a replay.  What it has sent stays sent; the rest stays where it is."""
+    """Abort a replay.
+
+    What it has sent stays sent; the rest stays where it is.
+    """
     with given.client() as client:
         info = client.dead_letters.replay_status(replay_id).abort()
     if given.as_json:
@@ -327,8 +349,10 @@ def purge(
     *,
     filters: Filters,
     everything: EverythingOption = False,
-    limit: Annotated[int | None, typer.Option("--max", metavar="N", min=1, help="At most so many.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Count what would go, remove nothing.")] = False,
+    limit: Annotated[int | None, typer.Option("--max", metavar="N", min=1, help="Remove at most this many.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Count what would be removed, but remove nothing.")
+    ] = False,
     yes: YesOption = False,
     given: NamespaceOptions,
 ) -> None:

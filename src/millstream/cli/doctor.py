@@ -42,15 +42,15 @@ def doctor(
             "-b",
             envvar="MILLSTREAM_BROKER",
             metavar="HOST:PORT",
-            help="The broker to ask; without it, the one that the settings describe.",
+            help="The broker to ask. Without it, the one that the settings describe.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at this machine, the settings, the data directory and the broker, and say what to do about what is wrong.
+    """Check this machine, the settings, the data directory and the broker, and say how to fix what is wrong.
 
-    Takes the options of `serve` and reads the same file and variables. Works with and without a broker. The exit code
-    is 1 if anything fails.
+    It takes the options of `serve` and reads the same file and environment variables. It works with and without a
+    broker. The exit code is 1 if anything fails.
     """
     checks: list[Check] = []
     try:

@@ -141,16 +141,20 @@ def lag(name: GroupArgument, *, given: NamespaceOptions) -> None:
 def reset(
     name: GroupArgument,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose offsets move.")],
-    to: Annotated[str, typer.Option("--to", metavar="PLACE", help=f"{RESET_FORMS[0].upper()}{RESET_FORMS[1:]}.")],
+    to: Annotated[str, typer.Option("--to", metavar="PLACE", help=f"Where to move: {RESET_FORMS}.")],
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this one; may be repeated.")
+        list[int] | None,
+        typer.Option("--partition", "-p", metavar="N", min=0, help="Move only this partition; may be repeated."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, change nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, but change nothing.")] = False,
     yes: YesOption = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Move a group to another place in a topic.  The group must have no live members."""
+    """Move a group to another place in a topic.
+
+    The group must have no live members.
+    """
     kind, value = parse_reset(to, datetime.datetime.now(datetime.UTC))
     with given.client() as client:
         before = {entry.partition: entry.offset for entry in client.committed(name, [topic])}
@@ -181,7 +185,10 @@ def reset(
 
 @app.command(epilog=examples("millstream group delete audit", "millstream group delete audit --yes"))
 def delete(name: GroupArgument, yes: YesOption = False, *, given: NamespaceOptions) -> None:
-    """Delete a group and its committed offsets.  The group must have no live members."""
+    """Delete a group and its committed offsets.
+
+    The group must have no live members.
+    """
     confirm(f"Delete group {name} and its committed offsets?", yes=yes)
     with given.client() as client:
         client.delete_group(name)
@@ -199,7 +206,10 @@ def evict(
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Throw a member out of its group.  Its partitions go to the others; a live member joins again."""
+    """Remove a member from its group.
+
+    Its partitions go to the other members. A member that is alive joins again.
+    """
     with given.client() as client:
         client.evict_member(name, member)
     said = f"evicted [bold]{escape(terminal_safe(member))}[/] from group [bold]{name}[/]"
@@ -208,21 +218,24 @@ def evict(
 
 @app.command(epilog=examples("millstream group rebalance audit"))
 def rebalance(name: GroupArgument, *, given: NamespaceOptions) -> None:
-    """Deal the partitions of a group anew, whoever has them now."""
+    """Assign the partitions of a group anew, whoever has them now."""
     with given.client() as client:
         _print_summary(client.rebalance_group(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream group pause audit", "millstream group resume audit"))
 def pause(name: GroupArgument, *, given: NamespaceOptions) -> None:
-    """Have nobody read.  The members give their partitions back, and stay; a restart does not change that."""
+    """Pause a group: none of its members reads.
+
+    The members give their partitions back but stay in the group. A restart does not end the pause.
+    """
     with given.client() as client:
         _print_summary(client.pause_group(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream group resume audit"))
 def resume(name: GroupArgument, *, given: NamespaceOptions) -> None:
-    """Let a paused group go on."""
+    """Resume a paused group."""
     with given.client() as client:
         _print_summary(client.resume_group(name), given.as_json)
 

@@ -32,14 +32,14 @@ _STYLES: Final = {"healthy": "green", "degraded": "yellow", "unknown": "yellow",
 
 
 def health(
-    deep: Annotated[bool, typer.Option("--deep", help="Try things out: store, sync and read back.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also try things out: store, sync and read back.")] = False,
     *,
     given: BrokerOptions,
 ) -> None:
-    """Show how a broker is.
+    """Show the health of a broker.
 
-    The exit code tells: 0 when it is healthy or degraded (it serves, and somebody should look), 1 when it is critical,
-    3 when nobody answers.
+    The exit code is 0 when the broker is healthy or degraded (it serves, but somebody should look), 1 when it is
+    critical, and 3 when no broker answers.
     """
     with given.client() as client:
         report = client.admin.health(deep=deep)

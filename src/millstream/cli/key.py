@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from millstream.client.access import NewKey
     from millstream.config import Settings
 
-app = Commands(no_args_is_help=True, help="Make API keys, list, rotate and revoke them.")
+app = Commands(no_args_is_help=True, help="Create, list, rotate and revoke API keys.")
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The key's id, the part of it before the secret.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The key's id, which is the part before the secret.")]
 
 
 @app.command(
@@ -49,24 +49,35 @@ IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The key's id, the
 def create(
     roles: Annotated[
         list[str],
-        typer.Option("--role", "-r", metavar="ROLE", help="admin, produce, consume or read; may be repeated."),
+        typer.Option(
+            "--role",
+            "-r",
+            metavar="ROLE",
+            help="What the key may do: admin, produce, consume or read; may be repeated.",
+        ),
     ],
     scopes: Annotated[
         list[str] | None,
-        typer.Option("--scope", "-s", metavar="NAMESPACE:TOPIC", help="Where it holds, with patterns; everywhere."),
+        typer.Option(
+            "--scope",
+            "-s",
+            metavar="NAMESPACE:TOPIC",
+            help="Where the key is valid, with patterns; without it, everywhere.",
+        ),
     ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Whose it is, for people.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="TEXT", help="Whose key it is, for people.")] = "",
     expires: Annotated[
-        str | None, typer.Option("--expires", metavar="TIME", help="How long it lasts, such as 30d; for ever.")
+        str | None,
+        typer.Option("--expires", metavar="TIME", help="How long the key is valid, such as 30d; without it, for ever."),
     ] = None,
     data: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="The data of a broker that does not run.")
+        str | None, typer.Option("--data", metavar="DIR", help="The data directory of a broker that does not run.")
     ] = None,
     config: ConfigFileOption = None,
     *,
     given: BrokerOptions,
 ) -> None:
-    """Make a key, and show it this once."""
+    """Create a key and show it, this once only."""
     refuse_empty(data, "--data")
     lasts = None if expires is None else parse_span(expires, "--expires")
     if lasts is not None and not lasts:
@@ -109,13 +120,11 @@ def list_keys(*, given: BrokerOptions) -> None:
 @app.command(epilog=examples("millstream key rotate 1f2e3d4c5b6a", "millstream key rotate 1f2e3d4c5b6a --grace 0s"))
 def rotate(
     key_id: IdArgument,
-    grace: Annotated[
-        str, typer.Option("--grace", metavar="TIME", help="How long the old secret is still good.")
-    ] = "24h",
+    grace: Annotated[str, typer.Option("--grace", metavar="TIME", help="How long the old secret stays valid.")] = "24h",
     *,
     given: BrokerOptions,
 ) -> None:
-    """Give a key another secret, and show it this once."""
+    """Give a key a new secret and show it, this once only."""
     still_good = parse_span(grace, "--grace")
     with given.client() as client:
         _print_new(client.keys.rotate(key_id, still_good), given.as_json)
@@ -123,7 +132,7 @@ def rotate(
 
 @app.command(epilog=examples("millstream key revoke 1f2e3d4c5b6a", "millstream key revoke 1f2e3d4c5b6a --yes"))
 def revoke(key_id: IdArgument, yes: YesOption = False, *, given: BrokerOptions) -> None:
-    """End a key, and the connections of whoever uses it."""
+    """Revoke a key, and end the connections of whoever uses it."""
     confirm(f"Revoke key {key_id}?", yes=yes)
     with given.client() as client:
         client.keys.revoke(key_id)

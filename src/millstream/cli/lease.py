@@ -49,28 +49,34 @@ _REFUSED: Final = ("receipt_invalid", "gone")
 ReceiptsArgument = Annotated[
     list[str], typer.Argument(metavar="RECEIPT...", help="Receipts, as `millstream lease` prints them.")
 ]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept with the message.")]
+ReasonOption = Annotated[
+    str, typer.Option("--reason", metavar="TEXT", help="The reason, which is kept with the message.")
+]
 
 
 def lease(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The queue group.")] = "default",
-    maximum: Annotated[int, typer.Option("--max", "-m", metavar="N", min=1, max=1000, help="At most this many.")] = 1,
+    maximum: Annotated[
+        int, typer.Option("--max", "-m", metavar="N", min=1, max=1000, help="Lease at most this many messages.")
+    ] = 1,
     wait: Annotated[str, typer.Option("--wait", metavar="TIME", help="Wait this long for a message.")] = "0s",
     length: Annotated[
         str,
-        typer.Option("--lease", metavar="TIME", help="How long they are yours.", show_default="as the queue says"),
+        typer.Option(
+            "--lease", metavar="TIME", help="How long the messages are yours.", show_default="as the queue says"
+        ),
     ] = "",
     auto_ack: Annotated[
-        bool, typer.Option("--auto-ack", help="They are done when they are sent; what is not printed is lost.")
+        bool, typer.Option("--auto-ack", help="Ack the messages when they are sent; what is not printed is lost.")
     ] = False,
     *,
     given: LinesOptions,
 ) -> None:
     """Lease messages of a queue and print them with their receipts.
 
-    They are yours until the lease ends, also after this command has ended: settle them with ack, nack or reject, or
-    let the lease run out and somebody else gets them.  With --auto-ack there is nothing to settle.
+    The messages are yours until the lease ends, even after this command has ended. Settle them with ack, nack or
+    reject, or let the lease run out, so that another consumer gets them. With --auto-ack there is nothing to settle.
     """
     wait_for = parse_span(wait, "--wait")
     with given.client() as client:
@@ -105,7 +111,7 @@ def lease(
 
 
 def ack(receipts: ReceiptsArgument, *, given: NamespaceOptions) -> None:
-    """Say that messages are done."""
+    """Ack messages: they are done."""
     _settle("ack", receipts, given)
 
 
@@ -114,29 +120,43 @@ def nack(
     reason: ReasonOption = "",
     retry_after: Annotated[
         str,
-        typer.Option("--retry-after", metavar="TIME", help="Until the next try.", show_default="by the retry policy"),
+        typer.Option(
+            "--retry-after",
+            metavar="TIME",
+            help="How long to wait before the next try.",
+            show_default="by the retry policy",
+        ),
     ] = "",
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Say that messages failed and shall be tried again."""
+    """Nack messages: they failed and should be tried again."""
     _settle("nack", receipts, given, reason=reason, delay=_length(retry_after, "--retry-after"))
 
 
 def reject(receipts: ReceiptsArgument, reason: ReasonOption = "", *, given: NamespaceOptions) -> None:
-    """Say that messages will never succeed; they become dead letters."""
+    """Reject messages: they will never succeed and become dead letters."""
     _settle("reject", receipts, given, reason=reason)
 
 
 def extend(
     receipts: ReceiptsArgument,
     by: Annotated[
-        str, typer.Option("--by", metavar="TIME", help="From now.", show_default="the lease's own length")
+        str,
+        typer.Option(
+            "--by",
+            metavar="TIME",
+            help="How long the messages stay yours, from now.",
+            show_default="the lease's own length",
+        ),
     ] = "",
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Keep messages for longer, and print until when: at most for the group's processing_ms since they were leased."""
+    """Keep messages for longer, and print until when.
+
+    They can be kept for at most the group's processing_ms since they were leased.
+    """
     length = _length(by, "--by")
     if length is not None and not length:
         raise UsageProblem("--by is more than 0; leave it out for the lease's own length")

@@ -80,12 +80,12 @@ def verify(
     data: DataArgument,
     topic: Annotated[str | None, typer.Option("--topic", "-t", metavar="NAME", help="Only this topic.")] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this partition of it.")
+        int | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Only this partition of the topic.")
     ] = None,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
-    """Check every checksum, offset and index; exits with 4 when anything is wrong."""
+    """Check every checksum, offset and index; exit with 4 if anything is wrong."""
     from millstream.log.storage import DiskStorage  # here and below, so that no other command waits for the log to load
     from millstream.log.verify import verify as verify_partition
 
@@ -120,16 +120,19 @@ def verify(
 def dump(
     data: DataArgument,
     topic: Annotated[str, typer.Option("--topic", "-t", metavar="NAME", help="The topic to read.")],
-    partition: Annotated[int, typer.Option("--partition", "-p", metavar="N", min=0, help="The partition of it.")] = 0,
-    start: Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, help="The first offset.")] = 0,
+    partition: Annotated[int, typer.Option("--partition", "-p", metavar="N", min=0, help="The partition to read.")] = 0,
+    start: Annotated[int, typer.Option("--from", metavar="OFFSET", min=0, help="The offset to begin at.")] = 0,
     limit: Annotated[
-        int | None, typer.Option("--max", "-m", metavar="N", min=1, help="Stop after so many messages or batches.")
+        int | None, typer.Option("--max", "-m", metavar="N", min=1, help="Stop after this many messages or batches.")
     ] = None,
     batches: Annotated[bool, typer.Option("--batches", help="Describe batches instead of messages.")] = False,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
     as_json: JsonLinesOption = False,
 ) -> None:
-    """Print what is stored in a partition; damaged places are left out.  With --json, one object per line."""
+    """Print what is stored in a partition; damaged places are left out.
+
+    With --json, one object per line is printed.
+    """
     from millstream.log.storage import DiskStorage
     from millstream.log.verify import dump as dump_batches
 

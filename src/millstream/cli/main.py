@@ -63,9 +63,9 @@ _STORY = """Millstream, a durable message broker.
 """
 
 _EPILOG = (
-    "Every command but serve takes --json, and --help ends in examples. Lengths of time are written 500ms, 30s, 5m or "
-    "1h30m; a bare number counts seconds. A time without a zone is UTC. Exit codes: 1 the request failed, 2 usage or "
-    "configuration, 3 no broker there, 4 damaged or unusable data, 130 interrupted."
+    "Every command except serve takes --json, and the --help of each command ends with examples. Durations are written "
+    "500ms, 30s, 5m or 1h30m; a bare number means seconds. A time without a zone is UTC. Exit codes: 1 the request "
+    "failed, 2 wrong usage or configuration, 3 no broker answers, 4 damaged or unusable data, 130 interrupted."
 )
 
 _DAILY, _QUEUES, _OPERATING, _HELP = "Messages", "Queues", "Operating", "Looking things up"

@@ -46,9 +46,9 @@ _SHOWN: Final = 60
 
 
 def peek(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where the messages are.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
     max_messages: Annotated[
-        int, typer.Option("--max", "-m", min=1, max=100_000, metavar="N", help="So many at most.")
+        int, typer.Option("--max", "-m", min=1, max=100_000, metavar="N", help="Show at most this many.")
     ] = 10,
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="KEY", help="Only messages with this key.")] = None,
     header: Annotated[
@@ -59,21 +59,23 @@ def peek(
     ] = None,
     start: Annotated[
         str | None,
-        typer.Option("--from", metavar="PLACE", help=f"Begin there, with the oldest: {START_FORMS}."),
+        typer.Option("--from", metavar="PLACE", help=f"Begin here, oldest first: {START_FORMS}."),
     ] = None,
-    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help=f"Stored before {PAST_FORMS}.")] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="TIME", help=f"Only messages stored before {PAST_FORMS}.")
+    ] = None,
     offset: Annotated[
-        int | None, typer.Option("--offset", "-o", min=0, metavar="N", help="Begin at this offset, with the oldest.")
+        int | None, typer.Option("--offset", "-o", min=0, metavar="N", help="Begin at this offset, oldest first.")
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Only in this partition.")
+        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Only messages in this partition.")
     ] = None,
     *,
     given: LinesOptions,
 ) -> None:
-    """Show messages of a topic without consuming them: the last ones, or the first ones from a place on.
+    """Show messages of a topic without consuming them: the last ones, or the first ones from a given place on.
 
-    Conditions are looked for in the log itself, so they may take a while in a large topic. With --json each message is
+    Conditions are checked in the log itself, so they may take a while in a large topic. With --json, each message is
     one JSON object on a line.
     """
     now = datetime.datetime.now(datetime.UTC)
@@ -136,11 +138,13 @@ def peek(
     )
 )
 def show(
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="As a receipt, `consume` or `topic peek` shows it.")],
+    message_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The message's id, as a receipt, `consume` or `topic peek` shows it.")
+    ],
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Show a message, wherever it is, also one that is scheduled and not due yet."""
+    """Show a message wherever it is, even one that is scheduled and not due yet."""
     with given.client() as client:
         message = client.find(message_id)
     if given.as_json:

@@ -40,7 +40,7 @@ def metrics(
 ) -> None:
     """Show the broker's metrics.
 
-    They are the ones that Prometheus reads at `/metrics`; `docs/reference/metrics.md` says what each of them means.
+    These are the metrics that Prometheus reads at `/metrics`; `docs/reference/metrics.md` says what each of them means.
     """
     with given.client() as client:
         text = client.metrics()

@@ -22,15 +22,19 @@ EPILOG: Final = examples(
 def mode(
     wanted: Annotated[
         Literal["normal", "maintenance"] | None,
-        typer.Argument(metavar="MODE", help="normal or maintenance; without it the mode is shown.", show_default=False),
+        typer.Argument(
+            metavar="MODE", help="normal or maintenance. Without it, the mode is shown.", show_default=False
+        ),
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", "-r", metavar="TEXT", help="What clients are told.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", "-r", metavar="TEXT", help="The reason that clients are told.")
+    ] = "",
     *,
     given: BrokerOptions,
 ) -> None:
     """Show the mode, or begin or end maintenance.
 
-    During maintenance the broker answers administrators only: publishers and consumers wait until it is over. Modes
+    During maintenance, the broker answers only administrators; publishers and consumers wait until it is over. Modes
     that the broker enters by itself, because disk or memory runs out, end by themselves.
     """
     if wanted is None and reason:

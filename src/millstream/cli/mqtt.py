@@ -34,22 +34,24 @@ from millstream.errors import MessageNotFound
 if TYPE_CHECKING:
     from millstream.client.mqtt import SessionInfo, SessionSubscription, SessionSummary
 
-app = Commands(no_args_is_help=True, help="Look after MQTT: clients, their sessions, retained messages.")
+app = Commands(no_args_is_help=True, help="Manage MQTT clients, their sessions and retained messages.")
 
 _VERSIONS = {4: "3.1.1", 5: "5.0"}
 _SHOWN = 60
 
 ClientArgument = Annotated[str, typer.Argument(metavar="CLIENT", help="The client id.")]
-MaxOption = Annotated[int, typer.Option("--max", "-m", min=1, max=1_000_000, metavar="N", help="So many at most.")]
+MaxOption = Annotated[
+    int, typer.Option("--max", "-m", min=1, max=1_000_000, metavar="N", help="Show at most this many.")
+]
 
 
 @app.command(epilog=examples("millstream mqtt status", "millstream mqtt status --everywhere --json"))
 def status(
-    everywhere: Annotated[bool, typer.Option("--everywhere", "-e", help="All namespaces, not only one.")] = False,
+    everywhere: Annotated[bool, typer.Option("--everywhere", "-e", help="Show all namespaces, not only one.")] = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Show who is connected, what is remembered and what is retained, in figures."""
+    """Show in figures who is connected, what is remembered and what is retained."""
     with given.client() as client:
         found = client.mqtt.overview(everywhere=everywhere)
     if given.as_json:
@@ -78,14 +80,16 @@ def status(
     )
 )
 def sessions(
-    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="How client ids begin; all of them.")] = "",
-    connected: Annotated[bool, typer.Option("--connected", help="Only those whose client is there.")] = False,
-    away: Annotated[bool, typer.Option("--away", help="Only those whose client is not there.")] = False,
+    prefix: Annotated[
+        str, typer.Argument(metavar="[PREFIX]", help="Only client ids that begin with this; without it, all.")
+    ] = "",
+    connected: Annotated[bool, typer.Option("--connected", help="Only sessions whose client is connected.")] = False,
+    away: Annotated[bool, typer.Option("--away", help="Only sessions whose client is not connected.")] = False,
     max_sessions: MaxOption = 100,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """List sessions of clients, connected or remembered."""
+    """List the sessions of clients, connected or remembered."""
     if connected and away:
         raise UsageProblem("--connected and --away leave nothing: say one of them")
     which = True if connected else False if away else None
@@ -173,11 +177,16 @@ def _facts(found: SessionInfo) -> list[tuple[str, object]]:
 )
 def disconnect(
     client_id: ClientArgument,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Told to clients of version 5.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", metavar="TEXT", help="The reason, which clients of version 5 are told.")
+    ] = "",
     *,
     given: NamespaceOptions,
 ) -> None:
-    """End the connection of a client.  It may come back; its session stays, and its will is published."""
+    """End the connection of a client.
+
+    The client may come back. Its session stays, and its will is published.
+    """
     with given.client() as client:
         there = client.mqtt.disconnect(client_id, reason)
     name = escape(terminal_safe(client_id))
@@ -187,7 +196,10 @@ def disconnect(
 
 @app.command(epilog=examples("millstream mqtt forget sensor-7 --yes"))
 def forget(client_id: ClientArgument, yes: YesOption = False, *, given: NamespaceOptions) -> None:
-    """End a session: its subscriptions and what waits for it are gone.  Its client is disconnected."""
+    """End a session: its subscriptions and what waits for it are gone.
+
+    Its client is disconnected.
+    """
     confirm(f"Forget the session of {client_id}, with everything that waits for it?", yes=yes)
     with given.client() as client:
         client.mqtt.forget(client_id)
@@ -205,7 +217,7 @@ def forget(client_id: ClientArgument, yes: YesOption = False, *, given: Namespac
 )
 def retained(
     topic_filter: Annotated[str, typer.Argument(metavar="[FILTER]", help="A topic, or a filter with + and #.")] = "#",
-    values: Annotated[bool, typer.Option("--values", "-v", help="Show what they say as well.")] = False,
+    values: Annotated[bool, typer.Option("--values", "-v", help="Show their values as well.")] = False,
     max_messages: MaxOption = 100,
     *,
     given: NamespaceOptions,
@@ -247,12 +259,15 @@ def retained(
 )
 def clear(
     topic_filter: Annotated[str, typer.Argument(metavar="FILTER", help="A topic, or a filter with + and #.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show how many there are.")] = False,
     yes: YesOption = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Take out retained messages.  Subscribers are not told."""
+    """Remove retained messages.
+
+    Subscribers are not told.
+    """
     with given.client() as client:
         number = client.mqtt.clear_retained(topic_filter, dry_run=True)
         if not dry_run and number:

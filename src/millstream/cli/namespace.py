@@ -14,7 +14,7 @@ from millstream.cli.output import bytes_text, document_of, examples, print_done,
 
 app = Commands(no_args_is_help=True, help="Create, list and delete namespaces.")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Lower-case letters, digits and '-'.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The name: lower-case letters, digits and '-'.")]
 
 
 @app.command(epilog=examples("millstream namespace create team-a", "millstream topic create orders -n team-a"))
@@ -39,7 +39,7 @@ def list_namespaces(*, given: BrokerOptions) -> None:
 @app.command(epilog=examples("millstream namespace delete team-a", "millstream namespace delete team-a --force --yes"))
 def delete(
     name: NameArgument,
-    force: Annotated[bool, typer.Option("--force", help="With all its topics and messages.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete it with all its topics and messages.")] = False,
     yes: YesOption = False,
     *,
     given: BrokerOptions,
@@ -60,25 +60,33 @@ def delete(
 )
 def quota(
     name: NameArgument,
-    topics: Annotated[int | None, typer.Option("--topics", metavar="N", help="How many topics.")] = None,
+    topics: Annotated[int | None, typer.Option("--topics", metavar="N", help="At most this many topics.")] = None,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", metavar="N", help="How many partitions, of all its topics.")
+        int | None, typer.Option("--partitions", metavar="N", help="At most this many partitions, over all its topics.")
     ] = None,
-    storage: Annotated[str | None, typer.Option("--storage", metavar="SIZE", help="How much on disk: 10GiB.")] = None,
+    storage: Annotated[
+        str | None, typer.Option("--storage", metavar="SIZE", help="At most this much on disk, such as 10GiB.")
+    ] = None,
     messages: Annotated[
-        int | None, typer.Option("--messages-per-second", metavar="N", help="How fast it may publish.")
+        int | None,
+        typer.Option("--messages-per-second", metavar="N", help="How many messages it may publish per second."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option("--bytes-per-second", metavar="SIZE", help="How fast it may publish: 10MiB.")
+        str | None,
+        typer.Option(
+            "--bytes-per-second", metavar="SIZE", help="How many bytes it may publish per second, such as 10MiB."
+        ),
     ] = None,
-    connections: Annotated[int | None, typer.Option("--connections", metavar="N", help="How many clients.")] = None,
+    connections: Annotated[
+        int | None, typer.Option("--connections", metavar="N", help="At most this many clients.")
+    ] = None,
     unlimited: Annotated[bool, typer.Option("--unlimited", help="Remove all limits.")] = False,
     *,
     given: BrokerOptions,
 ) -> None:
-    """Show what a namespace may have and do, and how much of it is used; with options, change it.
+    """Show the limits of a namespace and how much of them is used; with options, change the limits.
 
-    What is not named stays as it is.  0 is no limit.
+    Limits that are not named stay as they are. 0 means no limit.
     """
     limits = {
         "topics": topics,

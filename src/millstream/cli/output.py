@@ -45,8 +45,8 @@ __all__ = [
     "time_text",
 ]
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs, one object per line.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 # A stream that the shell has closed is None in Python; what is opened first takes its number, as it should.
 for _name, _mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -43,7 +43,7 @@ from millstream.names import DEFAULT_NAMESPACE
 if TYPE_CHECKING:
     from millstream.client.pipelines import PipelineInfo
 
-app = Commands(no_args_is_help=True, help="Run Spark on messages: pipelines, and whether Spark works here.")
+app = Commands(no_args_is_help=True, help="Run Spark pipelines on messages, and check whether Spark works here.")
 
 _CONNECTION: Final = "Connection"
 
@@ -67,7 +67,7 @@ GivenNamespaceOption = Annotated[
         "-n",
         envvar="MILLSTREAM_NAMESPACE",
         metavar="NAME",
-        help="The namespace that names belong to, instead of the one that the file names.",
+        help="The namespace to work in, instead of the one that the file names.",
         rich_help_panel=_CONNECTION,
     ),
 ]
@@ -86,12 +86,14 @@ GivenNamespaceOption = Annotated[
 def run(
     file: FileArgument,
     available_now: Annotated[
-        bool, typer.Option("--available-now", help="Work through what is there now, then end.")
+        bool, typer.Option("--available-now", help="Process what is there now, then end.")
     ] = False,
-    once: Annotated[bool, typer.Option("--once", help="Do a single batch, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Process a single batch, then end.")] = False,
     master: Annotated[
         str | None,
-        typer.Option("--master", metavar="URL", help="Where Spark runs: local[4], spark://HOST:PORT (local[*])."),
+        typer.Option(
+            "--master", metavar="URL", help="Where Spark runs, such as local[4] or spark://HOST:PORT (local[*])."
+        ),
     ] = None,
     conf: Annotated[
         list[str] | None,
@@ -101,11 +103,13 @@ def run(
     broker: GivenBrokerOption = None,
     namespace: GivenNamespaceOption = None,
 ) -> int:
-    """Run a pipeline until it is stopped: by Ctrl-C, SIGTERM, `millstream pipeline stop` or the dashboard.
+    """Run a pipeline until it is stopped by Ctrl-C, SIGTERM, `millstream pipeline stop` or the dashboard.
 
-    It ends after the batch that is under way, and goes on from there when it is started again. After a failure it
-    restarts itself, as the file says. The exit code is 1 if it fails for good.
-    Spark's own log is off; MILLSTREAM_SPARK_LOG=WARN (or INFO, ERROR) brings it to standard error.
+    It ends after the batch that is under way, and continues from there when it is started again.
+
+    After a failure it restarts itself, as the file says. The exit code is 1 if it fails for good.
+
+    Spark's own log is off; MILLSTREAM_SPARK_LOG=WARN (or INFO, ERROR) sends it to standard error.
     """
     if available_now and once:
         raise UsageProblem("--available-now and --once exclude each other")
@@ -132,7 +136,10 @@ def validate(
     files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Pipelines, in YAML.", show_default=False)],
     as_json: JsonOption = False,
 ) -> int:
-    """Look for mistakes in pipelines without starting Spark.  The exit code is 2 if there are any."""
+    """Check pipelines for mistakes without starting Spark.
+
+    The exit code is 2 if there are any.
+    """
     _require("pyarrow", "numpy")
     from millstream.spark.pipelines.graph import queries_of
     from millstream.spark.pipelines.loading import check_pipeline
@@ -193,14 +200,17 @@ def list_pipelines(*, given: NamespaceOptions) -> None:
     epilog=examples("millstream pipeline status clean-orders", "millstream pipeline status clean-orders --json")
 )
 def status(name: NameArgument, *, given: NamespaceOptions) -> None:
-    """Show how a pipeline is: its state, how far it is, and what went wrong."""
+    """Show a pipeline: its state, how far it is, and what went wrong."""
     with given.client() as client:
         _print_one(client.pipelines.show(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream pipeline stop clean-orders"))
 def stop(name: NameArgument, *, given: NamespaceOptions) -> None:
-    """Have a pipeline stop after the batch that is under way.  It learns so within seconds."""
+    """Stop a pipeline after the batch that is under way.
+
+    It learns within seconds that it should stop.
+    """
     with given.client() as client:
         info = client.pipelines.stop(name)
     if given.as_json:
@@ -216,12 +226,15 @@ def stop(name: NameArgument, *, given: NamespaceOptions) -> None:
 )
 def forget(
     name: NameArgument,
-    force: Annotated[bool, typer.Option("--force", help="Also one that says it runs.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Remove it even if it says that it runs.")] = False,
     yes: YesOption = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Take a pipeline that does not run from the list.  Its checkpoint stays where it is."""
+    """Remove a pipeline that does not run from the list.
+
+    Its checkpoint stays where it is.
+    """
     confirm(f"Forget the pipeline {name}?", yes=yes)
     with given.client() as client:
         client.pipelines.forget(name, force=force)
@@ -232,11 +245,17 @@ def forget(
     epilog=examples("millstream pipeline stages", "millstream pipeline stages --json | jq 'map(.bytes) | add'")
 )
 def stages(
-    query: Annotated[str, typer.Argument(metavar="[QUERY]", help="Only of this query; all that have any.")] = "",
+    query: Annotated[
+        str,
+        typer.Argument(metavar="[QUERY]", help="Only what this query has staged; without it, what all queries have."),
+    ] = "",
     *,
     given: NamespaceOptions,
 ) -> None:
-    """List what queries of Spark have staged and not published.  It expires after stages.ttl_ms, a day."""
+    """List what Spark queries have staged and not published.
+
+    It expires after stages.ttl_ms, a day.
+    """
     with given.client() as client:
         found = client.pipelines.stages(query)
     if given.as_json:
@@ -270,12 +289,15 @@ def stages(
 )
 def abort(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="The query, as `pipeline stages` names it.")],
-    batch: Annotated[int, typer.Argument(metavar="BATCH", min=0, help="Its batch.")],
+    batch: Annotated[int, typer.Argument(metavar="BATCH", min=0, help="The batch of the query.")],
     yes: YesOption = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Forget what is staged for a batch.  A query that still runs does it again; one that is published stays so."""
+    """Forget what is staged for a batch.
+
+    A query that still runs does the batch again. A batch that is published stays published.
+    """
     confirm(f"Forget what is staged for batch {batch} of {query}?", yes=yes)
     with given.client() as client:
         answer = client.pipelines.abort(query, batch)
@@ -333,13 +355,13 @@ def doctor(
             "-b",
             envvar="MILLSTREAM_BROKER",
             metavar="HOST:PORT",
-            help="The broker to read from; without it, one that is started for this and thrown away.",
+            help="The broker to read from. Without it, one is started for this and thrown away.",
         ),
     ] = None,
     namespace: NamespaceOption = DEFAULT_NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
-    """Look whether Spark can start here and with which Java, start it, and read a batch with it.
+    """Check whether Spark can start here and with which Java, start it, and read a batch with it.
 
     The exit code is 1 if anything fails.
     """

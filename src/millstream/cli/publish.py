@@ -59,49 +59,80 @@ class _Summary(NamedTuple):
 
 
 def publish(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where the messages go.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to publish to.")],
     values: Annotated[
-        list[str] | None, typer.Argument(metavar="VALUE", help="One message each; without any, lines are read.")
+        list[str] | None,
+        typer.Argument(metavar="VALUE", help="One message each. Without values, lines are read as messages."),
     ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every message: same key, same order.")
+        str | None,
+        typer.Option(
+            "--key", "-k", metavar="TEXT", help="Key of every message. Messages with the same key keep their order."
+        ),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header, or base64:...; may be repeated."),
+        typer.Option(
+            "--header", "-H", metavar="NAME=VALUE", help="A header, as text or as base64:...; may be repeated."
+        ),
     ] = None,
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", metavar="FILE", help="Read lines from this file; - is standard input."),
     ] = None,
-    whole: Annotated[bool, typer.Option("--whole", help="Take the input as one message, not one per line.")] = False,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Publish the whole input as one message, not each line.")
+    ] = False,
     json_lines: Annotated[
-        bool, typer.Option("--json-lines", help="Each line is an object with value, key, headers and the rest.")
+        bool,
+        typer.Option("--json-lines", help="Each line is a JSON object with value, key, headers and so on; see above."),
     ] = False,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", metavar="TEXT", help="Each line is key, separator, value.")
+        str | None,
+        typer.Option("--key-separator", metavar="TEXT", help="Each line is a key, this separator and a value."),
     ] = None,
     tombstone: Annotated[
-        bool, typer.Option("--tombstone", help="A message without a value: removes the key from a compacted topic.")
+        bool,
+        typer.Option(
+            "--tombstone", help="Publish a message without a value, which removes the key from a compacted topic."
+        ),
     ] = False,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", metavar="N", min=0, help="Instead of the key's one.")
+        int | None,
+        typer.Option(
+            "--partition",
+            "-p",
+            metavar="N",
+            min=0,
+            help="The partition to publish to, instead of the one that the key selects.",
+        ),
     ] = None,
     delay: Annotated[
-        str | None, typer.Option("--delay", metavar="SPAN", help="Deliver after this time, such as 30s or 2d.")
+        str | None, typer.Option("--delay", metavar="SPAN", help="Deliver after this long, such as 30s or 2d.")
     ] = None,
     deliver_at: Annotated[
-        str | None, typer.Option("--deliver-at", metavar="WHEN", help=f"Deliver at this: {AHEAD_FORMS}.")
+        str | None, typer.Option("--deliver-at", metavar="WHEN", help=f"When to deliver: {AHEAD_FORMS}.")
     ] = None,
     priority: PriorityOption = None,
     ttl: Annotated[
-        str | None, typer.Option("--ttl", metavar="SPAN", help="Queues deliver it no longer than this: 30s, 2d.")
+        str | None,
+        typer.Option(
+            "--ttl", metavar="SPAN", help="The age after which queues no longer deliver the message, such as 30s or 2d."
+        ),
     ] = None,
     dedup_id: Annotated[
-        str | None, typer.Option("--dedup-id", metavar="TEXT", help="Stored once, however often it is published.")
+        str | None,
+        typer.Option(
+            "--dedup-id",
+            metavar="TEXT",
+            help="An id for the message, which is stored once, however often it is published.",
+        ),
     ] = None,
     max_retries: Annotated[
-        int | None, typer.Option("--max-retries", metavar="N", min=0, help="Instead of what the queue's policy says.")
+        int | None,
+        typer.Option(
+            "--max-retries", metavar="N", min=0, help="Number of retries, instead of what the queue's policy says."
+        ),
     ] = None,
     compression: Annotated[
         Literal["lz4", "zstd"] | None, typer.Option("--compression", metavar="lz4|zstd", help="Compress batches.")
@@ -111,12 +142,13 @@ def publish(
 ) -> None:
     """Publish messages to a topic.
 
-    Values given as arguments are confirmed one by one, with a receipt for each. Without any, lines of the file or of
-    standard input are sent in batches, with a summary at the end.
+    Values given as arguments are confirmed one by one, with a receipt for each. Without values, the lines of the file
+    or of standard input are sent in batches, with a summary at the end.
 
-    With --json-lines an object may have value, key, headers, partition, priority, ttl, delay, deliver_at, timestamp,
-    dedup_id, max_retries and lease, or be one that `millstream consume --json` has printed: then its topic, partition,
-    offset and id say where it was and do not count. What a line does not say comes from the options.
+    With --json-lines, an object may have value, key, headers, partition, priority, ttl, delay, deliver_at, timestamp,
+    dedup_id, max_retries and lease. It may also be one that `millstream consume --json` has printed. In that case its
+    topic, partition, offset and id only say where the message was, and are ignored. What a line does not say is taken
+    from the options.
     """
     if values and (file is not None or whole or json_lines or key_separator is not None):
         raise UsageProblem("give either values or an input to read, not both")

@@ -77,7 +77,7 @@ def list_queues(
 
 @app.command(epilog=examples("millstream queue show orders billing", "millstream queue show orders --json | jq .lanes"))
 def show(topic: TopicArgument, group: GroupArgument = "default", *, given: NamespaceOptions) -> None:
-    """Show a queue: where its messages are, who works on them, and its settings."""
+    """Show a queue: where its messages are, who is working on them, and its settings."""
     with given.client() as client:
         queue = client.queues.describe(topic, group)
     if given.as_json:
@@ -99,13 +99,15 @@ def show(topic: TopicArgument, group: GroupArgument = "default", *, given: Names
 def set_policy(
     topic: TopicArgument,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The queue group.")],
-    settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="What to change.")],
+    settings: Annotated[list[str], typer.Argument(metavar="NAME=VALUE...", help="The settings to change.")],
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Change settings of a queue group.  What is not named stays as it is.
+    """Change settings of a queue group.
 
-    A group is made by its first use: a worker that starts, or `millstream lease TOPIC --group GROUP`.
+    What is not named stays as it is.
+
+    A group is created by its first use: a worker that starts, or `millstream lease TOPIC --group GROUP`.
     """
     changes = {name: _WORDS.get(value, value) for name, value in parse_pairs(settings, "setting").items()}
     with given.client() as client:
@@ -122,7 +124,10 @@ def set_policy(
 
 @app.command(epilog=examples("millstream queue pause orders billing"))
 def pause(topic: TopicArgument, group: GroupArgument = "default", *, given: NamespaceOptions) -> None:
-    """Stop handing out messages.  What is leased can still be settled."""
+    """Pause a queue: hand out no messages.
+
+    What is leased can still be settled.
+    """
     with given.client() as client:
         client.queues.pause(topic, group)
     print_done(f"paused [bold]{topic}/{group}[/]", as_json=given.as_json, topic=topic, group=group, paused=True)
@@ -130,7 +135,7 @@ def pause(topic: TopicArgument, group: GroupArgument = "default", *, given: Name
 
 @app.command(epilog=examples("millstream queue resume orders billing"))
 def resume(topic: TopicArgument, group: GroupArgument = "default", *, given: NamespaceOptions) -> None:
-    """Hand out messages again."""
+    """Resume a queue: hand out messages again."""
     with given.client() as client:
         client.queues.resume(topic, group)
     print_done(f"resumed [bold]{topic}/{group}[/]", as_json=given.as_json, topic=topic, group=group, paused=False)
@@ -146,8 +151,10 @@ def resume(topic: TopicArgument, group: GroupArgument = "default", *, given: Nam
 def peek(
     topic: TopicArgument,
     group: GroupArgument = "default",
-    state: Annotated[str, typer.Option("--state", metavar="STATE", help="ready, leased or waiting.")] = "",
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="How many.")] = 10,
+    state: Annotated[
+        str, typer.Option("--state", metavar="STATE", help="Only messages in this state: ready, leased or waiting.")
+    ] = "",
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=1000, help="Show at most this many.")] = 10,
     *,
     given: NamespaceOptions,
 ) -> None:
@@ -183,7 +190,7 @@ def peek(
 def message(
     message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")], *, given: NamespaceOptions
 ) -> None:
-    """Show where a message is in each queue of its topic, and every attempt at it."""
+    """Show where a message stands in each queue of its topic, and every attempt at it."""
     with given.client() as client:
         found = client.queues.message(message_id)
     if given.as_json:
@@ -223,7 +230,7 @@ def message(
 def purge(
     topic: TopicArgument, group: GroupArgument = "default", yes: YesOption = False, *, given: NamespaceOptions
 ) -> None:
-    """Settle everything that is in a queue now, as if it had been acknowledged."""
+    """Settle everything that is in a queue now, as if it had been acked."""
     with given.client() as client:
         depth = client.queues.describe(topic, group).depth
         confirm(f"Settle {plural(depth, 'message')} of {topic}/{group} unread?", yes=yes)
@@ -239,11 +246,14 @@ def delete(
     topic: TopicArgument,
     group: GroupArgument = "default",
     yes: YesOption = False,
-    force: Annotated[bool, typer.Option("--force", help="Also while it has consumers.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete it even while it has consumers.")] = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Forget a queue group and what it has settled.  The messages stay in the topic."""
+    """Delete a queue group and its progress.
+
+    The messages stay in the topic.
+    """
     with given.client() as client:
         depth = client.queues.describe(topic, group).depth
         left = f", which has {plural(depth, 'message')} to settle" if depth else ""

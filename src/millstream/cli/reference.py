@@ -45,13 +45,14 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         NOTICE,
-        "Noun, then verb. Results go to standard output; progress, hints and errors to standard error. Every command "
-        "but `serve` takes `--json`. Lengths of time are written `500ms`, `30s`, `5m` or `1h30m`; a bare number counts "
-        "seconds. Points in time are written `2026-01-31T09:30`, which is UTC, or `2026-01-31T09:30+01:00`.",
-        "An error is one sentence with its code and a hint. `millstream errors explain CODE` tells more, and with "
-        "`MILLSTREAM_DEBUG=1` the traceback is shown as well.",
+        "Most commands are a noun, then a verb. Results go to standard output; progress, hints and errors go to "
+        "standard error. Every command except `serve` takes `--json`. Durations are written `500ms`, `30s`, `5m` or "
+        "`1h30m`; a bare number means seconds. Points in time are written `2026-01-31T09:30`, which is UTC, or "
+        "`2026-01-31T09:30+01:00`.",
+        "An error is one sentence with its code and a hint. `millstream errors explain CODE` tells more, and "
+        "`MILLSTREAM_DEBUG=1` shows the traceback as well.",
         table("| Exit code | Meaning |", (f"| {int(code)} | {text} |" for code, text in _EXIT_CODES.items())),
-        "In front of any command that talks to a broker, or behind it:",
+        "These options go before or after any command that talks to a broker:",
         table("| Option | Meaning |", (_option_row(p, context) for p in root.params if p.envvar)),
         *_command_sections(root, "millstream"),
     ]
@@ -78,14 +79,14 @@ def _command_sections(command: Any, path: str) -> Iterator[str]:
 
 
 def _argument_name(parameter: Any) -> str:
-    name = parameter.metavar or parameter.name.upper()
+    name = (parameter.metavar or parameter.name.upper()).removesuffix("...")
     repeated = f"{name}..." if parameter.nargs == -1 else name
-    return repeated if parameter.required else f"[{repeated}]"
+    return repeated if parameter.required or repeated.startswith("[") else f"[{repeated}]"
 
 
 def _option_row(parameter: Any, context: Any) -> str:
     if parameter.param_type_name == "argument":
-        names = f"`{parameter.metavar or parameter.name.upper()}`"
+        names = cell(f"`{parameter.metavar or parameter.name.upper()}`")
     else:
         names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
         if not parameter.is_flag:
@@ -114,16 +115,16 @@ def settings_page() -> str:
     lines = [
         "# Configuration",
         NOTICE,
-        "Settings come from a YAML file (`millstream serve --config FILE`, or `MILLSTREAM_CONFIG`), overruled by "
-        "variables of the environment, overruled by options. `millstream config show` prints every value and where it "
-        "came from. A key that does not exist is an error, not a warning.",
+        "Settings come from a YAML file (`millstream serve --config FILE`, or `MILLSTREAM_CONFIG`). Environment "
+        "variables override the file, and options override both. `millstream config show` prints every value and where "
+        "it came from. A key that does not exist is an error, not a warning.",
         "```yaml\nserver:\n  port: 9092\nstorage:\n  data: /var/lib/millstream\n  segment_bytes: 128MiB\n"
         "topics:\n  retention_ms: 30d\n```",
-        f"The variable of `server.port` is `{environment_name('server.port')}`, with two underscores after the "
-        "section; with one it sets nothing, and `serve` warns of it. The option of any setting is "
-        "`--set server.port=9092`; the common ones have options of their own.",
-        "Sizes are bytes or have a unit: `KiB`, `MiB`, `GiB`, `TiB` count in 1024s and `KB`, `MB`, `GB`, `TB` in "
-        "1000s. Durations are milliseconds or have a unit: `ms`, `s`, `m`, `h`, `d`, `w`.",
+        f"The environment variable of `server.port` is `{environment_name('server.port')}`, with two underscores after "
+        "the section. With one underscore it sets nothing, and `serve` warns about it. Any setting can be given as an "
+        "option with `--set server.port=9092`; the common ones have options of their own.",
+        "Sizes are numbers of bytes or have a unit: `KiB`, `MiB`, `GiB`, `TiB` count in 1024s and `KB`, `MB`, `GB`, "
+        "`TB` in 1000s. Durations are numbers of milliseconds or have a unit: `ms`, `s`, `m`, `h`, `d`, `w`.",
     ]
     for section, field in Settings.model_fields.items():
         lines += [f"## {section}", (field.annotation.__doc__ or "").strip() if field.annotation else ""]
@@ -143,20 +144,20 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         NOTICE,
-        "`GET /metrics` on the HTTP port answers in Prometheus' text format, or as OpenMetrics if that is asked for; "
-        "`millstream metrics` shows the same. Counters end in `_total` and count since the broker started; times are "
-        "in seconds and sizes in bytes. Besides these there are the usual `process_*` and `python_*`.",
+        "`GET /metrics` on the HTTP port answers in Prometheus' text format, or as OpenMetrics if that is asked for. "
+        "`millstream metrics` shows the same. Counters end in `_total` and count since the broker started. Times are "
+        "in seconds and sizes in bytes. The usual `process_*` and `python_*` metrics are there as well.",
         "Topics and groups beyond `metrics.series_max` have no series of their own: they are summed up under "
-        '`topic="_other"`, and `millstream_series_folded` says how many they are.',
+        '`topic="_other"`, and `millstream_series_folded` says how many there are.',
     ]
     for heading, metrics in families.all_families():
         rows = [f"| `{it.name}` | {it.kind} | {', '.join(it.labels) or '–'} | {cell(it.help)} |" for it in metrics]
         lines += [f"## {heading}", table("| Metric | Type | Labels | Meaning |", rows)]
     lines += [
         "## History",
-        "The broker measures itself every 5 seconds and keeps the averages, least and most of the last hour (every "
-        "5 seconds), the last day (every minute) and the last 30 days (every 15 minutes): `GET /api/v1/stats/history`, "
-        "`client.history(…)`.",
+        "The broker measures itself every 5 seconds. It keeps the average, minimum and maximum of the last hour (every "
+        "5 seconds), the last day (every minute) and the last 30 days (every 15 minutes). Read them with "
+        "`GET /api/v1/stats/history` or `client.history(…)`.",
     ]
     for heading, named in (
         ("Of the broker", measures.BROKER),
@@ -173,9 +174,10 @@ def permissions_page() -> str:
     lines = [
         "# Permissions",
         NOTICE,
-        "What a key needs for each call, whichever door it comes through: [access](../guide/access.md) says what roles "
-        "and scopes are. A permission is needed on what the call names: topics, groups, messages, namespaces. `any` is "
-        "any role, `open` needs no key. Calls marked so are written to the audit log.",
+        "The permission that a key needs for each call, whichever door the call comes through. "
+        "[Access](../guide/access.md) says what roles and scopes are. The permission is needed on what the call names: "
+        "topics, groups, messages, namespaces. `any` means any role, and `open` needs no key. Calls marked as audited "
+        "are written to the audit log.",
     ]
     for permission in ("open", "any", "read", "produce", "consume", "admin"):
         rows = sorted(
@@ -186,7 +188,8 @@ def permissions_page() -> str:
         lines += [f"## {permission}", table("| Call | |", rows)]
     lines += [
         "## On the hot path",
-        "PUBLISH needs `produce`, FETCH `read`, LEASE and SETTLE `consume`, which `queue.open` checks on the topic.",
+        "PUBLISH needs `produce` and FETCH needs `read`. LEASE and SETTLE need `consume`, which `queue.open` checks on "
+        "the topic.",
     ]
     return "\n\n".join(lines) + "\n"
 

@@ -27,17 +27,17 @@ def http_page() -> str:
     lines = [
         "# HTTP API",
         NOTICE,
-        f"All paths begin with `{API}`. Those about things in a namespace also stand under "
-        "`/namespaces/{namespace}`; without it they mean `default`. A running broker has the same as "
-        f"`{API}/openapi.json` and as a page at `{API}/docs`. The [guide](../guide/http.md) shows how it is used, "
-        "[errors](errors.md) lists what can go wrong.",
+        f"All paths begin with `{API}`. Paths about things in a namespace also exist under "
+        "`/namespaces/{namespace}`; without that they mean the namespace `default`. A running broker serves the same "
+        f"as `{API}/openapi.json` and as a page at `{API}/docs`. The [guide](../guide/http.md) shows how the API is "
+        "used, and [errors](errors.md) lists what can go wrong.",
     ]
     for family in FAMILIES:
         lines += [f"## {family.name}", family.about]
         for endpoint in family.endpoints:
             operation = api["paths"][API + endpoint.path][endpoint.method.lower()]
             lines += _endpoint(endpoint.method, endpoint.path, operation)
-    lines += ["## Types", "What bodies and answers consist of. A field without a default is always there."]
+    lines += ["## Types", "The types of bodies and answers. A field without a default is always there."]
     for name, schema in sorted(api["components"]["schemas"].items()):
         if schema.get("type") == "object" and schema.get("properties") and not _is_query(name, api):
             lines += [f"### {name}", *paragraphs(schema.get("description")), _fields(schema)]
@@ -127,10 +127,12 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         NOTICE,
-        "An error is a situation with a name. The same names and numbers are used at every door: `code` in the JSON "
-        "of an HTTP answer, the number in the native protocol, a class of `millstream.errors` in Python, the brackets "
-        "behind a message of the command line (`millstream errors explain CODE`). They never change their meaning.",
-        "*Retry* says whether the same request can succeed later without being changed; the SDK does so by itself.",
+        "An error is a situation with a name. The same names and numbers are used at every door: as `code` in the JSON "
+        "of an HTTP answer, as the number in the native protocol, as a class of `millstream.errors` in Python, and in "
+        "brackets after a message of the command line (`millstream errors explain CODE`). They never change their "
+        "meaning.",
+        "*Retry* says whether the same request can succeed later without being changed; the SDK then repeats it by "
+        "itself.",
         table(
             "| Code | Number | HTTP | Retry | Meaning | What to do |",
             (
@@ -140,7 +142,7 @@ def errors_page() -> str:
             ),
         ),
         "## Over HTTP",
-        "Every answer that is not a success has one shape:",
+        "Every answer that is not a success has this shape:",
         "```json\n"
         '{"code": "TOPIC_NOT_FOUND", "message": "there is no topic \'orders\'", '
         '"details": {"number": 1, "retriable": false},\n'

@@ -57,7 +57,7 @@ _WORDS: Final = {
     "bool": "`true` or `false`",
     "Any": "anything",
     "Names": "text, or a list of them",
-    "Millis": "length of time",
+    "Millis": "duration",
     "Moment": "time",
     "Option": "text, number, `true` or `false`",
     "Constant": "text, number, `true` or `false`",
@@ -70,11 +70,11 @@ def pipelines_page() -> str:
     lines = [
         "# Pipeline files",
         NOTICE,
-        "What a pipeline's file can say; the [guide](../guide/pipelines.md) shows how it is used. A key that does not "
-        "exist is an error, and `millstream pipeline validate FILE` names every mistake with its line. Lengths of time "
-        "are written `500ms`, `30s`, `5m` or `1h30m`; a bare number counts seconds. Times are written "
-        "`2026-11-16T08:30:00Z`, and are UTC if they do not say otherwise. Paths that are not absolute begin beside "
-        "the file.",
+        "This page lists the keys of a pipeline file; the [guide](../guide/pipelines.md) shows how to use them. A key "
+        "that does not exist is an error, and `millstream pipeline validate FILE` names every mistake with its line. "
+        "Durations are written `500ms`, `30s`, `5m` or `1h30m`; a bare number means seconds. Times are written "
+        "`2026-11-16T08:30:00Z`, and are UTC unless they say otherwise. Relative paths start from the directory of the "
+        "file.",
         "## A file",
         _keys(Definition),
     ]
@@ -83,8 +83,8 @@ def pipelines_page() -> str:
         lines += [*_notes(name), _keys(kind)]
     lines += [
         "## Ready pipelines",
-        "A file with `ready`, the name of one of these, and `options` has no `sources`, `steps` and `sinks`; its other "
-        "keys are those [above](#a-file).",
+        "A file can instead have `ready`, which is the name of one of these pipelines, and its `options`. It then has "
+        "no `sources`, `steps` and `sinks`; its other keys are those [above](#a-file).",
     ]
     for name, ready in KINDS.items():
         needed = " It needs a `checkpoint`." if ready.NEEDS_CHECKPOINT else ""
@@ -95,20 +95,20 @@ def pipelines_page() -> str:
 def _notes(name: str) -> Iterator[str]:
     """What no single key says."""
     if name == "sources":
-        yield f"Each says what it reads by exactly one of {_and(Source.KINDS)}. Topics come with their headers."
+        yield f"Each source has exactly one of {_and(Source.KINDS)}. Topics are read with their headers."
     elif name == "steps":
-        yield f"Each does exactly one of {_and(STEP_KINDS)}, or has only a `dead_letter`."
+        yield f"Each step has exactly one of {_and(STEP_KINDS)}, or only a `dead_letter`."
     elif name == "sinks":
-        yield f"Each says where rows go by exactly one of {_and(Sink.KINDS)}."
+        yield f"Each sink has exactly one of {_and(Sink.KINDS)}."
         yield (
-            f"Of a row that goes to a topic, the columns {_and(MESSAGE_COLUMNS)} are what they are called; the others "
-            "are left out, or are the value, as JSON, where there is no column `value`."
+            f"When a row goes to a topic, its columns {_and(MESSAGE_COLUMNS)} become those parts of the message. Its "
+            "other columns are left out or, if there is no column `value`, become the value as JSON."
         )
     elif name == "redact":
         yield (
-            "`drop` takes a field away, `mask` leaves `***`, `hash` leaves its SHA-256, by which equal values "
-            "can still be recognised. **Without `salt_variable` a hash hides little:** whoever can guess values, as "
-            "e-mail addresses and card numbers can be guessed, hashes guesses until one fits."
+            "`drop` removes a field, `mask` replaces it with `***`, and `hash` replaces it with its SHA-256, by which "
+            "equal values can still be recognised. **Without `salt_variable`, a hash hides little:** anybody who can "
+            "guess values, such as e-mail addresses and card numbers, can hash guesses until one fits."
         )
 
 

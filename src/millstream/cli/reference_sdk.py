@@ -43,11 +43,11 @@ def sdk_page() -> str:
     lines = [
         "# Python SDK",
         NOTICE,
-        "`millstream.connect` is for programs without an event loop, `millstream.aio.connect` for those with one. Both "
-        "have the same names. What is marked `# await` is a coroutine in `millstream.aio`; what is iterated here is "
-        "iterated there with `async for`. [Options](#options) has the types of named arguments, [answers](#answers) "
-        "those of what comes back. Times are seconds since 1970 or a `datetime`; one without a time zone is local "
-        "time, as Python has it, while the command line takes UTC.",
+        "`millstream.connect` is for programs without an event loop, `millstream.aio.connect` for programs with one. "
+        "Both clients have the same names. A method marked `# await` is a coroutine in `millstream.aio`, and what is "
+        "iterated with `for` here is iterated with `async for` there. [Options](#options) lists the types of named "
+        "arguments, and [answers](#answers) those of return values. Times are seconds since 1970 or a `datetime`. A "
+        "`datetime` without a time zone is local time, as in Python; the command line takes UTC.",
         *_function("millstream.connect", millstream.connect),
     ]
     names = [name for name in millstream.__all__ if inspect.isclass(getattr(millstream, name))]
@@ -73,7 +73,7 @@ def _type_sections(types: dict[str, Any]) -> Iterator[str]:
     for name in sorted(options):
         yield from (f"### {name}", *paragraphs(_own_doc(types[name])), _field_table(types[name]))
     yield "## Answers"
-    yield "What ends in `_ms` is in milliseconds: since 1970, UTC, if it is a time."
+    yield "A field that ends in `_ms` is in milliseconds; if it is a time, since 1970, UTC."
     for name in sorted(types.keys() - set(options)):
         yield from _class(name, types[name], _twin(types[name]), level=3)
 

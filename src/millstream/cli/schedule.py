@@ -33,9 +33,9 @@ from millstream.cli.rendering import json_bytes, json_content
 if TYPE_CHECKING:
     from millstream.client.schedules import Repeating, ScheduleInfo, ScheduleSummary
 
-app = Commands(no_args_is_help=True, help="Look at, move and cancel what is scheduled; publish again and again.")
+app = Commands(no_args_is_help=True, help="Look at, move and cancel scheduled messages; publish messages repeatedly.")
 
-IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id that publishing gave.")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id that publishing the message returned.")]
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The recurring schedule's name.")]
 
 
@@ -49,19 +49,19 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The recurring
     ),
 )
 def list_schedules(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where the messages will go.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic that the messages will go to.")],
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Only messages with this key.")] = None,
     after: Annotated[
-        str | None, typer.Option("--after", metavar="WHEN", help=f"Due at or after {AHEAD_FORMS}.")
+        str | None, typer.Option("--after", metavar="WHEN", help=f"Only messages due at or after {AHEAD_FORMS}.")
     ] = None,
     before: Annotated[
-        str | None, typer.Option("--before", metavar="WHEN", help="Due before this; in the same forms.")
+        str | None, typer.Option("--before", metavar="WHEN", help="Only messages due before this, in the same forms.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-l", metavar="N", min=1, help="At most so many.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-l", metavar="N", min=1, help="Show at most this many.")] = 100,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """List what is pending for a topic, soonest first."""
+    """List the messages that are pending for a topic, soonest first."""
     now = datetime.datetime.now(datetime.UTC)
     earliest = None if after is None else parse_ahead(after, now, "--after")
     latest = None if before is None else parse_ahead(before, now, "--before")
@@ -130,16 +130,21 @@ def show(schedule_id: IdArgument, *, given: NamespaceOptions) -> None:
     )
 )
 def cancel(
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="What to cancel.")] = None,
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="With --key: of this topic.")] = None,
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID", help="Ids of the messages to cancel.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC", help="With --key: the topic of the messages.")
+    ] = None,
     key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="TEXT", help="Everything that is pending with this key.")
+        str | None, typer.Option("--key", "-k", metavar="TEXT", help="Cancel everything that is pending with this key.")
     ] = None,
     yes: YesOption = False,
     *,
     given: NamespaceOptions,
 ) -> int:
-    """Cancel scheduled messages, by id or by key.  What was delivered already cannot be cancelled."""
+    """Cancel scheduled messages, by id or by key.
+
+    What was already delivered cannot be cancelled.
+    """
     if bool(ids) == (key is not None) or (key is not None and topic is None):
         raise UsageProblem("give ids, or --topic and --key")
     with given.client() as client:
@@ -167,11 +172,11 @@ def cancel(
 )
 def move(
     schedule_id: IdArgument,
-    when: Annotated[str, typer.Argument(metavar="WHEN", help=f"{AHEAD_FORMS[0].upper()}{AHEAD_FORMS[1:]}.")],
+    when: Annotated[str, typer.Argument(metavar="WHEN", help=f"When to deliver: {AHEAD_FORMS}.")],
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Give a scheduled message another time."""
+    """Move a scheduled message to another time."""
     moment = parse_ahead(when, datetime.datetime.now(datetime.UTC), "WHEN")
     with given.client() as client:
         moved = client.schedules.move(schedule_id, deliver_at=moment)
@@ -183,11 +188,14 @@ def move(
 
 @app.command(epilog=examples("millstream schedule stats", "millstream schedule stats orders --json"))
 def stats(
-    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only this one.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="TOPIC", help="Only this topic.")] = None,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Count what is scheduled, per topic.  What happened is counted since the broker started."""
+    """Count scheduled messages per topic.
+
+    What has become of messages is counted since the broker started.
+    """
     with given.client() as client:
         found = client.schedules.stats(topic)
     if given.as_json:
@@ -221,11 +229,19 @@ def stats(
 )
 def repeat(
     name: NameArgument,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Where the messages go.")],
-    cron: Annotated[str, typer.Argument(metavar="CRON", help="Five fields, six with seconds, or @daily and the like.")],
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="What each message says.")] = "",
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to publish to.")],
+    cron: Annotated[
+        str,
+        typer.Argument(
+            metavar="CRON", help="A cron expression: five fields, six with seconds, or a word such as @daily."
+        ),
+    ],
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The value of each message.")] = "",
     timezone: Annotated[
-        str, typer.Option("--timezone", "-z", metavar="ZONE", help="Such as Europe/Berlin; what the fields mean.")
+        str,
+        typer.Option(
+            "--timezone", "-z", metavar="ZONE", help="The time zone of the cron fields, such as Europe/Berlin."
+        ),
     ] = "UTC",
     key: Annotated[str | None, typer.Option("--key", "-k", metavar="TEXT", help="Key of every message.")] = None,
     header: Annotated[
@@ -236,11 +252,16 @@ def repeat(
         typer.Option("--catch-up", metavar="none|latest|all", help="Which missed occurrences to make up for."),
     ] = "latest",
     priority: PriorityOption = None,
-    paused: Annotated[bool, typer.Option("--paused", help="Start later, with `millstream schedule resume`.")] = False,
+    paused: Annotated[
+        bool, typer.Option("--paused", help="Create it paused; `millstream schedule resume` starts it.")
+    ] = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Publish a message again and again.  Replaces the recurring schedule of that name."""
+    """Publish a message repeatedly, by a cron expression.
+
+    This replaces the recurring schedule of that name.
+    """
     with given.client() as client:
         made = client.schedules.repeat(
             name,
@@ -259,7 +280,7 @@ def repeat(
 
 @app.command(epilog=examples("millstream schedule repeating", "millstream schedule repeating nightly --json"))
 def repeating(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Only this one, in detail.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show only this one, in detail.")] = None,
     *,
     given: NamespaceOptions,
 ) -> None:
@@ -293,14 +314,17 @@ def repeating(
 
 @app.command(epilog=examples("millstream schedule pause nightly"))
 def pause(name: NameArgument, *, given: NamespaceOptions) -> None:
-    """Stop a recurring schedule for a while."""
+    """Pause a recurring schedule."""
     with given.client() as client:
         _print_one(client.schedules.pause(name), given.as_json)
 
 
 @app.command(epilog=examples("millstream schedule resume nightly"))
 def resume(name: NameArgument, *, given: NamespaceOptions) -> None:
-    """Let a recurring schedule go on from now.  What fell into the pause is not made up for."""
+    """Resume a recurring schedule from now on.
+
+    Occurrences during the pause are not made up for.
+    """
     with given.client() as client:
         _print_one(client.schedules.resume(name), given.as_json)
 

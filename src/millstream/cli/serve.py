@@ -39,10 +39,11 @@ _DURABILITY: Final = {
 def serve(*, options: ServeOptions) -> None:
     """Run a broker until Ctrl-C or SIGTERM.
 
-    Once it accepts connections it prints `listening on HOST:PORT` to standard output, then where the dashboard and
-    MQTT are; its log goes to standard error.
-    Settings come from the file, then from variables such as MILLSTREAM_SERVER__PORT, then from these options; see
-    `millstream config show`.
+    Once the broker accepts connections, it prints `listening on HOST:PORT` to standard output, then the addresses of
+    the dashboard and of MQTT. Its log goes to standard error.
+
+    Settings come from the file, then from environment variables such as MILLSTREAM_SERVER__PORT, then from these
+    options; see `millstream config show`.
     """
     settings, sources = options.read_settings()
     from millstream.server import lifecycle  # here, so that no other command waits for the broker to load

@@ -25,7 +25,7 @@ ConfigFileOption = Annotated[
     Path | None,
     typer.Option("--config", envvar="MILLSTREAM_CONFIG", metavar="FILE", help="A YAML file of settings."),
 ]
-DataOption = Annotated[str | None, typer.Option("--data", metavar="DIR", help="Where messages are kept (./data).")]
+DataOption = Annotated[str | None, typer.Option("--data", metavar="DIR", help="The broker's data directory (./data).")]
 
 
 @dataclass(frozen=True)
@@ -33,34 +33,40 @@ class ServeOptions:
     """What `serve` takes."""
 
     data: DataOption = None
-    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Where to listen (127.0.0.1).")] = None
+    host: Annotated[str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on (127.0.0.1).")] = (
+        None
+    )
     port: Annotated[
-        str | None, typer.Option("--port", metavar="N", help="On which port (9092); 0 is any free one.")
+        str | None,
+        typer.Option("--port", metavar="N", help="Port of the native protocol (9092); 0 picks any free port."),
     ] = None
     http_port: Annotated[
         str | None,
-        typer.Option("--http-port", metavar="N", help="Port of HTTP and dashboard (8080); 0 is any free one."),
+        typer.Option("--http-port", metavar="N", help="Port of HTTP and the dashboard (8080); 0 picks any free port."),
     ] = None
     mqtt_port: Annotated[
-        str | None, typer.Option("--mqtt-port", metavar="N", help="Port of MQTT (1883); 0 is any free one.")
+        str | None, typer.Option("--mqtt-port", metavar="N", help="Port of MQTT (1883); 0 picks any free port.")
     ] = None
     fsync: Annotated[
         str | None,
-        typer.Option("--fsync", metavar="POLICY", help="When to confirm: group (default), interval, always or never."),
+        typer.Option(
+            "--fsync", metavar="POLICY", help="When a publish is confirmed: group (default), interval, always or never."
+        ),
     ] = None
     config: ConfigFileOption = None
     insecure: Annotated[
-        bool | None, typer.Option("--insecure", help="Serve other machines without keys or without TLS.")
+        bool | None, typer.Option("--insecure", help="Serve other machines even without keys or without TLS.")
     ] = None
     overrides: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, such as topics.auto_create=false."),
     ] = None
     log_level: Annotated[
-        str | None, typer.Option("--log-level", metavar="LEVEL", help="debug, info (default), warning or error.")
+        str | None,
+        typer.Option("--log-level", metavar="LEVEL", help="Log level: debug, info (default), warning or error."),
     ] = None
     log_format: Annotated[
-        str | None, typer.Option("--log-format", metavar="FORMAT", help="auto (default), json or text.")
+        str | None, typer.Option("--log-format", metavar="FORMAT", help="Log format: auto (default), json or text.")
     ] = None
 
     def read_settings(self) -> tuple[Settings, dict[str, str]]:

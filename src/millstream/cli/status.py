@@ -27,7 +27,7 @@ VERSION_EPILOG: Final = examples("millstream version", "millstream version --jso
 
 
 def status(
-    everything: Annotated[bool, typer.Option("--all", "-a", help="Also counters that are zero.")] = False,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also show counters that are zero.")] = False,
     *,
     given: BrokerOptions,
 ) -> None:

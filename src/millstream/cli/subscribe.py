@@ -28,24 +28,30 @@ EPILOG: Final = examples(
 
 def subscribe(
     patterns: Annotated[
-        list[str], typer.Argument(metavar="PATTERN...", help="Topics; * stands for one level, a final # for the rest.")
+        list[str],
+        typer.Argument(
+            metavar="PATTERN...", help="Topics or patterns: * stands for one level, # at the end for all that follow."
+        ),
     ],
     max_messages: Annotated[
-        int | None, typer.Option("--max", "-m", min=1, metavar="N", help="Stop after so many messages.")
+        int | None, typer.Option("--max", "-m", min=1, metavar="N", help="Stop after this many messages.")
     ] = None,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="Stop when nothing came for so long: 10s, 5m.")
+        str | None,
+        typer.Option(
+            "--timeout", metavar="TIME", help="Stop when no message has come for this long, such as 10s or 5m."
+        ),
     ] = None,
     line_format: Annotated[
-        str, typer.Option("--format", metavar="TEXT", help="What to print for a message; see `millstream consume`.")
+        str, typer.Option("--format", metavar="TEXT", help="How to print a message; see `millstream consume`.")
     ] = "{topic}\\t{value}",
     *,
     given: LinesOptions,
 ) -> None:
     """Print messages of matching topics as they are published.
 
-    Topics that are created later are covered. What was published before is not shown: that is what `millstream consume`
-    is for. If messages come faster than they can be printed some are left out, and the number of those is reported.
+    Topics that are created later are included. Messages published earlier are not shown: use `millstream consume` for
+    them. If messages come faster than they can be printed, some are left out, and their number is reported.
     """
     quiet_s = parse_timeout_s(timeout)
     render = make_renderer(line_format, as_json=given.as_json, terminal=sys.stdout.isatty())

@@ -48,19 +48,20 @@ _MODE_STYLES: Final = {"normal": "green", "throttled": "yellow"}
 
 def top(
     interval: Annotated[
-        str, typer.Option("--interval", "-i", metavar="TIME", help="Time between two looks, 200ms to 1h.")
+        str, typer.Option("--interval", "-i", metavar="TIME", help="Time between two updates, 200ms to 1h.")
     ] = "2s",
     limit: Annotated[
-        int, typer.Option("--limit", "-l", min=1, max=100, metavar="N", help="Topics and groups to show at most.")
+        int,
+        typer.Option("--limit", "-l", min=1, max=100, metavar="N", help="Show at most this many topics and groups."),
     ] = 10,
-    everywhere: Annotated[bool, typer.Option("--everywhere", "-e", help="All namespaces, not only one.")] = False,
-    once: Annotated[bool, typer.Option("--once", help="Look once and end.")] = False,
+    everywhere: Annotated[bool, typer.Option("--everywhere", "-e", help="Show all namespaces, not only one.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Watch a broker: rates, the busiest topics, the groups that are furthest behind.
+    """Watch a broker: rates, the busiest topics, and the groups that are furthest behind.
 
-    Ends with q or Ctrl-C. What is shown comes from the broker's memory, so watching it does not slow it down.
+    Press q or Ctrl-C to end. What is shown comes from the broker's memory, so watching does not slow it down.
     """
     if given.as_json and not once:
         raise UsageProblem("--json shows one look: add --once")

@@ -31,7 +31,9 @@ from millstream.cli.output import (
 
 app = Commands(no_args_is_help=True, help="Create, inspect, change and delete topics.")
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Levels separated by dots: orders.eu.created")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="The name: levels separated by dots, such as orders.eu.created")
+]
 ConfigOption = Annotated[
     list[str] | None,
     typer.Option("--config", "-c", metavar="KEY=VALUE", help="A setting of the topic; may be repeated."),
@@ -48,10 +50,13 @@ ConfigOption = Annotated[
 def create(
     name: NameArgument,
     partitions: Annotated[
-        int, typer.Option("--partitions", "-p", metavar="N", min=1, help="How many ordered sequences.")
+        int,
+        typer.Option(
+            "--partitions", "-p", metavar="N", min=1, help="Number of partitions, which are ordered sequences."
+        ),
     ] = 1,
     config: ConfigOption = None,
-    if_missing: Annotated[bool, typer.Option("--if-missing", help="Succeed when the topic exists already.")] = False,
+    if_missing: Annotated[bool, typer.Option("--if-missing", help="Succeed if the topic already exists.")] = False,
     *,
     given: NamespaceOptions,
 ) -> None:
@@ -99,7 +104,7 @@ def list_topics(
     )
 )
 def show(name: NameArgument, *, given: NamespaceOptions) -> None:
-    """Show a topic: its settings, and offsets, size and damage of each partition."""
+    """Show a topic: its settings, and the offsets, size and damage of each partition."""
     with given.client() as client:
         info = client.topic(name)
     if given.as_json:
@@ -145,7 +150,7 @@ def show(name: NameArgument, *, given: NamespaceOptions) -> None:
 def alter(
     name: NameArgument,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", metavar="N", min=1, help="Grow to this many.")
+        int | None, typer.Option("--partitions", "-p", metavar="N", min=1, help="Grow to this many partitions.")
     ] = None,
     config: ConfigOption = None,
     *,
@@ -173,7 +178,7 @@ app.command(help=prose(peek.__doc__), epilog=PEEK_EPILOG)(peek)
     epilog=examples("millstream topic flow orders", "millstream topic flow orders --json | jq '{measured, level}'")
 )
 def flow(name: NameArgument, *, given: NamespaceOptions) -> None:
-    """Show how far the consumers of a topic's queues are behind, and whether its publishers are slowed down."""
+    """Show how far behind the consumers of a topic's queues are, and whether its publishers are slowed down."""
     with given.client() as client:
         info = client.flow(name)
     if given.as_json:
@@ -201,7 +206,7 @@ def flow(name: NameArgument, *, given: NamespaceOptions) -> None:
 @app.command(epilog=examples("millstream topic delete orders", "millstream topic delete orders --yes"))
 def delete(
     name: NameArgument,
-    force: Annotated[bool, typer.Option("--force", help="Even when groups are reading it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Delete it even if groups are reading it.")] = False,
     yes: YesOption = False,
     *,
     given: NamespaceOptions,

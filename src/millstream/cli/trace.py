@@ -52,30 +52,31 @@ _SHOWN: Final = 60
 
 
 def trace(
-    about: Annotated[str | None, typer.Argument(metavar="[ID]", help="A message id, or a trace id.")] = None,
+    about: Annotated[str | None, typer.Argument(metavar="[ID]", help="A message id or a trace id.")] = None,
     topic: Annotated[str, typer.Option("--topic", "-t", metavar="TOPIC", help="Only messages of this topic.")] = "",
     key: Annotated[
-        str | None, typer.Option("--key", "-k", metavar="KEY", help="Only messages with this key; with --topic.")
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="Only messages with this key; use it with --topic.")
     ] = None,
     start: Annotated[
         str | None, typer.Option("--from", metavar="TIME", help=f"Only what happened since {PAST_FORMS}.")
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="Only what happened before; in the same forms.")
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Only what happened before this time, in the same forms."),
     ] = None,
     failures: Annotated[bool, typer.Option("--failures", help="Only what went wrong.")] = False,
     max_events: Annotated[
-        int, typer.Option("--max", "-m", min=1, max=100_000, metavar="N", help="So many lines at most.")
+        int, typer.Option("--max", "-m", min=1, max=100_000, metavar="N", help="Print at most this many lines.")
     ] = 50,
     *,
     given: NamespaceOptions,
 ) -> None:
     """Show everything that has happened to a message, or what happened to messages of a trace, a topic or a key.
 
-    Without an argument the newest events of the namespace are listed.
+    Without an argument, the newest events of the namespace are listed.
 
-    Failures are always recorded; of what goes well only a sample is (setting traces.sample). With --json each line of a
-    list is one JSON object.
+    Failures are always recorded. Of what goes well, only a sample is (setting traces.sample). With --json, each line of
+    a list is one JSON object.
     """
     if about is not None and _TRACE_ID.fullmatch(about) is None:
         if topic or key is not None or start or until or failures:

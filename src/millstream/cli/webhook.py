@@ -42,7 +42,7 @@ SecretOption = Annotated[
         "--secret",
         envvar="MILLSTREAM_WEBHOOK_SECRET",
         metavar="TEXT",
-        help="The key of the signatures; drawn by the broker if left out.",
+        help="The key of the signatures. If left out, the broker generates one.",
     ),
 ]
 
@@ -57,7 +57,7 @@ class Delivery:
             "--header",
             "-H",
             metavar="NAME=VALUE",
-            help="Sent with every request; may be repeated. Values are not shown again.",
+            help="A header sent with every request; may be repeated. Values are not shown again.",
             rich_help_panel=_HOW,
         ),
     ] = None
@@ -74,20 +74,22 @@ class Delivery:
             metavar="N",
             min=0,
             max=10_000,
-            help="Requests per second; 0 sets no limit (0).",
+            help="At most this many requests per second; 0 sets no limit (0).",
             rich_help_panel=_HOW,
         ),
     ] = None
     timeout: Annotated[
         str | None,
-        typer.Option("--timeout", metavar="TIME", help="How long an answer may take (10s).", rich_help_panel=_HOW),
+        typer.Option(
+            "--timeout", metavar="TIME", help="How long the receiver may take to answer (10s).", rich_help_panel=_HOW
+        ),
     ] = None
     retry: Annotated[
         str | None,
         typer.Option(
             "--retry",
             metavar="TIMES",
-            help="Waits before further attempts, then it is a dead letter (1s,5s,30s); 'none' tries once.",
+            help="Waits before further attempts (1s,5s,30s); then the message is a dead letter. 'none' tries once.",
             rich_help_panel=_HOW,
         ),
     ] = None
@@ -96,7 +98,7 @@ class Delivery:
         typer.Option(
             "--client-errors",
             metavar="reject|retry",
-            help="What a 4xx answer means, except 408, 410 and 429 (reject).",
+            help="What a 4xx answer means, other than 408, 410 and 429 (reject).",
             rich_help_panel=_HOW,
         ),
     ] = None
@@ -105,7 +107,7 @@ class Delivery:
         typer.Option(
             "--payload",
             metavar="json|raw",
-            help="A JSON document about the message, or its value as it is (json).",
+            help="Send a JSON document about the message, or its value as it is (json).",
             rich_help_panel=_HOW,
         ),
     ] = None
@@ -140,8 +142,8 @@ class Delivery:
     )
 )
 def create(
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic, or a pattern: orders.#")],
-    url: Annotated[str, typer.Argument(metavar="URL", help="Where to: http or https.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic, or a pattern such as orders.#")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to send the messages: an http or https URL.")],
     group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The queue group.")] = "default",
     secret: SecretOption = None,
     start: Annotated[
@@ -152,7 +154,10 @@ def create(
     delivery: Delivery,
     given: NamespaceOptions,
 ) -> None:
-    """Deliver the messages of a queue group to a URL.  The secret is shown once."""
+    """Deliver the messages of a queue group to a URL.
+
+    The secret is shown only once.
+    """
     settings = delivery.settings()
     with given.client() as client:
         made = client.webhooks.create(topic, url, group=group, secret=secret, start=start or "", **settings)
@@ -161,12 +166,17 @@ def create(
 
 @app.command("list", epilog=examples("millstream webhook list", "millstream webhook list --topic orders --json"))
 def list_webhooks(
-    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only of this topic.")] = None,
-    group: Annotated[str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only of this group.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only webhooks of this topic.")] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only webhooks of this group.")
+    ] = None,
     *,
     given: NamespaceOptions,
 ) -> None:
-    """List webhooks with their state.  What happened is counted since the broker started."""
+    """List webhooks with their state.
+
+    Messages that were delivered or failed are counted since the broker started.
+    """
     with given.client() as client:
         found = client.webhooks.list(topic=topic, group=group)
     if given.as_json:
@@ -208,12 +218,15 @@ def show(webhook_id: IdArgument, *, given: NamespaceOptions) -> None:
 )
 def update(
     webhook_id: IdArgument,
-    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Where to from now on.")] = None,
+    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Where to send messages from now on.")] = None,
     *,
     delivery: Delivery,
     given: NamespaceOptions,
 ) -> None:
-    """Change what is given; the rest stays.  Headers that are given replace all that were set before."""
+    """Change settings of a webhook.
+
+    What is not given stays as it is. Headers that are given replace all that were set before.
+    """
     settings = delivery.settings()
     if url is None and not settings:
         raise UsageProblem("say what to change, such as --url or --concurrency")
@@ -223,14 +236,17 @@ def update(
 
 @app.command(epilog=examples("millstream webhook pause wh-5f0c6d1e2a3b"))
 def pause(webhook_id: IdArgument, *, given: NamespaceOptions) -> None:
-    """Stop sending; what is in hand goes back to the queue."""
+    """Stop sending messages to a webhook.
+
+    Messages in hand go back to the queue.
+    """
     with given.client() as client:
         _print_one(client.webhooks.pause(webhook_id), given.as_json)
 
 
 @app.command(epilog=examples("millstream webhook resume wh-5f0c6d1e2a3b"))
 def resume(webhook_id: IdArgument, *, given: NamespaceOptions) -> None:
-    """Go on sending."""
+    """Resume a paused webhook."""
     with given.client() as client:
         _print_one(client.webhooks.resume(webhook_id), given.as_json)
 
@@ -246,12 +262,16 @@ def rotate(
     webhook_id: IdArgument,
     secret: SecretOption = None,
     keep: Annotated[
-        str, typer.Option("--keep", metavar="TIME", help="How long the secret before goes on signing too.")
+        str,
+        typer.Option("--keep", metavar="TIME", help="How long requests are signed with the previous secret as well."),
     ] = "24h",
     *,
     given: NamespaceOptions,
 ) -> None:
-    """Give a webhook a new secret.  It is shown once."""
+    """Give a webhook a new secret.
+
+    The secret is shown only once.
+    """
     kept = parse_span(keep, "--keep")
     with given.client() as client:
         _print_created(client.webhooks.rotate(webhook_id, secret=secret, keep=kept), given.as_json)
@@ -259,7 +279,10 @@ def rotate(
 
 @app.command(epilog=examples("millstream webhook delete wh-5f0c6d1e2a3b --yes"))
 def delete(webhook_id: IdArgument, yes: YesOption = False, *, given: NamespaceOptions) -> None:
-    """Delete a webhook.  Its queue group stays, with the messages in it."""
+    """Delete a webhook.
+
+    Its queue group stays, with the messages in it.
+    """
     confirm(f"Delete the webhook {webhook_id}?", yes=yes)
     with given.client() as client:
         client.webhooks.delete(webhook_id)
@@ -268,7 +291,7 @@ def delete(webhook_id: IdArgument, yes: YesOption = False, *, given: NamespaceOp
 
 @app.command("test", epilog=examples("millstream webhook test wh-5f0c6d1e2a3b"))
 def send_test(webhook_id: IdArgument, *, given: NamespaceOptions) -> int:
-    """Send a signed request that is no message, and say what the receiver answered."""
+    """Send a signed test request, which is no message, and show what the receiver answered."""
     with given.client() as client:
         tested = client.webhooks.test(webhook_id)
     if given.as_json:

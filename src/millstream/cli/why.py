@@ -28,7 +28,7 @@ _TIMES_FROM: Final = 10**11
 
 
 def why(
-    about: Annotated[str, typer.Argument(metavar="ID|TOPIC/GROUP", help="A message id, or a queue.")],
+    about: Annotated[str, typer.Argument(metavar="ID|TOPIC/GROUP", help="A message id, or a queue as TOPIC/GROUP.")],
     *,
     given: NamespaceOptions,
 ) -> None:

@@ -14,24 +14,25 @@ _PAGE: Final = 1_000
 
 
 class BrowseOptions(TypedDict, total=False):
-    """Which messages; all conditions that are given must hold."""
+    """Conditions for messages; all that are given must hold."""
 
-    #: All of them, merged by the time they were stored, if it is not said.
+    #: The partition; if left out, all of them, merged by the time the messages were stored.
     partition: int | None
     #: From this offset on, in every partition.
     offset: int | None
-    #: When they were stored: from `since` on and before `until`; local time without a time zone.
+    #: Stored at this time or later; local time if it has no time zone.
     since: float | datetime | None
+    #: Stored before this time; local time if it has no time zone.
     until: float | datetime | None
-    #: Exactly this one.
+    #: Exactly this key.
     key: Key
     #: A header's name, or `name=value`.
     header: str | None
-    #: Contained in the value.
+    #: A text that the value contains.
     text: str | None
-    #: From the end backwards.
+    #: Go backwards from the end.
     newest_first: bool
-    #: How much of each value to fetch; all of it if it is not said.
+    #: How many bytes of each value to fetch; if left out, all of them.
     value_bytes: int
 
 

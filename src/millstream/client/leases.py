@@ -205,16 +205,18 @@ class LeaseSource(Source):
 class QueueMessage(Message, gc=False, eq=False):
     """A message of a queue.  It is yours until its lease ends: settle it with `ack`, `nack`, `reject` or `release`.
 
-    Settling does not wait: what many messages say travels together, at the latest after the queue's `ack_linger`.  With
-    `wait=True` it waits for the broker's answer, and raises ReceiptInvalid when the lease had ended.  The first word
-    about a message counts.  Keep its queue until then: one that is closed, or that no variable holds, gives its
-    messages back.
+    Settling does not wait: settles are sent together, at the latest after the queue's `ack_linger`.  With `wait=True`,
+    the call waits for the broker's answer, and raises ReceiptInvalid if the lease had ended.  The first settle of a
+    message counts.
+
+    Keep the queue until its messages are settled: a queue that is closed, or that no variable holds, gives its messages
+    back.
     """
 
     source: LeaseSource
 
     def ack(self, *, wait: bool = False) -> Any:
-        """Done: the message is never delivered to this group again."""
+        """Say that the message is done: it is never delivered to this group again."""
         lease = self.source.lease
         if wait:
             return lease.settle(Settle.ACK, self, wait=True)
@@ -225,13 +227,16 @@ class QueueMessage(Message, gc=False, eq=False):
         return None
 
     def nack(self, reason: str = "", *, retry_after: Duration | None = None, wait: bool = False) -> Any:
-        """It did not work: try again later, as the retry policy says or after `retry_after`, or never if it was often
-        enough."""
+        """Say that the message failed.
+
+        It is tried again later, as the retry policy says or after `retry_after`; or never, if it was tried often
+        enough.
+        """
         value = -1 if retry_after is None else delay_ms("retry_after", retry_after)
         return self.source.lease.settle(Settle.NACK, self, value, reason, wait=wait)
 
     def reject(self, reason: str = "", *, wait: bool = False) -> Any:
-        """It will never work: to the dead letters at once."""
+        """Say that the message will never work: it goes to the dead letters at once."""
         return self.source.lease.settle(Settle.REJECT, self, 0, reason, wait=wait)
 
     def release(self, *, wait: bool = False) -> Any:
@@ -239,11 +244,11 @@ class QueueMessage(Message, gc=False, eq=False):
         return self.source.lease.settle(Settle.RELEASE, self, wait=wait)
 
     def extend(self, duration: Duration, *, wait: bool = False) -> Any:
-        """Keep the message, and those that were leased with it, for this long from now on, as far as the group allows.
+        """Keep the message, and those that were leased with it, for `duration` from now, as far as the group allows.
 
-        All extensions together reach no further than its `processing_ms` (5 minutes) from the delivery on.  With
-        `wait=True` it answers with the moment when the lease ends now; `lease_deadline` knows it, too, as soon as the
-        broker has answered.  The queue does so by itself unless `auto_extend` is off.
+        All extensions together reach no further than the group's `processing_ms` (5 minutes) after the delivery.  With
+        `wait=True`, the call returns the moment when the lease now ends; `lease_deadline` has it too, as soon as the
+        broker has answered.  The queue extends leases by itself unless `auto_extend` is off.
         """
         self._extend(duration, wait=wait)
         return self.lease_deadline if wait else None
@@ -252,7 +257,7 @@ class QueueMessage(Message, gc=False, eq=False):
         return self.source.lease.settle(Settle.EXTEND, self, delay_ms("duration", duration), wait=wait)
 
     def history(self) -> Any:
-        """Asks the broker for the attempts that failed: a list of `AttemptInfo`."""
+        """Ask the broker for the attempts that failed: a list of `AttemptInfo`."""
         owner = self.source.lease.owner()
         if owner is None:
             raise InvalidArgument(_GONE)
@@ -265,12 +270,12 @@ class QueueMessage(Message, gc=False, eq=False):
 
     @property
     def delivery_count(self) -> int:
-        """1 = it was never delivered before."""
+        """The number of this delivery; 1 = the message was never delivered before."""
         return self.source.lease.delivery
 
     @property
     def failures(self) -> int:
-        """How often it was nacked or its lease timed out."""
+        """How often the message was nacked or its lease timed out."""
         return self.source.lease.failures
 
     @property
@@ -279,7 +284,7 @@ class QueueMessage(Message, gc=False, eq=False):
 
     @property
     def lease_deadline(self) -> datetime:
-        """When the lease ends, as the clock of this machine will show it."""
+        """When the lease ends, by the clock of this machine."""
         left_us = self.source.lease.ends_ms * 1000 - time.monotonic_ns() // 1000
         return moment(time.time_ns() // 1000 + left_us)
 
@@ -301,7 +306,7 @@ _DONE: Final = _Done()
 
 
 class AsyncQueueMessage(QueueMessage, gc=False, eq=False):
-    """As `QueueMessage`.  Settling may be awaited; it only has to be with `wait=True`."""
+    """As `QueueMessage`.  Settling may be awaited, and must be with `wait=True`."""
 
     def ack(self, *, wait: bool = False) -> Any:
         return QueueMessage.ack(self, wait=wait) or _DONE

@@ -29,22 +29,23 @@ PAGE: Final = 500
 
 
 class LetterOptions(TypedDict, total=False):
-    """Which dead letters: whatever is given must hold."""
+    """Conditions for dead letters; all that are given must hold."""
 
     #: The topic they came from, or a pattern such as `orders.#`.
     topic: str
     #: The queue group that gave up on them.
     group: str
-    #: What they died of: `REJECTED`, `MAX_RETRIES_EXCEEDED`...
+    #: Why they died: `REJECTED`, `MAX_RETRIES_EXCEEDED`...
     reason: str
     #: A part of the error's text.
     error: str
-    #: Headers of the original and their values; None = whatever its value.
+    #: Headers of the original message with their values; None = any value.
     headers: Mapping[str, str | None]
-    #: Of the original.
+    #: The key of the original message.
     key: str
-    #: When they died: from `since` on and before `until`; local time without a time zone.
+    #: Died at this time or later; local time if it has no time zone.
     since: float | datetime | None
+    #: Died before this time; local time if it has no time zone.
     until: float | datetime | None
 
 
@@ -66,11 +67,11 @@ def letter_filter(options: LetterOptions, kind: type = LetterOptions) -> LetterF
 class ReplayOptions(LetterOptions, total=False):
     """Which dead letters to send again, and how."""
 
-    #: The topic they go to; None = back to the one each came from.
+    #: The topic to send them to; None = back to the one that each came from.
     target: str | None
-    #: Replaces the value of all of them.
+    #: A value that replaces the value of all of them.
     value: Value
-    #: Headers to add, or to put in place of what they are.
+    #: Headers to add or to replace.
     set_headers: Headers
     #: Names of headers to leave out.
     remove_headers: Iterable[str]

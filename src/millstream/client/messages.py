@@ -153,24 +153,24 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
     @property
     def expiry_us(self) -> int:
-        """Until when queues deliver the message, as its `ttl` said; microseconds since 1970, UTC, 0 = for ever."""
+        """When queues stop delivering the message, from its `ttl`: microseconds since 1970, UTC; 0 = never."""
         rare = self.source.rare
         return 0 if rare is None else rare.expiry_us(self.offset)
 
     @property
     def expiry(self) -> datetime | None:
-        """`expiry_us` as a datetime; None = for ever."""
+        """`expiry_us` as a datetime; None = never."""
         expiry_us = self.expiry_us
         return moment(expiry_us) if expiry_us else None
 
     @property
     def id(self) -> str:
-        """A ULID that says where the message is."""
+        """The message id: a ULID that says where the message is."""
         return message_id(self.source.append_time_us, self.source.uid, self.offset)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers as text; of a repeated name the last one counts.  `header_items` has all of them, as bytes."""
+        """Headers as text; if a name is repeated, its last value.  `header_items` has all of them, as bytes."""
         return {name: value.decode("utf-8", "replace") for name, value in decode_headers(self.raw_headers)}
 
     @property
@@ -183,14 +183,14 @@ class Message(msgspec.Struct, gc=False, eq=False):
 
     @property
     def text(self) -> str:
-        """The value as text.  Raises InvalidArgument when it is not UTF-8."""
+        """The value as text.  Raises InvalidArgument if it is not UTF-8."""
         try:
             return self._present().decode()
         except UnicodeDecodeError as problem:
             raise InvalidArgument(f"the value of {self!r} is not UTF-8 text: {problem}") from None
 
     def json(self, kind: Any = Any) -> Any:
-        """The value as JSON, checked against a type if one is given.  Raises InvalidArgument when it does not fit."""
+        """The value as JSON, checked against the type `kind` if given.  Raises InvalidArgument if it does not fit."""
         try:
             return msgspec.json.decode(self._present(), type=kind)
         except msgspec.DecodeError as problem:
@@ -212,7 +212,7 @@ class Message(msgspec.Struct, gc=False, eq=False):
     ) -> Any:
         """Answer a request.  Await it with an asynchronous client.
 
-        Returns a receipt, or None when whoever asked is gone.  Raises NoReplyAddress when this is not a request.
+        Returns a receipt, or None if the requester is gone.  Raises NoReplyAddress if this is not a request.
         """
         if self.source.reply is None:
             raise InvalidArgument("this message did not come from a client; use client.reply(message, ...)")
@@ -276,13 +276,14 @@ class Receipt(msgspec.Struct, gc=False, frozen=True):
     topic: str
     partition: int
     offset: int
-    #: memory, os (a crash of the process), disk (a power cut) or replicated.
+    #: What the message survives: memory, os (a crash of the process), disk (a power cut) or replicated.
     label: str
     append_time_us: int
     partition_uid: int
-    #: It is delivered later.  Its id, and its offset among what is scheduled, name it until then.
+    #: Whether the message is delivered later.  Until then it is named by its id, and by its offset among the scheduled
+    #: messages.
     scheduled: bool = False
-    #: It was stored before: by a publish with the same dedup id, or by an earlier try of this one.
+    #: Whether the message was stored before, by a publish with the same dedup id or by an earlier try of this one.
     duplicate: bool = False
 
     @property
@@ -315,7 +316,7 @@ def receipts(place: TopicPartition, uid: int, result: PublishResult, count: int)
 
 
 class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
-    """A message for `publish_many` that is more than a value; fields as the arguments of `publish`."""
+    """A message for `publish_many` that is more than a value.  Its fields are as the arguments of `publish`."""
 
     value: bytes | str | None = None
     key: bytes | str | None = None
@@ -334,13 +335,13 @@ class Outgoing(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class BatchFailure:
-    """What `on_error` is told: these messages of a producer were not confirmed."""
+    """What `on_error` is told about messages of a producer that were not confirmed."""
 
     topic: str
     partition: int
     messages: int
     error: Exception
-    #: True when they may be stored nevertheless: the connection ended before the answer came.
+    #: True if they may be stored nevertheless, because the connection ended before the answer came.
     in_doubt: bool
 
 
@@ -360,5 +361,5 @@ class ProducerStats:
     buffered_bytes: int = 0
     #: How the broker sees the topic: normal, warning, critical or overloaded.
     flow_level: str = "normal"
-    #: Time for which batches were held back because the broker asked for it.
+    #: How long batches were held back because the broker asked for it.
     throttled_ms: int = 0

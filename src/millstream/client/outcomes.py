@@ -27,11 +27,11 @@ _PREFETCH_PER_TASK: Final = 4
 
 
 class Reject(Exception):
-    """Raise it in a handler: this message will never work.  It goes to the dead letters at once."""
+    """Raise this in a handler when the message will never work.  It goes to the dead letters at once."""
 
 
 class Retry(Exception):
-    """Raise it in a handler: not now.  The message is tried again after `after`, or as the retry policy says."""
+    """Raise this in a handler to have the message tried again: after `after`, or as the retry policy says."""
 
     def __init__(self, reason: str = "", *, after: Duration | None = None) -> None:
         super().__init__(reason)

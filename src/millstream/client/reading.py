@@ -71,7 +71,7 @@ class Reading:
         self._closed = False
 
     def reply_with(self, reply: Callable[..., object]) -> None:
-        """What `message.reply` does with messages of this stream."""
+        """Set what `message.reply` does with messages of this stream."""
         self._positions.reply = reply
 
     def commit(self, message: Message | None = None) -> object:
@@ -113,7 +113,7 @@ class Reading:
         self._last = None
 
     def finished(self) -> dict[TopicPartition, int]:
-        """What may be committed.  Called from other threads: what it says is true or a little old."""
+        """The offsets that may be committed.  Called from other threads, so the answer may be a little old."""
         offsets = {position.place: position.finished for position in self._positions}
         last = self._last
         if last is not None and last.source.place in offsets:
@@ -165,7 +165,7 @@ class Reading:
         return sorted(self._positions.places)
 
     def lag(self) -> dict[TopicPartition, int]:
-        """How many messages are still to be handed out, as far as is known from the last fetch."""
+        """How many messages are still to be handed out, per partition, as far as is known from the last fetch."""
         handed = self._handed_out()
         return {
             position.place: max(0, position.high_watermark - handed[position.place])

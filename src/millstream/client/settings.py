@@ -172,33 +172,34 @@ class StreamSettings:
 
 
 class QueueOptions(TypedDict, total=False):
-    """What can be said about a queue besides its topic and group."""
+    """Options of a queue besides its topic and group."""
 
-    #: How long the broker waits for a message to be settled; otherwise the group or the topic says.
+    #: How long the broker waits for a message to be settled; by default as the group or the topic says.
     lease: Duration | None
-    #: A name for people; otherwise the client's id.
+    #: The name of this consumer, for people; by default the client's id.
     consumer: str
-    #: Where a new group begins; `earliest` unless said.
+    #: Where a new group begins; by default `earliest`.
     start: Literal["", "earliest", "latest"]
     #: A setting of a new group: whether messages of one key, or all, are handed out one at a time.
     ordering: Literal["none", "key", "strict"] | None
-    #: A setting of a new group: by what messages take turns, such as `header:tenant`.
+    #: A setting of a new group: what messages take turns by, such as `header:tenant`.
     fair_by: str | None
     #: A setting of a new group: its retry policy, such as `durable`.
     retry: str | None
     #: Further settings of a new group, by name; see QueuePolicy.
     policy: Mapping[str, Any] | None
-    #: Messages are acked when the broker sends them; nothing is to be settled.  What a crash finds unfinished is lost.
+    #: The broker acks messages when it sends them, so that there is nothing to settle.  What a crash leaves unfinished
+    #: is lost.
     auto_ack: bool
-    #: Settles wait this long for company; 50 ms unless said.
+    #: How long settles wait for others to be sent with; by default 50 ms.
     ack_linger: Duration
-    #: Leases are made longer while their messages are held, up to `max_processing`; yes unless said.
+    #: Extend leases while their messages are held, up to `max_processing`; on by default.
     auto_extend: bool
-    #: For how long at most leases are made longer; 5 minutes unless said.
+    #: For how long leases are extended at most; by default 5 minutes.
     max_processing: Duration
-    #: At most this much is asked for at a time; 1 MiB unless said.
+    #: How many bytes to ask for at a time, at most; by default 1 MiB.
     max_bytes: int
-    #: The iteration ends when no message came for this long.
+    #: End the iteration when no message has come for this long.
     timeout_s: float | None
 
 

@@ -49,12 +49,12 @@ class QueueStats:
     nacked: int = 0
     rejected: int = 0
     released: int = 0
-    #: Settled too late, as their lease had ended, or in vain, as the broker has failed: they are delivered again unless
-    #: somebody else has settled them.
+    #: Settled too late, because their lease had ended, or in vain, because the broker failed.  They are delivered again
+    #: unless somebody else has settled them.
     refused: int = 0
-    #: Settled too late: they are not in the log any more, and are not delivered again.
+    #: Settled too late: they are no longer in the log, and are not delivered again.
     gone: int = 0
-    #: How often a lease was made longer.
+    #: How often a lease was extended.
     extensions: int = 0
     connections: int = 0
 

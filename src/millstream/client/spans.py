@@ -21,7 +21,7 @@ __all__ = ["handling", "trace_headers", "traced"]
 
 
 def trace_headers() -> dict[str, str]:
-    """`traceparent` and `tracestate` of the span that is active here; nothing when there is none."""
+    """The headers `traceparent` and `tracestate` of the span that is active here; empty if there is none."""
     api: Any = sys.modules.get("opentelemetry.trace")
     if api is None:
         return {}

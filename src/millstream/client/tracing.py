@@ -14,16 +14,17 @@ _PAGE: Final = 1_000
 
 
 class TraceOptions(TypedDict, total=False):
-    """Which traces; all conditions that are given must hold."""
+    """Conditions for traces; all that are given must hold."""
 
-    #: As in `traceparent`.
+    #: The trace id, as in `traceparent`.
     trace_id: str
-    #: Of one topic.
+    #: Messages of this topic.
     topic: str
-    #: Goes with a topic.
+    #: Messages with this key; needs `topic`.
     key: Key
-    #: When it happened: from `since` on and before `until`; local time without a time zone.
+    #: What happened at this time or later; local time if it has no time zone.
     since: float | datetime | None
+    #: What happened before this time; local time if it has no time zone.
     until: float | datetime | None
     #: Only what went wrong: nacked, timed out, dead-lettered, expired...
     failures_only: bool

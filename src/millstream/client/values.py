@@ -40,27 +40,27 @@ _encode_json: Final = msgspec.json.Encoder().encode
 
 
 class SendOptions(TypedDict, total=False):
-    """What can be said about a message besides value, key and headers."""
+    """Options of a message besides its value, key and headers."""
 
     #: The value, as JSON.
     json: Any
-    #: Instead of the key's.
+    #: The partition, instead of the one that the key decides.
     partition: int | None
-    #: Of queues.
+    #: The priority in queues.
     priority: Priority | None
-    #: Deliver it so much later.
+    #: Deliver the message this much later.
     delay: Duration | None
-    #: Deliver it at a time.
+    #: Deliver the message at this time.
     deliver_at: float | datetime | None
-    #: Queues do not deliver it any more after this.
+    #: The age after which queues no longer deliver the message.
     ttl: Duration | None
-    #: When it was made, if not now.
+    #: When the message was made, if not now.
     timestamp: float | datetime | None
-    #: Stored once within the `dedup_window_ms` of the topic.
+    #: Messages with the same id are stored once within the topic's `dedup_window_ms`.
     dedup_id: str | None
-    #: How often queues try again, instead of what the group says.
+    #: How often queues try the message again, instead of what the group says.
     max_retries: int | None
-    #: How long a consumer may take over it, instead of what the group says.
+    #: How long a lease of the message lasts, instead of what the group says.
     lease: Duration | None
 
 

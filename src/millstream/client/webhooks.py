@@ -23,11 +23,11 @@ __all__ = [
 
 
 class WebhookSettings(TypedDict, total=False):
-    """What can be set about a webhook; what is left out has its default, or stays as it was."""
+    """Settings of a webhook.  What is left out has its default, or stays as it was."""
 
-    #: Sent with every request; replaces all that were set before.
+    #: Headers to send with every request; they replace all that were set before.
     headers: Mapping[str, str]
-    #: Requests under way at a time, 1 to 100.
+    #: How many requests may be under way at a time, 1 to 100.
     concurrency: int
     #: Requests per second; 0 = no limit.
     rate: float

@@ -1,4 +1,4 @@
-"""Brokers for tests, yours as well as ours: real ones, and ones in virtual time.  See docs/guide/testing.md.
+"""Brokers for tests: real ones, and ones in virtual time.  See docs/guide/testing.md.
 
 The names load what they need when they are first used, because pytest imports this package wherever it is installed.
 """

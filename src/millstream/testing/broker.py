@@ -28,7 +28,7 @@ __all__ = ["BrokerForTests", "BrokerProcess"]
 
 
 class BrokerForTests:
-    """A whole broker with a real socket, on a thread of this process.  Starts in milliseconds.
+    """A whole broker with a real socket, on a thread of this process.  It starts in milliseconds.
 
     Give it a data directory, or a storage of your own to inject faults; otherwise it keeps its data in a temporary
     directory.  `clock.advance("30s")` skips time for the broker.  With `http` it answers HTTP too, at `url`; with
@@ -85,7 +85,10 @@ class BrokerForTests:
         return self
 
     def stop(self) -> None:
-        """Stop as on SIGTERM.  Raises what a client raises when it is closed, once everything has ended."""
+        """Stop as on SIGTERM.
+
+        If closing a client raises an error, this raises it once everything has ended.
+        """
         with ExitStack() as ends:
             ends.callback(self._end)
             for client in reversed(self._clients):
@@ -99,7 +102,7 @@ class BrokerForTests:
             self._temporary.cleanup()
 
     def connect(self, **options: Any) -> Client:
-        """A client, as from `millstream.connect`; closed with the broker."""
+        """Connect a client, as `millstream.connect` does; it is closed with the broker."""
         client = connect(self.address, **options)
         self._clients.append(client)
         return client
@@ -152,7 +155,7 @@ class BrokerForTests:
 
 
 class BrokerProcess:
-    """`millstream serve` as users run it.  Ends with SIGTERM, or SIGKILL."""
+    """`millstream serve` as users run it, in a process of its own.  End it with SIGTERM or SIGKILL."""
 
     def __init__(self, data: Path, *, port: int = 0, arguments: Sequence[str] = ()) -> None:
         self._command = [
@@ -185,7 +188,7 @@ class BrokerProcess:
 
     @property
     def mqtt_port(self) -> int:
-        """Of 127.0.0.1."""
+        """The MQTT port on 127.0.0.1."""
         if not self._mqtt_port:
             assert self._process is not None
             assert self._process.stdout is not None
@@ -194,11 +197,11 @@ class BrokerProcess:
         return self._mqtt_port
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """Send SIGTERM; return the exit code."""
         return self._end(signal.SIGTERM)
 
     def kill(self) -> int:
-        """kill -9."""
+        """Send SIGKILL, as `kill -9` does; return the exit code."""
         return self._end(signal.SIGKILL)
 
     def send(self, number: int) -> None:

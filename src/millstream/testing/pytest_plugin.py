@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def millstream_broker() -> Iterator[BrokerForTests]:
-    """A broker of this test's own: `.address`, `.connect()`, and `.clock.advance("30s")`."""
+    """A broker for this test alone: `.address`, `.connect()`, and `.clock.advance("30s")`."""
     # Not before a test asks for it: everybody who runs pytest beside Millstream would pay for the import.
     from millstream.testing.broker import BrokerForTests
 

@@ -36,9 +36,9 @@ class SkippingClock:
     elapsed_ms = monotonic_ms
 
     def advance(self, by: Duration) -> None:
-        """Skip some time ("30s", "2m", seconds); returns when what was due meanwhile has been done.
+        """Skip some time ("30s", "2m", seconds); return when what was due meanwhile has been done.
 
-        Threads that do so at once do it one after the other.
+        Threads that call this at once do it one after the other.
         """
         self.travel(parse_ms(by, "by") * 1000)
 

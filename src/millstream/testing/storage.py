@@ -49,7 +49,7 @@ class PowerCut(Exception):
 
 
 class Fault(Enum):
-    """What can go wrong in an operation."""
+    """What can go wrong in an operation on the storage."""
 
     SHORT_WRITE = auto()
     NO_SPACE = auto()
@@ -201,7 +201,10 @@ class SimulatedDirectory:
 
 
 class SimulatedStorage:
-    """See the module for what it simulates.  `operations` counts changes, so that a test can fail each one in turn."""
+    """A disk that loses power and fails on request; the module says how.
+
+    `operations` counts changes, so that a test can fail each one in turn.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.random = Random(seed)
@@ -229,7 +232,7 @@ class SimulatedStorage:
         when: Callable[[Operation], bool] = lambda _: True,
         times: int = 1,
     ) -> None:
-        """Let a fault happen to the next operations of its kind: from number `at` on, where `when` agrees."""
+        """Let a fault happen to the next operations of its kind, from number `at` on, where `when` agrees."""
         first = at if at is not None else 0
         self._injected.append(_Injected(fault, lambda it: it.number >= first and when(it), times))
 

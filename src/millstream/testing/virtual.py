@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make a test out of a coroutine: it runs to its end in virtual time, always in the same way."""
+    """Make a test out of a coroutine function: it runs to its end in virtual time, always in the same way."""
 
     @functools.wraps(test)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -43,7 +43,7 @@ def virtual_time(test: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 
 
 class VirtualBroker:
-    """A broker, its machine and its clients' network.  Only within `virtual_time`."""
+    """A broker with its machine and the network of its clients.  Use it within `virtual_time` only."""
 
     def __init__(self, settings: Settings | None = None) -> None:
         loop = asyncio.get_running_loop()
@@ -62,18 +62,18 @@ class VirtualBroker:
 
     @property
     def clock(self) -> VirtualClock:
-        """The broker's: `advance` lets time pass, `jump` sets its wall clock as an operator would."""
+        """The broker's clock: `advance` lets time pass, `jump` sets its wall clock as an operator would."""
         return self._machine.clock
 
     async def connect(self, **options: Any) -> aio.Client:
-        """A client, as from `millstream.aio.connect`; closed with the broker."""
+        """Connect a client, as `millstream.aio.connect` does; it is closed with the broker."""
         # Real time has no say in a virtual one.
         client = await aio.connect(self.address, **{"stay_awake": False, **options})
         self._clients.append(client)
         return client
 
     async def crash(self, *, power: bool = True) -> None:
-        """Pull the plug, or only `kill -9` the broker, and start it again on what the disk has kept."""
+        """Pull the plug (or only `kill -9` the broker), and start the broker on what the disk has kept."""
         self._machine.cut_power() if power else self._machine.kill()
         await self._machine.start()
 

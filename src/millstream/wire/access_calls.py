@@ -44,14 +44,14 @@ class KeyInfo(AnswerForm):
     created_ms: int
     expires_ms: int
     rotated_ms: int
-    #: Until when the secret from before the last rotation is good; 0 = it is not.
+    #: Until when the secret from before the last rotation is valid; 0 = it is not.
     old_until_ms: int
-    #: Since the broker started; 0 = not.
+    #: When the key was last used since the broker started; 0 = not used.
     last_used_ms: int
 
 
 class NewKey(AnswerForm):
-    #: What to give to its holder: `ms_<id>_<secret>`.
+    #: The text to give to its holder: `ms_<id>_<secret>`.
     key: str
     info: KeyInfo
 
@@ -139,13 +139,13 @@ class AuditEntry(AnswerForm):
     door: str
     call: str
     namespace: str
-    #: What was named: topics, groups, ids.
+    #: The topics, groups and ids that were named.
     names: list[str]
-    #: `done`, the code of the error, or `GIVEN_UP`: whoever asked went away in the middle.
+    #: `done`, the code of the error, or `GIVEN_UP` if the client went away in the middle.
     outcome: str
 
 
 class AuditPage(AnswerForm):
     entries: list[AuditEntry]
-    #: For the next call; empty = that was all.
+    #: Pass it to the next call; empty = that was all.
     after: str = ""

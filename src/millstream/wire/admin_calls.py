@@ -47,20 +47,21 @@ class CheckHealth(CallForm, tag="broker.health"):
 class ComponentHealth(AnswerForm):
     name: str
     status: HealthStatus
-    #: What was found, in one sentence.  It may name topics: empty for a key that may not read everything.
+    #: What was found, in one sentence.  As it may name topics, it is empty for a key that may not read everything.
     message: str
     #: What to do about it; empty when there is nothing to do.
     recommendation: str
     latency_ms: float
-    #: How often it was not healthy since the broker started.
+    #: How often the component was not healthy since the broker started.
     errors: int
 
 
 class HealthReport(AnswerForm):
-    #: That of the component that is worst off.
+    #: The status of the component that is worst off.
     status: HealthStatus
-    #: Whether messages can be published; if not, why not.
+    #: Whether messages can be published.
     ready: bool
+    #: Why messages cannot be published; empty if they can.
     reason: str
     deep: bool
     uptime_ms: int
@@ -104,11 +105,13 @@ class Checkpoint(CallForm, tag="admin.checkpoint"):
 
 
 class Checkpointed(AnswerForm):
-    #: Logs that were synced, or were already; journals and state logs that were written anew.
+    #: Logs that were synced, or were synced already.
     logs: int
+    #: Journals that were rewritten.
     journals: int
+    #: State logs that were rewritten.
     state_logs: int
-    #: Where that did not succeed, and why.
+    #: Where this did not succeed, and why.
     failures: list[str]
     took_ms: int
 
@@ -127,7 +130,7 @@ class Compact(CallForm, tag="admin.compact"):
 class Compacted(AnswerForm):
     partitions: int
     segments_deleted: int
-    #: Partitions that were rewritten without what newer messages replace.
+    #: Partitions that were rewritten without the messages that newer ones replace.
     compacted: int
     bytes_before: int
     bytes_after: int
@@ -147,7 +150,7 @@ class HoldFiles(CallForm, tag="admin.hold_files"):
 
 class FileHold(AnswerForm):
     id: str
-    #: The moment that a copy shows.
+    #: The moment that a copy of the files shows.
     moment_ms: int
     until_ms: int
     files: int
@@ -190,7 +193,8 @@ class ConnectionInfo(AnswerForm):
     namespace: str
     opened_ms: int
     age_ms: int
-    #: The queues it consumes, as `topic/group`, and how many messages it holds of them.
+    #: The queues that it consumes, as `topic/group`.
     queues: list[str]
+    #: How many messages of these queues it holds.
     leased: int
     subscriptions: int

@@ -129,7 +129,7 @@ class PartitionInfo(AnswerForm):
     segments: int
     damaged_ranges: list[tuple[int, int]] = []
     failed: str | None = None
-    #: Where that ends which a power cut cannot take; None in memory, where a restart takes everything.
+    #: No power cut takes what lies before this offset; None in memory, where a restart takes everything.
     durable_offset: int | None = None
 
 
@@ -305,7 +305,7 @@ class GroupLag(AnswerForm):
     #: Age of the oldest message not yet committed; 0 when there is none.
     lag_ms: int
     member_id: str | None = None
-    #: Why the partition cannot be opened now; its end and lag are not known then, and 0.
+    #: Why the partition cannot be opened now; then its end and lag are not known, and given as 0.
     failed: str | None = None
 
 

@@ -77,7 +77,7 @@ class Scope(IntEnum):
 
 
 class Settled(IntEnum):
-    """What came of a settle."""
+    """The result of a settle."""
 
     DONE = 0
     RETRIED = 1

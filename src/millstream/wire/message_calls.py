@@ -67,20 +67,21 @@ class MessageInfo(AnswerForm):
     id: str
     topic: str
     partition: int
-    #: Of a message that is not due yet: among what is scheduled.
+    #: If the message is not due yet, its offset among the scheduled messages.
     offset: int
     key: bytes | None
-    #: At most as much of it as was asked for; `size` says how long it is.
+    #: At most as much of the value as was asked for; `size` says how long it is.
     value: bytes | None
     size: int
     headers: list[tuple[str, bytes]]
-    #: When it was made, by its producer's clock, and when it was stored.
+    #: When the message was made, by its producer's clock.
     timestamp_ms: int
+    #: When the message was stored.
     append_time_ms: int
     priority: int
     #: 0 = none.
     expiry_ms: int = 0
-    #: When a scheduled message will be delivered; 0 = it is there.
+    #: When a scheduled message will be delivered; 0 = it is there already.
     deliver_at_ms: int = 0
 
 
@@ -134,17 +135,17 @@ class TopicSummary(AnswerForm):
     partition_count: int
     messages: int
     size_bytes: int
-    #: Not settled, in the queue group that has most: ready + leased + waiting there.
+    #: Unsettled messages in the queue group that has the most: ready + leased + waiting there.
     depth: int
     #: In all of its queue groups.
     leased: int
     waiting: int
-    #: How many read it, as a stream or as a queue.
+    #: How many groups read it, as a stream or as a queue.
     groups: int
     #: Messages that died and were neither replayed nor purged.
     dead_letters: int
     created_ms: int
-    #: Why a part of it cannot be opened now; that is not counted then.
+    #: Why a part of the topic cannot be opened now; that part is not counted then.
     failed: str | None = None
 
 

@@ -37,23 +37,29 @@ class DescribeMqtt(CallForm, tag="mqtt.overview"):
 
 
 class MqttOverview(AnswerForm):
-    #: Empty when it is about all of them.
+    #: Empty if the figures are about all namespaces.
     namespace: str
     connected: int
-    #: Connected or remembered; those that outlive their connection; and those among them whose client is away.
+    #: Sessions that are connected or remembered.
     sessions: int
+    #: Sessions that outlive their connection.
     durable: int
+    #: Sessions that outlive their connection and whose client is away.
     away: int
     subscriptions: int
     retained: int
     retained_bytes: int
-    #: Messages through MQTT in all namespaces, since the broker started.
+    #: Messages received through MQTT, in all namespaces, since the broker started.
     received: int
+    #: Messages sent through MQTT, in all namespaces, since the broker started.
     sent: int
+    #: Messages of MQTT that were dropped, in all namespaces, since the broker started.
     dropped: int
-    #: What the whole broker may have of them.
+    #: How many sessions the whole broker may have.
     sessions_max: int
+    #: How many retained messages the whole broker may have.
     retained_max: int
+    #: How many bytes of retained messages the whole broker may have.
     retained_bytes_max: int
 
 
@@ -75,30 +81,30 @@ class ListSessions(CallForm, tag="mqtt.sessions"):
 class SessionSummary(AnswerForm):
     client_id: str
     connected: bool
-    #: Of the client that is there: 4 is MQTT 3.1.1, 5 is 5.0; 0 while there is none.
+    #: The version of its connected client: 4 is MQTT 3.1.1, 5 is 5.0; 0 while none is connected.
     version: int
     address: str
-    #: Since when its client is connected; 0 while there is none.
+    #: Since when its client is connected; 0 while none is.
     connected_ms: int
-    #: How long it outlives its connection; 0: it does not.
+    #: How long the session outlives its connection; 0 = it does not.
     expiry_s: int
-    #: When it ends if its client does not come back; 0 while there is one.
+    #: When the session ends if its client does not come back; 0 while the client is connected.
     ends_ms: int
     subscriptions: int
-    #: Sent with QoS 1 or 2 and not confirmed.
+    #: Messages sent with QoS 1 or 2 and not confirmed.
     in_flight: int
-    #: Not in the log, and waiting until the client reads.
+    #: Messages that are not in the log, and wait until the client reads.
     queued: int
-    #: In the log, of topics it has subscribed to, and not handed out.  A list leaves out partitions that nobody has
-    #: used since the broker started.
+    #: Messages in the log, of topics that the session has subscribed to, and not handed out.  A list leaves out
+    #: partitions that nobody has used since the broker started.
     waiting: int
-    #: Messages it has missed because of a limit, since it connected for the first time or the broker started.
+    #: Messages that the session missed because of a limit, since it first connected or the broker started.
     dropped: int
 
 
 class SessionPage(AnswerForm):
     sessions: list[SessionSummary]
-    #: For the next call; empty = that was all.
+    #: Pass it to the next call; empty = that was all.
     after: str = ""
 
 
@@ -116,7 +122,7 @@ class SessionSubscription(AnswerForm):
     retain_handling: int = 0
     #: 0 = none.
     identifier: int = 0
-    #: The queue group that messages are leased from; empty = they are those of topics.
+    #: The queue group that messages are leased from; empty = the messages are those of topics.
     group: str = ""
 
 
@@ -125,21 +131,22 @@ class SessionPlace(AnswerForm):
 
     topic: str
     partition: int
-    #: The next offset to hand out, and the end.
+    #: The next offset to hand out.
     offset: int
+    #: The end of the partition.
     end: int
 
 
 class SessionInfo(SessionSummary):
     created_ms: int
-    #: 0 = none, or no client is there.
+    #: 0 = none, or no client is connected.
     keep_alive_s: int
     subscribed: list[SessionSubscription]
-    #: Where `waiting` comes from, the most first; a hundred at most.
+    #: The partitions that `waiting` comes from, those with the most messages first; a hundred at most.
     behind: list[SessionPlace]
-    #: Published by the client with QoS 2 and not released.
+    #: Messages published by the client with QoS 2 and not released.
     receiving: int
-    #: What is published when it is lost; empty = nothing.
+    #: The topic of what is published when the client is lost; empty = nothing is.
     will_topic: str
 
 
@@ -179,18 +186,18 @@ class RetainedInfo(AnswerForm):
     #: Bytes of the payload.
     size: int
     qos: int
-    #: 0: the broker publishes it itself.
+    #: When the message was stored; 0 = the broker publishes it itself.
     stored_ms: int
-    #: When it is taken out; 0 = never.
+    #: When the message is removed; 0 = never.
     expiry_ms: int
-    #: Who published it; empty if it came through another door.
+    #: The client that published it; empty if it came through another door.
     client_id: str
     content_type: str
 
 
 class RetainedPage(AnswerForm):
     messages: list[RetainedInfo]
-    #: For the next call; empty = that was all.
+    #: Pass it to the next call; empty = that was all.
     after: str = ""
 
 

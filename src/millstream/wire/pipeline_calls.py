@@ -100,8 +100,8 @@ class PipelineInfo(AnswerForm):
     host: str
     pid: int
     started_ms: int
-    #: When it reported last.
+    #: When the pipeline reported last.
     reported_ms: int
-    #: It was told to stop, or will be with its next report.
+    #: Whether the pipeline was told to stop, or will be with its next report.
     stop_wished: bool
     definition: dict[str, Any] = {}

@@ -137,7 +137,7 @@ class QueueSummary(AnswerForm):
     waiting: int
     consumers: int
     paused: bool
-    #: Why it cannot be opened now; nothing is counted then.
+    #: Why the group cannot be opened now; nothing is counted then.
     failed: str | None = None
 
 
@@ -152,13 +152,13 @@ class QueuePartitionInfo(AnswerForm):
     ready: int
     leased: int
     waiting: int
-    #: Everything below is settled.
+    #: Everything below this offset is settled.
     settled_below: int
     end: int
 
 
 class LaneInfo(AnswerForm):
-    """A priority; what it has been given is counted since the broker started."""
+    """One priority of a queue; `served` is counted since the broker started."""
 
     priority: int
     ready: int
@@ -174,7 +174,7 @@ class ConsumerInfo(AnswerForm):
     address: str
     detached: bool
     leased: int
-    #: Asked for by LEASE requests that are waiting.
+    #: Messages asked for by LEASE requests that are waiting.
     requested: int
     delivered: int
     acked: int
@@ -191,7 +191,7 @@ class QueueInfo(AnswerForm):
     ready: int
     leased: int
     waiting: int
-    #: How messages came to be settled since the group exists: acked, dead, expired, evicted, purged, gone.
+    #: How many messages were settled since the group exists, by how: acked, dead, expired, evicted, purged, gone.
     settled: dict[str, int]
     #: Age of the oldest message that is not settled; 0 when there is none.
     oldest_ms: int
@@ -204,12 +204,12 @@ class QueueInfo(AnswerForm):
 
 
 class AttemptInfo(AnswerForm):
-    """One delivery that came to nothing."""
+    """One delivery that did not succeed."""
 
     consumer: str
     delivered_ms: int
     ended_ms: int
-    #: nack, timeout, reject, returned (its consumer went away).
+    #: nack, timeout, reject or returned (its consumer went away).
     kind: str
     reason: str = ""
 
@@ -268,7 +268,7 @@ class SettleMessages(CallForm, tag="queue.settle"):
 class SettleOutcome(AnswerForm, omit_defaults=True):
     receipt: str
     result: Literal["done", "retried", "dead", "receipt_invalid", "gone"]
-    #: extend: when the lease ends, which may be earlier than was asked for; left out with everything else.
+    #: With extend, when the lease ends, which may be earlier than was asked for; left out in all other cases.
     deadline_ms: int = 0
 
 
@@ -371,8 +371,9 @@ class QueuedMessage(AnswerForm):
     append_time_ms: int
     timestamp_ms: int
     priority: int
-    #: leased: who holds it until when; waiting: when it is due, 0 = never (set aside).
+    #: Who holds the message, if it is leased.
     consumer: str = ""
+    #: If leased, until when; if waiting, when it is due, 0 = never (set aside).
     until_ms: int = 0
     first_delivery_ms: int = 0
     last_delivery_ms: int = 0

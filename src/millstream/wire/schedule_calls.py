@@ -81,7 +81,7 @@ class DescribeSchedule(CallForm, tag="schedule.show"):
 class ScheduleInfo(AnswerForm):
     """A message that is, or was, scheduled.
 
-    `gone`: it fired, was cancelled or expired some time ago, and its record has been removed.
+    The state `gone` means that it fired, was cancelled or expired some time ago, and its record has been removed.
     """
 
     id: str
@@ -90,7 +90,7 @@ class ScheduleInfo(AnswerForm):
     partition: int
     offset: int
     due_ms: int = 0
-    #: When it was due before it was moved; 0 = it was not.
+    #: When the message was due before it was moved; 0 = it was not moved.
     moved_from_ms: int = 0
     published_ms: int = 0
     timestamp_ms: int = 0
@@ -117,7 +117,7 @@ class RefusedCancel(AnswerForm):
 
 
 class Cancelled(AnswerForm):
-    #: How many are cancelled now, those included that were already.
+    #: How many are cancelled now, including those that were already.
     cancelled: int
     refused: list[RefusedCancel] = []
 
@@ -138,16 +138,16 @@ class ScheduleStats(CallForm, tag="schedule.stats"):
 class TopicSchedules(AnswerForm):
     topic: str
     pending: int
-    #: 0 = nothing is pending.
+    #: When the next message is due; 0 = nothing is pending.
     next_due_ms: int
-    #: Since the broker started.
+    #: Counted since the broker started, as are `expired`, `cancelled` and `moved`.
     fired: int
     expired: int
     cancelled: int
     moved: int
-    #: Of the messages that wait, how many are held in memory because their time is near.
+    #: How many of the pending messages are held in memory because their time is near.
     in_memory: int
-    #: Disk space of the log of schedules.
+    #: Disk space that the log of schedules takes.
     size_bytes: int
 
 
@@ -184,7 +184,7 @@ class Repeating(AnswerForm):
     headers: list[tuple[str, bytes]]
     priority: int
     created_ms: int
-    #: 0 = never again, or paused.
+    #: The next occurrence; 0 = never again, or paused.
     next_ms: int
     #: The occurrence that was published last; 0 = none yet.
     last_ms: int

@@ -110,9 +110,9 @@ class AbortStages(CallForm, tag="stage.abort"):
 
 
 class StagesAborted(AnswerForm):
-    #: How many were forgotten.
+    #: How many stages were discarded.
     aborted: int
-    #: The batch is published, and stays so.
+    #: Whether the batch is published, and stays so.
     published: bool = False
 
 
@@ -135,7 +135,7 @@ class StageInfo(AnswerForm):
     messages: int
     bytes: int
     opened_ms: int
-    #: When it is forgotten, unless more is put there.
+    #: When the stage is discarded, unless more is put there.
     expires_ms: int
     topics: list[str]
 
@@ -147,7 +147,8 @@ class QueryInfo(AnswerForm):
     published_ms: int
     #: The batch that is being published right now; -1 = none.
     publishing: int
-    #: Messages that are staged, with their bytes.
+    #: Messages that are staged.
     messages: int
+    #: Bytes of these messages.
     bytes: int
     stages: list[StageInfo]

@@ -38,13 +38,13 @@ class Rates(AnswerForm):
     #: Handed out to streams, queues and subscribers.
     consumed: float = 0.0
     acked: float = 0.0
-    #: Nacked, rejected, or not answered in time.
+    #: Nacked, rejected, or not settled in time.
     failed: float = 0.0
     dead_lettered: float = 0.0
 
 
 class Totals(AnswerForm):
-    """Messages of the topics that there are, since the broker started; those of a deleted topic go with it."""
+    """Counts since the broker started, over the topics that exist; those of a deleted topic go with it."""
 
     published: int = 0
     published_bytes: int = 0
@@ -61,7 +61,7 @@ class TopicActivity(AnswerForm):
     consumed_rate: float
     messages: int
     size_bytes: int
-    #: Not settled, in the queue group that has most.
+    #: Unsettled messages in the queue group that has the most.
     depth: int
     leased: int
     waiting: int
@@ -76,22 +76,22 @@ class GroupStanding(AnswerForm):
     group: str
     #: `queue` or `stream`.
     kind: str
-    #: Not settled, or not committed.
+    #: Messages that are not settled, or not committed.
     lag: int
-    #: Age of the oldest of them; 0 when there is none.
+    #: Age of the oldest of these messages; 0 if there is none.
     oldest_ms: int
     leased: int
-    #: Consumers or members.
+    #: Consumers of a queue group, or members of a stream group.
     consumers: int
-    #: `paused`, `rebalancing`, `idle` (somebody is behind and nobody reads), `active`, or `caught up`.
+    #: `paused`, `rebalancing`, `idle` (it is behind and nobody reads), `active`, or `caught up`.
     state: str
 
 
 class Overview(AnswerForm):
-    """Sums are over the topics of the namespace, or of all of them; mode, memory and so on are the broker's."""
+    """Sums are over the topics of the namespace, or of all namespaces; mode, memory and so on are the broker's."""
 
     time_ms: int
-    #: Empty when it is about all of them.
+    #: Empty if the answer is about all namespaces.
     namespace: str
     software: str
     node_id: str
@@ -103,7 +103,7 @@ class Overview(AnswerForm):
     namespaces: int
     topics: int
     partitions: int
-    #: Partitions that nobody has used since the start; what is in them is in no sum.
+    #: Partitions that nobody has used since the start; no sum includes what is in them.
     cold_partitions: int
     queue_groups: int
     stream_groups: int
@@ -124,9 +124,11 @@ class Overview(AnswerForm):
     memory_bytes: int
     disk_free_bytes: int
     log_bytes: int
-    #: Of the last few seconds; 0 when nothing was published.
+    #: Over the last few seconds; 0 if nothing was published.
     publish_p99_ms: float
+    #: Over the last few seconds.
     end_to_end_p99_ms: float
+    #: Over the last few seconds.
     fsync_p99_ms: float
     busiest: list[TopicActivity] = field(default_factory=list)
     furthest_behind: list[GroupStanding] = field(default_factory=list)
@@ -150,7 +152,7 @@ class ReadHistory(CallForm, tag="stats.history"):
 
 
 class HistoryPoint(AnswerForm):
-    """What was measured from `time_ms` on, for `step_ms`; there is none for a time without measurements."""
+    """What was measured from `time_ms` on, for `step_ms`.  There is no point for a time without measurements."""
 
     time_ms: int
     avg: float

@@ -73,17 +73,17 @@ class FlowInfo(AnswerForm):
     #: Age of the oldest message that a queue group has not settled.
     lag_ms: int
     depth: int
-    #: 1 = at the limit; 0 when the topic has none.
+    #: 1 = at the limit; 0 if the topic has no limit.
     pressure: float
     trend: Literal["increasing", "stable", "decreasing"]
     delay_ms: int
-    #: Until nothing waits any more if it goes on like this; None when it gets no less.
+    #: How long until nothing waits any more if this goes on; None if it does not get less.
     catch_up_ms: int | None
     advice: Literal["none", "light", "moderate", "heavy"]
     throttle_lag_ms: int
     throttle_depth: int
     #: Whether level, trend, delay and the rest come from measurements: a topic with limits is measured while somebody
-    #: publishes to it.  What waits, and for how long, is always looked up.
+    #: publishes to it.  How much waits, and for how long, is always looked up.
     measured: bool = True
 
 

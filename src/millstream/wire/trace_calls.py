@@ -37,7 +37,7 @@ class PassportInfo(AnswerForm):
     topic: str
     partition: int
     offset: int
-    #: Of the header `traceparent`; without one the message has a trace of its own.
+    #: From the header `traceparent`; without one, the message has a trace of its own.
     trace_id: str
     key: bytes | None
     events: list[PassportEvent]
@@ -67,7 +67,7 @@ class FindTraces(CallForm, tag="trace.find"):
 
 
 class TraceEvent(AnswerForm):
-    """Something that happened to a message, or to `messages` of them that were too many to be named."""
+    """Something that happened to a message, or to `messages` messages that were too many to name."""
 
     #: Empty if it is about many messages.
     id: str

@@ -114,12 +114,12 @@ class WebhookInfo(AnswerForm):
     id: str
     topic: str
     group: str
-    #: Without its query: that is where services have tokens.
+    #: Without its query, because that is where services have tokens.
     url: str
     state: Literal["active", "failing", "paused"]
-    #: Why it paused itself; empty when somebody asked for it.
+    #: Why the webhook paused itself; empty if somebody asked for it.
     paused_reason: str
-    #: Their values are not shown.
+    #: The values of the headers are not shown.
     header_names: list[str]
     concurrency: int
     rate: float
@@ -128,18 +128,20 @@ class WebhookInfo(AnswerForm):
     reject_client_errors: bool
     payload: Literal["json", "raw"]
     created_ms: int
-    #: Until when an earlier secret signs beside the newest; 0 = there is only one.
+    #: Until when an earlier secret signs requests beside the newest; 0 = there is only one.
     rotating_until_ms: int
-    #: Counted since the broker started: messages that were taken, attempts that failed, messages given up.
+    #: Messages that the receiver took, since the broker started.
     delivered: int
+    #: Attempts that failed, since the broker started.
     failed: int
+    #: Messages given up, since the broker started.
     dead: int
-    #: Messages in hand now, those that wait for their next attempt among them.
+    #: Messages in hand now, including those that wait for their next attempt.
     in_flight: int
     consecutive_failures: int
-    #: Of the newest attempt that failed; empty when none has.
+    #: The error of the latest attempt that failed; empty if none has.
     last_error: str
-    #: The HTTP status of the newest attempt; 0 = there was no answer.
+    #: The HTTP status of the latest attempt; 0 = there was no answer.
     last_status: int
     #: When a message was last delivered; 0 = not since the broker started.
     last_delivery_ms: int

@@ -54,4 +54,4 @@ def test_the_document_describes_every_endpoint(http: httpx.Client) -> None:
     assert document["openapi"].startswith("3.1")
     create = document["paths"]["/api/v1/namespaces"]["post"]
     assert create["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/NewNamespace")
-    assert "Make a namespace" in http.get("/docs").text
+    assert "Create a namespace" in http.get("/docs").text

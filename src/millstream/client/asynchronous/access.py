@@ -24,16 +24,16 @@ class AsyncKeys:
     async def create(
         self, *roles: str, scopes: Iterable[str] = (), name: str = "", expires_in: Duration | None = None
     ) -> NewKey:
-        """Make a key.  The answer has its text, which is kept nowhere."""
+        """Create an API key.  The answer has its text, which is not stored anywhere."""
         return await self._call(create_call(roles, scopes, name, expires_in), NewKey)
 
     async def list(self) -> _Keys:
         return await self._call(ListKeys(), _Keys)
 
     async def rotate(self, key_id: str, grace: Duration = "24h") -> NewKey:
-        """Give a key another secret; the one before is good for `grace` more."""
+        """Give a key a new secret; the old one stays valid for `grace`."""
         return await self._call(RotateKey(id=key_id, grace_ms=parse_ms(grace, "grace")), NewKey)
 
     async def revoke(self, key_id: str) -> None:
-        """End a key, and the connections of whoever uses it."""
+        """Revoke a key, and end the connections of those who use it."""
         await self._call(RevokeKey(id=key_id), object)

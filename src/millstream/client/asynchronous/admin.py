@@ -43,7 +43,7 @@ class AsyncAdmin:
     # --- broker and namespaces -----------------------------------------------------------------------------------
 
     async def ping(self) -> float:
-        """Seconds the broker takes to answer."""
+        """Return the seconds that the broker takes to answer."""
         before_s = time.perf_counter()
         await self._call(calls.DescribeBroker(), object)
         return time.perf_counter() - before_s
@@ -59,7 +59,7 @@ class AsyncAdmin:
         await self._call(calls.CreateNamespace(name=name), object)
 
     async def delete_namespace(self, name: str, force: bool = False) -> None:
-        """Remove a namespace; with `force` also the topics in it."""
+        """Delete a namespace; with `force`, also the topics in it."""
         await self._call(calls.DeleteNamespace(name=name, force=force), object)
 
     # --- topics --------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class AsyncAdmin:
         return await self._call(calls.DescribeTopic(name=name), calls.TopicInfo)
 
     async def topics(self, pattern: str | None = None) -> list[calls.TopicInfo]:
-        """All topics, or those that match (`orders.*`, `orders.#`), by name and without their partitions."""
+        """All topics, or those that match `pattern` (`orders.*`, `orders.#`), by name, without their partitions."""
         found: list[calls.TopicInfo] = []
         while True:
             after = found[-1].name if found else ""
@@ -89,12 +89,12 @@ class AsyncAdmin:
     async def alter_topic(
         self, name: str, config: Mapping[str, Any] | None = None, partitions: int | None = None
     ) -> calls.TopicInfo:
-        """Change settings, or add partitions; what is not named stays as it is."""
+        """Change settings of a topic, or add partitions to it.  What is not named stays as it is."""
         call = calls.AlterTopic(name=name, config=dict(config or {}), partitions=partitions)
         return await self._call(call, calls.TopicInfo)
 
     async def delete_topic(self, name: str, force: bool = False) -> None:
-        """Delete a topic and its messages; with `force` even while groups read it."""
+        """Delete a topic and its messages; with `force`, even while groups read it."""
         await self._call(calls.DeleteTopic(name=name, force=force), object)
 
     async def offsets(
@@ -103,9 +103,9 @@ class AsyncAdmin:
         at: Literal["earliest", "latest", "durable"] | datetime = "latest",
         partitions: Iterable[int] | None = None,
     ) -> dict[int, int]:
-        """Per partition, the first offset, the one after the last, or that of the first message at or after a time.
+        """One offset per partition: the first, the one after the last, or that of the first message at or after a time.
 
-        `durable` is the one after the last as well, after a sync: no power cut takes what lies before it.
+        `durable` is also the offset after the last message, but after a sync: no power cut takes what lies before it.
         """
         call = offsets_call(topic, at, None if partitions is None else list(partitions))
         entries = await self._call(call, list[calls.OffsetEntry])
@@ -114,7 +114,7 @@ class AsyncAdmin:
     # --- messages ------------------------------------------------------------------------------------------------
 
     async def browse(self, topic: str, *, limit: int = 100, **which: Unpack[BrowseOptions]) -> list[MessageInfo]:
-        """Look at messages without consuming them, the oldest first; conditions are in BrowseOptions."""
+        """Look at messages without consuming them, oldest first.  BrowseOptions has the conditions."""
         found: list[MessageInfo] = []
         call: BrowseMessages | None = browse_call(topic, limit, which)
         while call is not None:
@@ -124,15 +124,18 @@ class AsyncAdmin:
         return found
 
     async def find(self, message_id: str) -> MessageInfo:
-        """The message with an id, also one that is scheduled and not due yet.  Raises MessageNotFound."""
+        """Find a message by its id, even one that is scheduled and not due yet.  Raises MessageNotFound."""
         return await self._call(FindMessage(id=message_id), MessageInfo)
 
     async def passport(self, message_id: str) -> PassportInfo:
-        """Everything that is known to have happened to a message.  Raises MessageNotFound when nothing is."""
+        """Everything that is known to have happened to a message.  Raises MessageNotFound if nothing is known."""
         return await self._call(ShowPassport(id=message_id), PassportInfo)
 
     async def traces(self, *, limit: int = 100, **which: Unpack[TraceOptions]) -> list[TraceEvent]:
-        """What was recorded about messages, the newest first; TraceOptions has conditions, without any it is all."""
+        """What was recorded about messages, newest first.
+
+        TraceOptions has the conditions; without any, everything that was recorded is included.
+        """
         found: list[TraceEvent] = []
         call: FindTraces | None = traces_call(limit, which)
         while call is not None:
@@ -159,30 +162,30 @@ class AsyncAdmin:
         partitions: Iterable[int] | None = None,
         dry_run: bool = False,
     ) -> list[calls.OffsetEntry]:
-        """Move a group without members: `to` is earliest, latest, timestamp, offset or shift (by `value`)."""
+        """Move a group that has no members: `to` is earliest, latest, timestamp, offset or shift (by `value`)."""
         return await self._call(reset_call(name, topic, to, value, partitions, dry_run), list[calls.OffsetEntry])
 
     async def delete_group(self, name: str) -> None:
-        """Forget a group and its progress."""
+        """Delete a group and its progress."""
         await self._call(calls.DeleteGroup(name=name), object)
 
     async def evict_member(self, group: str, member_id: str) -> None:
         await self._call(calls.EvictMember(group=group, member_id=member_id), object)
 
     async def rebalance_group(self, name: str) -> calls.GroupSummary:
-        """Deal the partitions of a group anew, whoever has them now."""
+        """Assign the partitions of a group anew, whoever has them now."""
         return await self._call(calls.RebalanceGroup(name=name), calls.GroupSummary)
 
     async def pause_group(self, name: str) -> calls.GroupSummary:
-        """Have nobody read: the members give their partitions back, and stay."""
+        """Stop a group from reading: its members give their partitions back, and stay."""
         return await self._call(calls.PauseGroup(name=name), calls.GroupSummary)
 
     async def resume_group(self, name: str) -> calls.GroupSummary:
-        """Let a paused group go on."""
+        """Let a paused group continue."""
         return await self._call(calls.PauseGroup(name=name, paused=False), calls.GroupSummary)
 
     async def committed(self, group: str, topics: Iterable[str] | None = None) -> list[calls.OffsetEntry]:
-        """How far a group has got: the next offset it will read, per partition."""
+        """The progress of a group: the next offset that it will read, per partition."""
         call = calls.CommittedOffsets(group=group, topics=None if topics is None else list(topics))
         return await self._call(call, list[calls.OffsetEntry])
 
@@ -202,7 +205,7 @@ class AsyncAdmin:
     # --- how it is doing -----------------------------------------------------------------------------------------
 
     async def overview(self, limit: int = 10, everywhere: bool = False) -> Overview:
-        """Rates, depth, the oldest message, memory, disk: of this namespace, or of all with `everywhere`."""
+        """Rates, depth, the oldest message, memory, disk: of this namespace, or with `everywhere` of all."""
         return await self._call(DescribeOverview(limit=limit, everywhere=everywhere), Overview)
 
     async def history(
@@ -214,7 +217,7 @@ class AsyncAdmin:
         end: datetime | None = None,
         points: int = 300,
     ) -> History:
-        """How a number of the broker, of a topic or of a group developed; of the last hour if nothing is said."""
+        """How a metric of the broker, a topic or a group developed; by default over the last hour."""
         return await self._call(history_call(metric, topic, group, start, end, points), History)
 
     async def metrics(self) -> str:
@@ -229,25 +232,25 @@ class AsyncAdmin:
         return await self._call(DescribeFlow(topic=topic), FlowInfo)
 
     async def set_mode(self, mode: Literal["normal", "maintenance"], reason: str = "") -> ModeInfo:
-        """Begin or end maintenance: meanwhile the broker serves administrators only."""
+        """Begin or end maintenance, during which the broker serves administrators only."""
         return await self._call(SetMode(mode=mode, reason=reason), ModeInfo)
 
     # --- access --------------------------------------------------------------------------------------------------
 
     @property
     def keys(self) -> AsyncKeys:
-        """Who may use the broker."""
+        """API keys: who may use the broker."""
         return AsyncKeys(self._call)
 
     async def quota(self, namespace: str = DEFAULT_NAMESPACE) -> QuotaInfo:
-        """What a namespace may have and do, and how much of it is used."""
+        """The limits of a namespace, and how much of them is used."""
         return await self._call(ShowQuota(namespace=namespace), QuotaInfo)
 
     async def set_quota(self, namespace: str = DEFAULT_NAMESPACE, **limits: int) -> QuotaInfo:
-        """Limit a namespace.
+        """Set the limits of a namespace.
 
-        By topics, partitions, storage_bytes, publish_messages_per_s, publish_bytes_per_s and connections; what is not
-        given has no limit.
+        They are topics, partitions, storage_bytes, publish_messages_per_s, publish_bytes_per_s and connections.  What
+        is not given has no limit.
         """
         unknown = limits.keys() - set(SetQuota.__struct_fields__)
         if unknown:
@@ -257,9 +260,10 @@ class AsyncAdmin:
     async def audit(
         self, limit: int = 100, *, key: str = "", call: str = "", since_ms: int = 0, until_ms: int = 0, after: str = ""
     ) -> AuditPage:
-        """What administrators did, the newest first; `after` of an answer goes on where it ended, empty at the end.
+        """What administrators did, newest first.
 
-        A page may be short, or empty, before the last: one looks at so many entries and no more.
+        To continue where an answer ended, pass its `after`, which is empty at the end.  A call looks at a limited
+        number of entries, so a page may be short, or empty, before the last one.
         """
         wanted = ListAudit(key=key, call=call, from_ms=since_ms, until_ms=until_ms, limit=limit, after=after)
         return await self._call(wanted, AuditPage)
@@ -268,7 +272,7 @@ class AsyncAdmin:
 
     @property
     def admin(self) -> AsyncAdministration:
-        """For whoever runs the broker: health, settings, files and connections."""
+        """Health, settings, files and connections, for whoever runs the broker."""
         return AsyncAdministration(self._call)
 
     # --- dead letters --------------------------------------------------------------------------------------------
@@ -296,5 +300,5 @@ class AsyncAdmin:
 
     @property
     def pipelines(self) -> AsyncPipelines:
-        """Pipelines that run outside of the broker and report to it."""
+        """Pipelines that run outside the broker and report to it."""
         return AsyncPipelines(self._call)

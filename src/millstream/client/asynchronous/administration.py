@@ -15,46 +15,47 @@ class AsyncAdministration:
         self._call = call
 
     async def health(self, *, deep: bool = False) -> calls.HealthReport:
-        """How the broker is; with `deep` it also stores a message, reads it back, and looks for lag."""
+        """The health of the broker; with `deep`, it also stores a message, reads it back, and looks for lag."""
         return await self._call(calls.CheckHealth(deep=deep), calls.HealthReport)
 
     async def config(self) -> list[calls.SettingInfo]:
-        """The settings in force, and where each came from.  Secrets are not told."""
+        """The settings in force, and where each came from.  Secrets are not shown."""
         return await self._call(calls.ShowConfig(), list[calls.SettingInfo])
 
     async def set_log_level(self, level: calls.LogLevel) -> calls.LogLevelInfo:
-        """From how important an entry on the broker logs, until it stops."""
+        """Set the lowest level that the broker logs, until it stops."""
         return await self._call(calls.SetLogLevel(level=level), calls.LogLevelInfo)
 
     async def checkpoint(self) -> calls.Checkpointed:
-        """Put everything on disk, and write down anew what the broker remembers, so that a start is quick."""
+        """Put everything on disk, and rewrite what the broker remembers, so that it starts quickly."""
         return await self._call(calls.Checkpoint(), calls.Checkpointed)
 
     async def compact(self, topic: str | None = None, *, roll: bool = False) -> calls.Compacted:
         """Apply retention and compaction now, to one topic or to everything.
 
-        With `roll` also to the segments that are being written, which are ended first.
+        With `roll`, this includes the segments that are being written; they are ended first.
         """
         return await self._call(calls.Compact(topic=topic or "", roll=roll), calls.Compacted)
 
     async def hold_files(self, hold_id: str = "", *, hold_ms: int = 60_000) -> calls.FileHold:
-        """Keep all files of the data directory readable as they are now; with an id, go on doing so.
+        """Keep all files of the data directory readable as they are now; with the id of a hold, extend it.
 
-        `millstream backup` copies them meanwhile.  Ends after `hold_ms`, with `release_files`, or with the connection.
+        `millstream backup` copies the files during a hold.  A hold ends after `hold_ms`, with `release_files`, or with
+        the connection.
         """
         return await self._call(calls.HoldFiles(id=hold_id, hold_ms=hold_ms), calls.FileHold)
 
     async def release_files(self, hold_id: str) -> None:
-        """The files were copied.  Raises HoldLost when they were not held all the time."""
+        """End a hold: the files were copied.  Raises HoldLost if they were not held all the time."""
         await self._call(calls.ReleaseFiles(id=hold_id), object)
 
     async def connections(self) -> list[calls.ConnectionInfo]:
-        """Every client that is connected, of all namespaces, the oldest first."""
+        """All clients that are connected, in all namespaces, oldest first."""
         return await self._call(calls.ListConnections(), list[calls.ConnectionInfo])
 
     async def disconnect(self, connection_id: str, reason: str = "") -> calls.ConnectionInfo:
         """End the connection with this `id`, whichever door it came through; its client is told the reason.
 
-        What it has leased goes back at once.  A client comes back by itself: to keep it out, revoke its key.
+        What it has leased goes back at once.  Clients reconnect by themselves: to keep one out, revoke its key.
         """
         return await self._call(calls.Disconnect(id=connection_id, reason=reason), calls.ConnectionInfo)

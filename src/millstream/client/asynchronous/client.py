@@ -67,11 +67,16 @@ def connect(
 ) -> Opening[AsyncClient]:
     """Connect to a broker: `async with connect(...) as client`, or `client = await connect(...)`.
 
-    `key` is an API key, from the variable MILLSTREAM_KEY if it is not given.  `tls` encrypts the connection, as does
-    an address that begins with `tls://`; `ca` names a file of authorities to trust in place of those of this machine.
-    `timeout_s` is how long any request may take, reconnecting included, before RequestTimeout or ConnectionLost.
-    With `stay_awake` a program that publishes without a pause waits awake for confirmations that take less than 0.6 ms:
-    it gets half as many messages more through, or twice as many, and keeps a processor busy while it does.
+    `key` is an API key; without it, the environment variable MILLSTREAM_KEY is used.  `tls` encrypts the connection, as
+    does an address that begins with `tls://`.  `ca` names a file of certificate authorities to trust instead of those
+    of this machine.
+
+    `timeout_s` is how long any request may take, reconnecting included, before it raises RequestTimeout or
+    ConnectionLost.
+
+    With `stay_awake`, a program that publishes without a pause stays awake while it waits for confirmations that take
+    less than 0.6 ms.  It gets one and a half times to twice as many messages through, and keeps a processor busy
+    meanwhile.
     """
     target = Target.of(
         address,
@@ -130,10 +135,10 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             await self.close()
 
     async def close(self) -> None:
-        """Stop workers, close queues, streams and producers (which flush), then the connection.
+        """Stop the workers, close queues, streams and producers (producers flush), then close the connection.
 
-        A close that was cancelled can be asked for again, and closes what the first one had not come to; the producer
-        that it was flushing has given up what was not confirmed.
+        If a close was cancelled, call it again to close what the first one did not get to.  The producer that the first
+        one was flushing has given up what was not confirmed.
         """
         await self._stop_workers()
         self._closed = True
@@ -187,7 +192,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             leaving.add_done_callback(self._leaving.discard)
 
     async def call(self, call: calls.Call, kind: Any) -> Any:
-        """Any call of the control protocol, for what has no method of its own."""
+        """Make any call of the control protocol, for what has no method of its own."""
         return await self._call(call, kind)
 
     async def _topic(
@@ -237,8 +242,8 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     ) -> Receipt:
         """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
 
-        What many tasks publish at the same time travels together, and none suffers from another.  A message is never
-        stored twice; after RequestTimeout or ConnectionLost it may or may not be stored.
+        Messages that many tasks publish at the same time travel together, and none suffers from another.  A message is
+        never stored twice; after RequestTimeout or ConnectionLost it may or may not be stored.
 
         A `datetime` without a time zone is local time, here as everywhere in the SDK.
         """
@@ -268,10 +273,10 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         return await (await self._submit(topic, entry, partition, fsync, alone=True))
 
     async def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
-        """Publish values (or `Outgoing`, for keys and the rest) together; receipts in the order given.
+        """Publish values (or `Outgoing`, for keys and the rest) together; return receipts in the order given.
 
-        What the broker refuses raises its error, with the receipts of what is stored nevertheless, by their place in
-        `messages`, as its `confirmed`.
+        If the broker refuses some of them, this raises its error.  The error's `confirmed` has the receipts of the
+        messages that are stored nevertheless, by their place in `messages`.
         """
         entries = as_entries(messages)
         futures: list[asyncio.Future[Receipt]] = []
@@ -395,7 +400,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         fsync: Literal["group", "interval", "always", "never"] | None = None,
         on_error: Callable[[BatchFailure], None] | None = None,
     ) -> Opening[AsyncProducer]:
-        """A producer that batches in the background, for `async with` or `await`; see `AsyncProducer`."""
+        """Return a producer that batches in the background, for `async with` or `await`; see `AsyncProducer`."""
         refuse_asynchronous("on_error", on_error)
         settings = ProducerSettings(
             linger_ms=linger_ms,

@@ -36,7 +36,7 @@ class AsyncDeadLetters:
         self._call = call
 
     async def list(self, limit: int = 100, **which: Unpack[LetterOptions]) -> _Letters:
-        """The first letters that match, by topic and in the order they died; values are cut to 256 bytes."""
+        """The first letters that match, by topic and in the order they died.  Values are cut to 256 bytes."""
         found: _Letters = []
         async for letter in self._pages(which, checked_limit(limit), letter_calls.SHOWN_BYTES):
             found.append(letter)
@@ -45,7 +45,7 @@ class AsyncDeadLetters:
         return found
 
     def iterate(self, **which: Unpack[LetterOptions]) -> AsyncIterator[DeadLetter]:
-        """All letters that match, with their whole values."""
+        """Iterate over all letters that match, with their whole values."""
         return self._pages(which, PAGE, letter_calls.WHOLE_VALUES)
 
     async def _pages(self, which: LetterOptions, limit: int, value_bytes: int) -> AsyncIterator[DeadLetter]:
@@ -63,7 +63,7 @@ class AsyncDeadLetters:
         return await self._call(letter_calls.ShowLetter(id=letter_id), DeadLetter)
 
     async def stats(self, **which: Unpack[LetterOptions]) -> LetterStatistics:
-        """How many there are, by reason, topic, group, error and age."""
+        """Count the letters by reason, topic, group, error and age."""
         return await self._count(letter_calls.CountLetters(filter=letter_filter(which)))
 
     async def purge(
@@ -75,7 +75,10 @@ class AsyncDeadLetters:
         limit: int | None = None,
         **which: Unpack[LetterOptions],
     ) -> LetterStatistics:
-        """Remove letters by id, by filter or (`everything=True`) all; returns what was, or would be, removed."""
+        """Remove letters by id, by filter, or (`everything=True`) all of them.
+
+        Returns statistics of what was removed, or with `dry_run` would be.
+        """
         return await self._count(purge_call(ids, everything, dry_run, limit, which))
 
     async def _count(self, call: letter_calls.CountLetters | letter_calls.PurgeLetters) -> LetterStatistics:
@@ -95,23 +98,23 @@ class AsyncDeadLetters:
     async def plan_replay(
         self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]
     ) -> ReplayPlan:
-        """What `replay` would do with the same arguments; nothing is sent."""
+        """Show what `replay` would do with the same arguments, without sending anything."""
         return (await self._call(replay_call(ids, everything, True, options), letter_calls.ReplayStarted)).plan
 
     async def replay(
         self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]
     ) -> AsyncReplay:
-        """Send letters again, by id, by filter or (`everything=True`) all, as new messages without failures.
+        """Send letters again as new messages without failures: by id, by filter, or (`everything=True`) all.
 
-        They go to `target`, or back to the topic each came from, in the order in which they first came in, at most
-        `rate` per second.  The broker does the work, and goes on with it after a restart; each letter is sent once.
+        They go to `target`, or back to the topic that each came from, in the order in which they first came in, at most
+        `rate` per second.  The broker does the work, and continues with it after a restart.  Each letter is sent once.
         """
         started = await self._call(replay_call(ids, everything, False, options), letter_calls.ReplayStarted)
         assert started.replay is not None
         return AsyncReplay(self._call, started.replay, started.plan)
 
     async def replays(self) -> _Replays:
-        """Replays that run, and reports of those that did; the newest first."""
+        """Replays that are running, and reports of those that ran; newest first."""
         return await self._call(letter_calls.ListReplays(), _Replays)
 
     async def replay_status(self, replay_id: str) -> AsyncReplay:
@@ -121,7 +124,7 @@ class AsyncDeadLetters:
 
 
 class AsyncReplay:
-    """A replay that the broker carries out.  `info` is what was known of it when it was last looked at."""
+    """A replay that the broker carries out.  `info` is its state when it was last looked at."""
 
     def __init__(self, call: AsyncAsk, info: ReplayInfo, plan: ReplayPlan | None = None) -> None:
         self._call = call
@@ -137,12 +140,15 @@ class AsyncReplay:
         return self.info.is_over
 
     async def progress(self) -> ReplayInfo:
-        """Ask the broker how far it is."""
+        """Ask the broker how far the replay is."""
         self.info = await self._call(letter_calls.ShowReplay(id=self.id), ReplayInfo)
         return self.info
 
     async def wait(self, timeout_s: float | None = None) -> ReplayInfo:
-        """Wait until it is over, however it ends.  Raises RequestTimeout; the replay goes on then."""
+        """Wait until the replay is over, however it ends.
+
+        Raises RequestTimeout after `timeout_s`; the replay continues then.
+        """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not (await self.progress()).is_over:
             if deadline_s is not None and time.monotonic() >= deadline_s:
@@ -151,7 +157,7 @@ class AsyncReplay:
         return self.info
 
     async def abort(self) -> ReplayInfo:
-        """End it; what was sent stays sent, the rest stays where it is."""
+        """End the replay.  What was sent stays sent, and the rest stays where it is."""
         self.info = await self._call(letter_calls.AbortReplay(id=self.id), ReplayInfo)
         return self.info
 

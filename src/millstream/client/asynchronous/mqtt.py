@@ -19,11 +19,14 @@ class AsyncMqtt:
         self._call = call
 
     async def overview(self, *, everywhere: bool = False) -> calls.MqttOverview:
-        """Who is connected, what is remembered and retained: here, or in all namespaces with `everywhere`."""
+        """Figures about connections, sessions and retained messages: of this namespace, or with `everywhere` of all."""
         return await self._call(calls.DescribeMqtt(everywhere=everywhere), calls.MqttOverview)
 
     async def sessions(self, prefix: str = "", *, connected: bool | None = None) -> AsyncIterator[calls.SessionSummary]:
-        """Sessions in the order of their client ids: those that begin so, whose client is there or not."""
+        """Iterate over sessions in the order of their client ids.
+
+        `prefix` is how the client ids begin.  `connected` selects sessions whose client is connected, or is not.
+        """
         call = calls.ListSessions(prefix=prefix, connected=connected, limit=_PAGE)
         while True:
             page = await self._call(call, calls.SessionPage)
@@ -38,20 +41,21 @@ class AsyncMqtt:
         return await self._call(calls.ShowSession(client_id=client_id), calls.SessionInfo)
 
     async def disconnect(self, client_id: str, reason: str = "") -> bool:
-        """End the connection of a client, which may come back; says whether there was one.  Raises SessionNotFound.
+        """End the connection of a client, which may come back.  Raises SessionNotFound.
 
-        A client of version 5 is told the reason.  Its will is published.
+        Returns whether there was a connection.  A client of MQTT version 5 is told the reason.  The client's will is
+        published.
         """
         call = calls.DisconnectSession(client_id=client_id, reason=reason)
         answer = await self._call(call, calls.Disconnected)
         return answer.disconnected
 
     async def forget(self, client_id: str) -> None:
-        """End a session with what waits for it, and the connection of its client.  Raises SessionNotFound."""
+        """End a session with all that waits for it, and the connection of its client.  Raises SessionNotFound."""
         await self._call(calls.ForgetSession(client_id=client_id), object)
 
     async def retained(self, topic_filter: str = "#") -> AsyncIterator[calls.RetainedInfo]:
-        """Retained messages without their payloads, in the order of their topics."""
+        """Iterate over retained messages, without their payloads, in the order of their topics."""
         call = calls.ListRetained(filter=topic_filter, limit=_PAGE)
         while True:
             page = await self._call(call, calls.RetainedPage)
@@ -62,13 +66,13 @@ class AsyncMqtt:
             call.after = page.after
 
     async def retained_message(self, topic: str) -> calls.RetainedMessage:
-        """What whoever subscribes to a topic gets first.  Raises MessageNotFound."""
+        """The retained message of a topic, which new subscribers get first.  Raises MessageNotFound."""
         return await self._call(calls.ShowRetained(topic=topic), calls.RetainedMessage)
 
     async def clear_retained(self, topic_filter: str, *, dry_run: bool = False) -> int:
-        """Take out the retained messages of a topic or filter; says how many, or with `dry_run` how many there are.
+        """Remove the retained messages of a topic, or of all topics that match a filter.
 
-        Subscribers are not told.
+        Returns how many were removed, or with `dry_run` how many there are.  Subscribers are not told.
         """
         call = calls.ClearRetained(filter=topic_filter, dry_run=dry_run)
         answer = await self._call(call, calls.RetainedCleared)

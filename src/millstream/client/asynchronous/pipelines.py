@@ -16,13 +16,13 @@ _Queries: TypeAlias = list[QueryInfo]
 
 
 class AsyncPipelines:
-    """The pipelines of one namespace.  They run outside of the broker, and tell it how they are."""
+    """The pipelines of one namespace.  They run outside the broker, and report to it how they are."""
 
     def __init__(self, call: AsyncAsk) -> None:
         self._call = call
 
     async def list(self) -> _Infos:
-        """All of them, in the order of their names, without what they do."""
+        """All pipelines, in the order of their names, without their definitions."""
         return await self._call(calls.ListPipelines(), _Infos)
 
     async def show(self, name: str) -> PipelineInfo:
@@ -30,22 +30,22 @@ class AsyncPipelines:
         return await self._call(calls.ShowPipeline(name=name), PipelineInfo)
 
     async def stop(self, name: str) -> PipelineInfo:
-        """Have a pipeline stop after the batch it is at; it learns so when it reports next.
+        """Ask a pipeline to stop after the batch it is at; it learns this when it reports next.
 
         Raises PipelineNotFound.
         """
         return await self._call(calls.StopPipeline(name=name), PipelineInfo)
 
     async def forget(self, name: str, *, force: bool = False) -> None:
-        """Take a pipeline that does not run from the list; with `force` also one that says it does."""
+        """Remove a pipeline that is not running from the list; with `force`, also one that says it is running."""
         await self._call(calls.ForgetPipeline(name=name, force=force), object)
 
     async def stages(self, query: str = "") -> _Queries:
-        """What is staged and not published: of one query, or of all that have anything staged."""
+        """What is staged and not published, of one query or of all that have anything staged."""
         call = stage_calls.ListStages(query=query, limit=QUERIES_MAX)
         found = await self._call(call, _Queries)
         return [one for one in found if one.stages]
 
     async def abort(self, query: str, batch: int) -> StagesAborted:
-        """Forget what is staged for a batch of a query.  Nothing happens to one that is published."""
+        """Discard what is staged for a batch of a query.  A batch that is published stays as it is."""
         return await self._call(stage_calls.AbortStages(query=query, batch=batch), StagesAborted)

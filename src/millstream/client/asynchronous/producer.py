@@ -47,10 +47,10 @@ _IDLE_S: Final = 1.0
 
 
 class AsyncProducer:
-    """Batches messages for one topic and sends them in order, each exactly once.
+    """A producer for one topic.  It batches messages and sends them in order, each exactly once.
 
-    Errors surface as exceptions of the next `send`, `flush` or `close` (the first one), and all of them through
-    `on_error`.  After an error the producer goes on.  Belongs to one event loop.
+    The next `send`, `flush` or `close` raises the first error; `on_error` is told all of them.  After an error the
+    producer continues.  It belongs to one event loop.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class AsyncProducer:
         headers: Headers | HeaderItems | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """Put a message on its way; waits only while `buffer_bytes` are waiting already, `send_timeout_s` at most."""
+        """Buffer a message to be sent; wait only while `buffer_bytes` are waiting already, `send_timeout_s` at most."""
         if type(value) is bytes and headers is None and not options:
             accumulator = self._accumulator
             if key is None:
@@ -218,10 +218,10 @@ class AsyncProducer:
         self._outbox.raise_failure()
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then let go of the connection.  Raises the first error that was not raised before.
+        """Flush, then close the connection.  Raises the first error that was not raised before.
 
-        Without confirmations it waits until the broker has taken everything.  What other tasks send from now on is
-        refused.  A second close waits for the first.
+        Without confirmations, it waits until the broker has taken everything.  Messages that other tasks send from now
+        on are refused.  A second close waits for the first.
         """
         if self._closing:
             if not self._closed.is_set():

@@ -62,9 +62,9 @@ class AsyncPubSub:
     def subscribe(
         self, *patterns: str, durable: str | None = None, timeout_s: float | None = None, **options: Any
     ) -> Any:
-        """Get what is published from now on to every topic that matches, with `async for`, `async with` or `await`.
+        """Get the messages published from now on to all topics that match.
 
-        See `Client.subscribe` for what patterns and `durable` mean.
+        Use it with `async for`, `async with` or `await`.  See `Client.subscribe` for what patterns and `durable` mean.
         """
         if durable is not None:
             if len(patterns) != 1:
@@ -94,9 +94,9 @@ class AsyncPubSub:
         priority: Priority | None = None,
         fsync: Literal["group", "interval", "always", "never"] | None = None,
     ) -> Message:
-        """Publish a message and wait for the reply to it.  Raises RequestTimeout when none comes in time.
+        """Publish a message and wait for the reply to it.  Raises RequestTimeout if none comes in time.
 
-        A queue does not hand the request out any more when nobody waits for the reply.
+        A queue no longer hands the request out when nobody waits for the reply.
         """
         timeout_s = parse_ms(timeout, "timeout") / 1000
 
@@ -117,7 +117,7 @@ class AsyncPubSub:
     ) -> Receipt | None:
         """Answer a request; the same as `message.reply`.
 
-        None when whoever asked is gone.  Raises NoReplyAddress when the message is not a request.
+        Returns None if the requester is gone.  Raises NoReplyAddress if the message is not a request.
         """
         address, needed = reply_address(message, headers)
         if not is_inbox(address):
@@ -127,5 +127,5 @@ class AsyncPubSub:
 
     @property
     def late_replies(self) -> int:
-        """Replies to this client's requests that came after their time-out, or twice."""
+        """How many replies to this client's requests came after their timeout, or twice."""
         return self._requester.late

@@ -37,10 +37,10 @@ _CLOSE_S: Final = 5.0
 
 
 class AsyncQueue:
-    """Messages of a queue group, each to be settled; `async for message in queue`.  See `Queue` for what is promised.
+    """The messages of a queue group: `async for message in queue`.  See `Queue` for what is promised.
 
-    `next` and `lease` may be called in several tasks, and messages settled in any of them; also in threads, unless they
-    wait for the answer.
+    `next` and `lease` may be called in several tasks, and messages settled in any of them.  Messages may also be
+    settled in threads, unless they wait for the answer.
     """
 
     def __init__(
@@ -76,12 +76,12 @@ class AsyncQueue:
         self._closed = False
 
     async def open(self) -> None:
-        """Connect and open the queue.  Raises the broker's refusal, or ConnectionLost."""
+        """Connect and open the queue.  Raises the error with which the broker refuses, or ConnectionLost."""
         await self._link.open()
         await self._begin(await self._link.get(None))
 
     def reply_with(self, reply: Callable[..., object]) -> None:
-        """How messages of this queue are replied to.  Must not keep the client alive."""
+        """Set how messages of this queue are replied to.  `reply` must not keep the client alive."""
         self._leasing.reply = reply
 
     @property
@@ -105,7 +105,7 @@ class AsyncQueue:
             self._give_back()
 
     async def next(self, timeout_s: float | None = None) -> AsyncQueueMessage | None:
-        """The next message; None when none comes within `timeout_s` (None waits forever), or the queue is drained."""
+        """The next message, or None if none comes within `timeout_s` (None waits forever) or the queue is drained."""
         leasing = self._leasing
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -118,7 +118,7 @@ class AsyncQueue:
                 return None
 
     async def lease(self, max: int = 1, wait: Duration = 0) -> list[AsyncQueueMessage]:  # noqa: A002
-        """Up to `max` messages, as soon as there is one; none when there is none within `wait`."""
+        """Lease up to `max` messages, as soon as there is one; an empty list if none comes within `wait`."""
         if type(max) is not int or not 1 <= max <= LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"max is a number from 1 to {LEASE_MESSAGES_MAX}, not {max!r}")
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
@@ -205,7 +205,7 @@ class AsyncQueue:
     # --- settling ------------------------------------------------------------------------------------------------
 
     async def ack(self, messages: Iterable[QueueMessage]) -> list[Settled]:
-        """Settle many and wait for the broker: one result per message."""
+        """Ack messages and wait for the broker's answer: one result per message."""
         return await self._settle_many(Settle.ACK, messages, 0, "")
 
     async def nack(
@@ -221,7 +221,7 @@ class AsyncQueue:
         return await self._settle_many(Settle.RELEASE, messages, 0, "")
 
     async def extend(self, messages: Iterable[QueueMessage], duration: Duration) -> list[Settled]:
-        """Keep messages for this long, as far as `processing_ms` of the group allows; see their `lease_deadline`."""
+        """Keep messages for `duration`, as far as the group's `processing_ms` allows; see their `lease_deadline`."""
         return await self._settle_many(Settle.EXTEND, messages, delay_ms("duration", duration), "")
 
     def flush(self) -> None:
@@ -427,7 +427,7 @@ class AsyncQueue:
             self._say(everything=True)
 
     async def close(self) -> None:
-        """Tell the broker what was settled, give back everything else, end the iteration."""
+        """Tell the broker what was settled, give back everything else, and end the iteration."""
         if self._closed:
             return
         try:

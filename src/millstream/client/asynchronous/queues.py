@@ -26,7 +26,7 @@ class AsyncQueues:
         self._call = call
 
     async def list(self, topic: str | None = None) -> _Summaries:
-        """The groups of a topic, or all, with how many messages are ready, leased and waiting."""
+        """The groups of a topic, or all groups, with how many messages are ready, leased and waiting."""
         return await self._call(queue_calls.ListQueues(topic=topic), _Summaries)
 
     async def describe(self, topic: str, group: str = "default") -> queue_calls.QueueInfo:
@@ -45,12 +45,12 @@ class AsyncQueues:
         await self.configure(topic, group, paused=False)
 
     async def purge(self, topic: str, group: str = "default") -> int:
-        """Settle everything that is in the queue now, leased messages too; how many they were."""
+        """Settle everything that is in the queue now, leased messages too; return how many they were."""
         answer = await self._call(queue_calls.PurgeQueue(topic=topic, group=group), queue_calls.Purged)
         return answer.purged
 
     async def delete(self, topic: str, group: str = "default", *, force: bool = False) -> None:
-        """Forget a group and its progress; with `force` even while it has consumers."""
+        """Delete a group and its progress; with `force`, even while it has consumers."""
         await self._call(queue_calls.DeleteQueue(topic=topic, group=group, force=force), object)
 
     async def peek(
@@ -65,7 +65,7 @@ class AsyncQueues:
         return await self._call(queue_calls.PeekQueue(topic=topic, group=group, state=state, limit=limit), _Messages)
 
     async def message(self, message_id: str, group: str | None = None) -> _Messages:
-        """What a message is to each group of its topic, or to one.  Raises MessageNotFound."""
+        """The state of a message in each group of its topic, or in one group.  Raises MessageNotFound."""
         return await self._call(queue_calls.DescribeMessage(id=message_id, group=group), _Messages)
 
     async def lease(
@@ -78,10 +78,10 @@ class AsyncQueues:
         lease: Duration | None = None,
         auto_ack: bool = False,
     ) -> _Leased:
-        """Lease messages that outlive this connection: only their deadline or a settle ends the lease.
+        """Lease messages so that only their deadline or a settle ends the lease, not the end of this connection.
 
-        For shells and other programs that come and go; a program that stays uses `client.queue`.  With `auto_ack` the
-        messages are acked when they are sent: nobody gets them again, whatever becomes of this program.
+        This is for shells and other programs that come and go; a program that keeps running uses `client.queue`.  With
+        `auto_ack`, messages are acked when they are sent: nobody gets them again, whatever becomes of this program.
         """
         return await self._call(lease_call(topic, group, max, wait, lease, auto_ack=auto_ack), _Leased)
 
@@ -93,5 +93,8 @@ class AsyncQueues:
         reason: str = "",
         delay: Duration | None = None,
     ) -> _Outcomes:
-        """Settle deliveries by receipt; one outcome each.  `delay`: until the next try (nack), or from now (extend)."""
+        """Settle deliveries by receipt; return one outcome for each.
+
+        `delay` is the time until the next try (nack), or how long the lease lasts from now on (extend).
+        """
         return await self._call(settle_call(action, receipts, reason, delay), _Outcomes)

@@ -32,7 +32,7 @@ _Repeating: TypeAlias = list[calls.Repeating]
 
 
 class AsyncSchedules:
-    """What is scheduled in a namespace.  A message is named by its receipt or its id."""
+    """What is scheduled in a namespace.  Name a message by its receipt or its id."""
 
     def __init__(self, call: AsyncAsk) -> None:
         self._call = call
@@ -48,7 +48,10 @@ class AsyncSchedules:
         before: float | datetime | None = None,
         limit: int = 100,
     ) -> _Summaries:
-        """What is pending for a topic, soonest first: of a key, due at or `after` a time, due `before` another."""
+        """The messages that are pending for a topic, soonest first.
+
+        `key` selects those with a key, `after` those due at a time or later, and `before` those due before a time.
+        """
         found: _Summaries = []
         async for summary in self._pages(list_call(topic, key, after, before, limit)):
             found.append(summary)
@@ -64,7 +67,7 @@ class AsyncSchedules:
         after: float | datetime | None = None,
         before: float | datetime | None = None,
     ) -> AsyncIterator[calls.ScheduleSummary]:
-        """All that `list` would find, however much it is."""
+        """Iterate over all that `list` would find, however much it is."""
         return self._pages(list_call(topic, key, after, before, PAGE))
 
     async def _pages(self, call: calls.ListSchedules) -> AsyncIterator[calls.ScheduleSummary]:
@@ -77,19 +80,19 @@ class AsyncSchedules:
             call.behind = calls.place_of(page[-1])
 
     async def show(self, which: str | Receipt) -> calls.ScheduleInfo:
-        """One message, whatever became of it.  Raises ScheduleNotFound."""
+        """One scheduled message, whatever became of it.  Raises ScheduleNotFound."""
         return await self._call(calls.DescribeSchedule(id=id_of(which)), calls.ScheduleInfo)
 
     async def cancel(self, which: str | Receipt) -> None:
-        """Take a message back.  Raises ScheduleFired when it was delivered, ScheduleNotFound when there is none."""
+        """Cancel a message.  Raises ScheduleFired if it was delivered, ScheduleNotFound if there is none."""
         check_cancelled(await self._call(cancel_call([which]), calls.Cancelled))
 
     async def cancel_many(self, which: Iterable[str | Receipt]) -> calls.Cancelled:
-        """Take messages back; the answer says how many, and which ones could not be and why."""
+        """Cancel messages; the answer says how many, and which ones could not be cancelled and why."""
         return await self._call(cancel_call(which), calls.Cancelled)
 
     async def cancel_key(self, topic: str, key: Key) -> int:
-        """Take back everything that is pending with a key; returns how many."""
+        """Cancel everything that is pending with a key; return how many messages that was."""
         answer = await self._call(cancel_key_call(topic, key), calls.Cancelled)
         return answer.cancelled
 
@@ -100,14 +103,14 @@ class AsyncSchedules:
         delay: Duration | None = None,
         deliver_at: float | datetime | None = None,
     ) -> calls.ScheduleSummary:
-        """Give a pending message another time.  Raises ScheduleFired or ScheduleNotFound.
+        """Move a pending message to another time.  Raises ScheduleFired or ScheduleNotFound.
 
         A `datetime` without a time zone is local time.
         """
         return await self._call(move_call(which, delay, deliver_at), calls.ScheduleSummary)
 
     async def stats(self, topic: str | None = None) -> _Stats:
-        """Counts per topic, for one or for all that have anything scheduled."""
+        """Counts for one topic, or for each topic that has anything scheduled."""
         return await self._call(calls.ScheduleStats(topic=topic), _Stats)
 
     # --- recurring -----------------------------------------------------------------------------------------------
@@ -129,7 +132,7 @@ class AsyncSchedules:
     ) -> calls.Repeating:
         """Publish a message again and again, by a cron expression; replaces the schedule of that name.
 
-        `catch_up` says which occurrences are made up for after the broker was down.
+        `catch_up` says which of the occurrences missed while the broker was down are made up for.
         """
         call = repeat_call(name, topic, cron, value, json, key, headers, priority, timezone, paused, catch_up)
         return await self._call(call, calls.Repeating)
@@ -146,7 +149,7 @@ class AsyncSchedules:
         return await self._call(calls.PauseRepeating(name=name), calls.Repeating)
 
     async def resume(self, name: str) -> calls.Repeating:
-        """Let it go on from now: what fell into the pause is not made up for."""
+        """Let a recurring schedule continue from now.  Occurrences during the pause are not made up for."""
         return await self._call(calls.PauseRepeating(name=name, paused=False), calls.Repeating)
 
     async def stop(self, name: str) -> None:

@@ -37,9 +37,9 @@ _AHEAD_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class AsyncStream(Following):
-    """An endless sequence of messages; `async for message in stream`.  See `Stream` for what is promised.
+    """An endless sequence of messages: `async for message in stream`.  See `Stream` for what is promised.
 
-    For one task at a time.
+    Use it in one task at a time.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class AsyncStream(Following):
         self._heard_s = 0.0
 
     async def open(self) -> None:
-        """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""
+        """Find the topics and join the group.  Raises TopicNotFound, or the error with which the group refuses."""
         if self._settings.group is not None:
             await self._find_topics()
             await self._join()
@@ -122,7 +122,7 @@ class AsyncStream(Following):
                 return
 
     async def next(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when none comes within `timeout_s` (None waits forever) or the stream is closed."""
+        """The next message, or None if none comes within `timeout_s` (None waits forever) or the stream is closed."""
         ready = not self._attention and operator.length_hint(self._pending)
         if not ready and not await self._advance(timeout_s):
             return None
@@ -130,7 +130,10 @@ class AsyncStream(Following):
         return message
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """Messages in lists, each from one partition: less work per message.  A whole list is in hand at a time."""
+        """Iterate over lists of messages, each from one partition, which is less work per message.
+
+        A whole list is in hand at a time.
+        """
         while True:
             if not self._attention and (messages := list(self._pending)):
                 self._last = None
@@ -304,10 +307,10 @@ class AsyncStream(Following):
     # --- what users do -------------------------------------------------------------------------------------------
 
     async def commit(self, message: Message | None = None) -> None:
-        """Commit everything handed out, or everything up to and including a message of its partition.
+        """Commit everything handed out, or `message` and everything before it in its partition.
 
-        Waits for the broker.  Raises StaleGeneration or UnknownMember when the partition has moved to another member,
-        also if it has come back since the message was read.
+        Waits for the broker.  Raises StaleGeneration or UnknownMember if the partition has moved to another member,
+        even if it has come back since the message was read.
         """
         offsets = self._to_commit(message)
         if offsets:
@@ -315,11 +318,11 @@ class AsyncStream(Following):
             await self._commit(offsets, self._target.timeout_s)
 
     async def seek(self, topic: str, partition: int, to: Place) -> None:
-        """Go on from another place: an offset, a datetime, "earliest" or "latest"."""
+        """Continue from another place: an offset, a datetime, "earliest" or "latest"."""
         await self._seek(TopicPartition(topic, partition), to)
 
     async def close(self) -> None:
-        """Commit what is finished (commit="auto"), leave the group, end the iteration."""
+        """Commit what is finished (commit="auto"), leave the group, and end the iteration."""
         if self._closed or self._closing:  # by another one, or by whom we tell that its partitions go
             return
         self._closing = True

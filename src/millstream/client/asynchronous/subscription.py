@@ -25,7 +25,10 @@ _AHEAD_BYTES_MAX: Final = RECEIVE_BYTES
 
 
 class AsyncSubscription(Subscribing):
-    """An endless sequence of messages; `async for message in subscription`.  For one task at a time."""
+    """An endless sequence of messages: `async for message in subscription`.
+
+    Use it in one task at a time.
+    """
 
     def __init__(
         self,
@@ -61,13 +64,13 @@ class AsyncSubscription(Subscribing):
                 return
 
     async def next(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when none comes within `timeout_s` (None waits forever) or after `close`."""
+        """The next message, or None if none comes within `timeout_s` (None waits forever) or after `close`."""
         if not self._has_pending and not await self._advance(timeout_s):
             return None
         return next(self._pending)
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """Messages in lists, each from one partition: less work per message."""
+        """Iterate over lists of messages, each from one partition, which is less work per message."""
         while True:
             if messages := list(self._pending):
                 yield messages
@@ -125,7 +128,7 @@ class AsyncSubscription(Subscribing):
     # --- connection ----------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Subscribe.  Raises what the broker has against it."""
+        """Subscribe.  Raises the error with which the broker refuses."""
         await self._link.open()
         await self._begin(await self._link.get(time.monotonic() + self._target.timeout_s))
 

@@ -33,13 +33,13 @@ class AsyncWebhooks:
     ) -> calls.WebhookCreated:
         """Deliver the messages of a queue group to a URL.  The answer has the secret, which is not shown again.
 
-        `start` says where a new group begins.  Raises InvalidArgument when the URL or a setting is not
-        allowed, TopicNotFound when there is no such topic and it is no pattern.
+        `start` says where a new group begins.  Raises InvalidArgument if the URL or a setting is not allowed,
+        TopicNotFound if there is no such topic and it is not a pattern.
         """
         return await self._call(create_call(topic, url, group, secret, start, settings), calls.WebhookCreated)
 
     async def list(self, *, topic: str | None = None, group: str | None = None) -> _Infos:
-        """The webhooks of a topic, of a group, or all; with what has become of their messages."""
+        """The webhooks of a topic, of a group, or all of them, with what has become of their messages."""
         return await self._call(calls.ListWebhooks(topic=topic, group=group), _Infos)
 
     async def show(self, webhook_id: str) -> calls.WebhookInfo:
@@ -49,11 +49,11 @@ class AsyncWebhooks:
     async def update(
         self, webhook_id: str, *, url: str | None = None, **settings: Unpack[WebhookSettings]
     ) -> calls.WebhookInfo:
-        """Change what is given, from the next request on."""
+        """Change the URL and settings that are given, from the next request on."""
         return await self._call(update_call(webhook_id, url, settings), calls.WebhookInfo)
 
     async def pause(self, webhook_id: str) -> calls.WebhookInfo:
-        """Stop sending; what is in hand goes back to the queue."""
+        """Stop sending.  Messages in hand go back to the queue."""
         return await self._call(calls.PauseWebhook(id=webhook_id), calls.WebhookInfo)
 
     async def resume(self, webhook_id: str) -> calls.WebhookInfo:
@@ -62,7 +62,7 @@ class AsyncWebhooks:
     async def rotate(
         self, webhook_id: str, *, secret: str | None = None, keep: Duration = "24h"
     ) -> calls.WebhookCreated:
-        """A new secret, shown this once.  Requests are signed with the old one too for as long as `keep` says."""
+        """Give a webhook a new secret, which is shown this once.  For `keep`, the old one signs requests too."""
         return await self._call(rotate_call(webhook_id, secret, keep), calls.WebhookCreated)
 
     async def delete(self, webhook_id: str) -> None:
@@ -70,5 +70,5 @@ class AsyncWebhooks:
         await self._call(calls.DeleteWebhook(id=webhook_id), object)
 
     async def test(self, webhook_id: str) -> calls.WebhookTested:
-        """Send a signed request that is no message, and say what the receiver answered."""
+        """Send a signed request that is not a message, and return what the receiver answered."""
         return await self._call(calls.TestWebhook(id=webhook_id), calls.WebhookTested)

@@ -48,11 +48,11 @@ class AsyncWork:
 
     @property
     def queues(self) -> AsyncQueues:
-        """Queue groups, to look at and to change."""
+        """Queue groups: look at them, and change them."""
         return AsyncQueues(self._call)
 
     async def why(self, about: str) -> queue_calls.Explanation:
-        """Why a message (by its id), or anything of a queue (`topic/group`), is not delivered: a sentence and facts."""
+        """Explain, with a sentence and facts, why a message (its id) or a queue (`topic/group`) is not delivered."""
         return await self._call(explain_call(about), queue_calls.Explanation)
 
     # --- workers -------------------------------------------------------------------------------------------------
@@ -66,10 +66,10 @@ class AsyncWork:
         prefetch: int | None = None,
         **options: Unpack[QueueOptions],
     ) -> Callable[[Callable[[Any], Any]], AsyncWorker]:
-        """Makes a function the handler of a queue: `@client.worker("orders")`, then `await` its `run()` or `start()`.
+        """Make a function the handler of a queue: `@client.worker("orders")`, then `await` its `run()` or `start()`.
 
-        The message is acked when the handler returns, and nacked when it raises; `Reject` and `Retry` say more.
-        Coroutine functions run as `concurrency` tasks, plain functions in that many threads.
+        A message is acked when the handler returns, and nacked when it raises an exception; `Reject` and `Retry` say
+        more.  Coroutine functions run as `concurrency` tasks, plain functions in that many threads.
         """
         check_concurrency(concurrency)
         settings = QueueSettings.of(topic, group, prefetch_for(prefetch, concurrency), options)

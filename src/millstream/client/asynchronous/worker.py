@@ -64,7 +64,7 @@ class AsyncWorker:
         return f"<AsyncWorker {self.__name__} on {self._settings.name}>"
 
     async def start(self) -> AsyncWorker:
-        """Open the queue and begin.  Raises the broker's refusal."""
+        """Open the queue and begin.  Raises the error with which the broker refuses."""
         if self._stopped:
             raise InvalidArgument("the worker was stopped: make another one")
         async with self._opening:
@@ -122,10 +122,11 @@ class AsyncWorker:
             self._queue.drain()
 
     async def stop(self, timeout_s: float | None = _STOP_S) -> bool:
-        """Begin nothing new, give back what was leased ahead, wait for what runs (at most `timeout_s`, then it is
-        cancelled and its messages given back); False when something had to be cancelled.
+        """Begin nothing new, give back what was leased ahead, and wait for the handlers that are running.
 
-        A handler may call it, and is not waited for."""
+        Handlers that are still running after `timeout_s` are cancelled and their messages given back; then this returns
+        False.  A handler may call this, and is not waited for.
+        """
         self._begin_nothing_new()
         queue = self._queue
         if queue is None:
@@ -144,7 +145,7 @@ class AsyncWorker:
     async def run(self) -> None:
         """Work until SIGINT or SIGTERM, or until a handler calls `stop`, then stop in good order.
 
-        Raises what ended the worker.
+        Raises the error that ended the worker, if one did.
         """
         await run_workers([self])
 

@@ -24,16 +24,16 @@ class Keys:
     def create(
         self, *roles: str, scopes: Iterable[str] = (), name: str = "", expires_in: Duration | None = None
     ) -> NewKey:
-        """Make a key.  The answer has its text, which is kept nowhere."""
+        """Create an API key.  The answer has its text, which is not stored anywhere."""
         return self._call(create_call(roles, scopes, name, expires_in), NewKey)
 
     def list(self) -> _Keys:
         return self._call(ListKeys(), _Keys)
 
     def rotate(self, key_id: str, grace: Duration = "24h") -> NewKey:
-        """Give a key another secret; the one before is good for `grace` more."""
+        """Give a key a new secret; the old one stays valid for `grace`."""
         return self._call(RotateKey(id=key_id, grace_ms=parse_ms(grace, "grace")), NewKey)
 
     def revoke(self, key_id: str) -> None:
-        """End a key, and the connections of whoever uses it."""
+        """Revoke a key, and end the connections of those who use it."""
         self._call(RevokeKey(id=key_id), object)

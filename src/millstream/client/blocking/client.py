@@ -64,13 +64,18 @@ def connect(
     timeout_s: float = 30.0,
     stay_awake: bool = True,
 ) -> Client:
-    """Connect to a broker.  Raises ConnectionLost when nobody answers there.
+    """Connect to a broker.  Raises ConnectionLost if nobody answers there.
 
-    `key` is an API key, from the variable MILLSTREAM_KEY if it is not given.  `tls` encrypts the connection, as does
-    an address that begins with `tls://`; `ca` names a file of authorities to trust in place of those of this machine.
-    `timeout_s` is how long any request may take, reconnecting included, before RequestTimeout or ConnectionLost.
-    With `stay_awake` a program that publishes without a pause waits awake for confirmations that take less than 0.6 ms:
-    it gets half as many messages more through, or twice as many, and keeps a processor busy while it does.
+    `key` is an API key; without it, the environment variable MILLSTREAM_KEY is used.  `tls` encrypts the connection, as
+    does an address that begins with `tls://`.  `ca` names a file of certificate authorities to trust instead of those
+    of this machine.
+
+    `timeout_s` is how long any request may take, reconnecting included, before it raises RequestTimeout or
+    ConnectionLost.
+
+    With `stay_awake`, a program that publishes without a pause stays awake while it waits for confirmations that take
+    less than 0.6 ms.  It gets one and a half times to twice as many messages through, and keeps a processor busy
+    meanwhile.
     """
     target = Target.of(
         address,
@@ -161,7 +166,7 @@ class Client(Admin, PubSub, Work):
             self._closed.set()
 
     def close(self) -> None:
-        """Stop workers, close queues, streams and producers (which flush), then the connection."""
+        """Stop the workers, close queues, streams and producers (producers flush), then close the connection."""
         self._stop_workers()
         with self._children_lock:
             self._closing = True
@@ -177,7 +182,7 @@ class Client(Admin, PubSub, Work):
             raise failure
 
     def keep_alive(self, now_s: float) -> None:
-        """Called by the background thread: idle connections are closed by the broker otherwise."""
+        """Keep idle connections alive, which the broker would close.  The background thread calls this."""
         self._link.keep_alive(now_s)
         for child in self._family():
             if not isinstance(child, Producer):
@@ -197,7 +202,7 @@ class Client(Admin, PubSub, Work):
         return answer
 
     def call(self, call: calls.Call, kind: Any) -> Any:
-        """Any call of the control protocol, for what has no method of its own."""
+        """Make any call of the control protocol, for what has no method of its own."""
         return self._call(call, kind)
 
     def _topic(
@@ -252,8 +257,8 @@ class Client(Admin, PubSub, Work):
     ) -> Receipt:
         """Publish one message and wait until it is stored as safely as the topic (or `fsync`) says.
 
-        Retries what can be retried; a message is never stored twice.  After RequestTimeout or ConnectionLost it may or
-        may not be stored.
+        Errors that can be retried are retried, and a message is never stored twice.  After RequestTimeout or
+        ConnectionLost it may or may not be stored.
 
         A `datetime` without a time zone is local time, here as everywhere in the SDK.
         """
@@ -295,10 +300,10 @@ class Client(Admin, PubSub, Work):
         return receipt(known.place(chosen), self._as_stored(known).uid(chosen), result)
 
     def publish_many(self, topic: str, messages: Iterable[Value | Outgoing | Message]) -> list[Receipt]:
-        """Publish values (or `Outgoing`, for keys and the rest) in batches; receipts in the order given.
+        """Publish values (or `Outgoing`, for keys and the rest) in batches; return receipts in the order given.
 
-        What the broker refuses raises its error, with the receipts of what is stored nevertheless, by their place in
-        `messages`, as its `confirmed`; what is behind the refused batch is not sent.
+        If the broker refuses a batch, this raises the error of that batch and does not send the batches behind it.  The
+        error's `confirmed` has the receipts of the messages that are stored nevertheless, by their place in `messages`.
         """
         entries = as_entries(messages)
         wanted = [entry for entry, _ in entries], [partition for _, partition in entries]
@@ -336,7 +341,7 @@ class Client(Admin, PubSub, Work):
         fsync: Literal["group", "interval", "always", "never"] | None = None,
         on_error: Callable[[BatchFailure], None] | None = None,
     ) -> Producer:
-        """A producer that batches in the background; see `Producer`."""
+        """Return a producer that batches in the background; see `Producer`."""
         refuse_asynchronous("on_error", on_error)
         settings = ProducerSettings(
             linger_ms=linger_ms,
@@ -392,9 +397,10 @@ class Client(Admin, PubSub, Work):
     ) -> Stream:
         """Read topics; see `Stream`.
 
-        With a group, progress is kept by the broker and partitions are shared with the group's other members; `start`
-        only counts where the group has no (usable) progress.  Without one, all partitions (or `partitions`) are read.
-        Topics and partitions that are made later are read from their first message, whatever `start` says.
+        With a group, the broker keeps the progress, and the group's members share the partitions; `start` matters only
+        where the group has no (usable) progress.  Without a group, all partitions (or `partitions`) are read.  Topics
+        and partitions that are made later are read from their first message, unless a group starts at an offset or a
+        time.
         """
         refuse_asynchronous("on_assigned", on_assigned)
         refuse_asynchronous("on_revoked", on_revoked)

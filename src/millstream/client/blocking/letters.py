@@ -36,11 +36,11 @@ class DeadLetters:
         self._call = call
 
     def list(self, limit: int = 100, **which: Unpack[LetterOptions]) -> _Letters:
-        """The first letters that match, by topic and in the order they died; values are cut to 256 bytes."""
+        """The first letters that match, by topic and in the order they died.  Values are cut to 256 bytes."""
         return list(islice(self._pages(which, checked_limit(limit), letter_calls.SHOWN_BYTES), limit))
 
     def iterate(self, **which: Unpack[LetterOptions]) -> Iterator[DeadLetter]:
-        """All letters that match, with their whole values."""
+        """Iterate over all letters that match, with their whole values."""
         return self._pages(which, PAGE, letter_calls.WHOLE_VALUES)
 
     def _pages(self, which: LetterOptions, limit: int, value_bytes: int) -> Iterator[DeadLetter]:
@@ -57,7 +57,7 @@ class DeadLetters:
         return self._call(letter_calls.ShowLetter(id=letter_id), DeadLetter)
 
     def stats(self, **which: Unpack[LetterOptions]) -> LetterStatistics:
-        """How many there are, by reason, topic, group, error and age."""
+        """Count the letters by reason, topic, group, error and age."""
         return self._count(letter_calls.CountLetters(filter=letter_filter(which)))
 
     def purge(
@@ -69,7 +69,10 @@ class DeadLetters:
         limit: int | None = None,
         **which: Unpack[LetterOptions],
     ) -> LetterStatistics:
-        """Remove letters by id, by filter or (`everything=True`) all; returns what was, or would be, removed."""
+        """Remove letters by id, by filter, or (`everything=True`) all of them.
+
+        Returns statistics of what was removed, or with `dry_run` would be.
+        """
         return self._count(purge_call(ids, everything, dry_run, limit, which))
 
     def _count(self, call: letter_calls.CountLetters | letter_calls.PurgeLetters) -> LetterStatistics:
@@ -89,21 +92,21 @@ class DeadLetters:
     def plan_replay(
         self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]
     ) -> ReplayPlan:
-        """What `replay` would do with the same arguments; nothing is sent."""
+        """Show what `replay` would do with the same arguments, without sending anything."""
         return self._call(replay_call(ids, everything, True, options), letter_calls.ReplayStarted).plan
 
     def replay(self, ids: Iterable[str] = (), *, everything: bool = False, **options: Unpack[ReplayOptions]) -> Replay:
-        """Send letters again, by id, by filter or (`everything=True`) all, as new messages without failures.
+        """Send letters again as new messages without failures: by id, by filter, or (`everything=True`) all.
 
-        They go to `target`, or back to the topic each came from, in the order in which they first came in, at most
-        `rate` per second.  The broker does the work, and goes on with it after a restart; each letter is sent once.
+        They go to `target`, or back to the topic that each came from, in the order in which they first came in, at most
+        `rate` per second.  The broker does the work, and continues with it after a restart.  Each letter is sent once.
         """
         started = self._call(replay_call(ids, everything, False, options), letter_calls.ReplayStarted)
         assert started.replay is not None
         return Replay(self._call, started.replay, started.plan)
 
     def replays(self) -> _Replays:
-        """Replays that run, and reports of those that did; the newest first."""
+        """Replays that are running, and reports of those that ran; newest first."""
         return self._call(letter_calls.ListReplays(), _Replays)
 
     def replay_status(self, replay_id: str) -> Replay:
@@ -113,7 +116,7 @@ class DeadLetters:
 
 
 class Replay:
-    """A replay that the broker carries out.  `info` is what was known of it when it was last looked at."""
+    """A replay that the broker carries out.  `info` is its state when it was last looked at."""
 
     def __init__(self, call: Ask, info: ReplayInfo, plan: ReplayPlan | None = None) -> None:
         self._call = call
@@ -129,12 +132,15 @@ class Replay:
         return self.info.is_over
 
     def progress(self) -> ReplayInfo:
-        """Ask the broker how far it is."""
+        """Ask the broker how far the replay is."""
         self.info = self._call(letter_calls.ShowReplay(id=self.id), ReplayInfo)
         return self.info
 
     def wait(self, timeout_s: float | None = None) -> ReplayInfo:
-        """Wait until it is over, however it ends.  Raises RequestTimeout; the replay goes on then."""
+        """Wait until the replay is over, however it ends.
+
+        Raises RequestTimeout after `timeout_s`; the replay continues then.
+        """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.progress().is_over:
             if deadline_s is not None and time.monotonic() >= deadline_s:
@@ -143,7 +149,7 @@ class Replay:
         return self.info
 
     def abort(self) -> ReplayInfo:
-        """End it; what was sent stays sent, the rest stays where it is."""
+        """End the replay.  What was sent stays sent, and the rest stays where it is."""
         self.info = self._call(letter_calls.AbortReplay(id=self.id), ReplayInfo)
         return self.info
 

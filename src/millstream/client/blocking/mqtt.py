@@ -19,11 +19,14 @@ class Mqtt:
         self._call = call
 
     def overview(self, *, everywhere: bool = False) -> calls.MqttOverview:
-        """Who is connected, what is remembered and retained: here, or in all namespaces with `everywhere`."""
+        """Figures about connections, sessions and retained messages: of this namespace, or with `everywhere` of all."""
         return self._call(calls.DescribeMqtt(everywhere=everywhere), calls.MqttOverview)
 
     def sessions(self, prefix: str = "", *, connected: bool | None = None) -> Iterator[calls.SessionSummary]:
-        """Sessions in the order of their client ids: those that begin so, whose client is there or not."""
+        """Iterate over sessions in the order of their client ids.
+
+        `prefix` is how the client ids begin.  `connected` selects sessions whose client is connected, or is not.
+        """
         call = calls.ListSessions(prefix=prefix, connected=connected, limit=_PAGE)
         while True:
             page = self._call(call, calls.SessionPage)
@@ -37,20 +40,21 @@ class Mqtt:
         return self._call(calls.ShowSession(client_id=client_id), calls.SessionInfo)
 
     def disconnect(self, client_id: str, reason: str = "") -> bool:
-        """End the connection of a client, which may come back; says whether there was one.  Raises SessionNotFound.
+        """End the connection of a client, which may come back.  Raises SessionNotFound.
 
-        A client of version 5 is told the reason.  Its will is published.
+        Returns whether there was a connection.  A client of MQTT version 5 is told the reason.  The client's will is
+        published.
         """
         call = calls.DisconnectSession(client_id=client_id, reason=reason)
         answer = self._call(call, calls.Disconnected)
         return answer.disconnected
 
     def forget(self, client_id: str) -> None:
-        """End a session with what waits for it, and the connection of its client.  Raises SessionNotFound."""
+        """End a session with all that waits for it, and the connection of its client.  Raises SessionNotFound."""
         self._call(calls.ForgetSession(client_id=client_id), object)
 
     def retained(self, topic_filter: str = "#") -> Iterator[calls.RetainedInfo]:
-        """Retained messages without their payloads, in the order of their topics."""
+        """Iterate over retained messages, without their payloads, in the order of their topics."""
         call = calls.ListRetained(filter=topic_filter, limit=_PAGE)
         while True:
             page = self._call(call, calls.RetainedPage)
@@ -60,13 +64,13 @@ class Mqtt:
             call.after = page.after
 
     def retained_message(self, topic: str) -> calls.RetainedMessage:
-        """What whoever subscribes to a topic gets first.  Raises MessageNotFound."""
+        """The retained message of a topic, which new subscribers get first.  Raises MessageNotFound."""
         return self._call(calls.ShowRetained(topic=topic), calls.RetainedMessage)
 
     def clear_retained(self, topic_filter: str, *, dry_run: bool = False) -> int:
-        """Take out the retained messages of a topic or filter; says how many, or with `dry_run` how many there are.
+        """Remove the retained messages of a topic, or of all topics that match a filter.
 
-        Subscribers are not told.
+        Returns how many were removed, or with `dry_run` how many there are.  Subscribers are not told.
         """
         call = calls.ClearRetained(filter=topic_filter, dry_run=dry_run)
         answer = self._call(call, calls.RetainedCleared)

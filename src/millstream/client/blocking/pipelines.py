@@ -16,13 +16,13 @@ _Queries: TypeAlias = list[QueryInfo]
 
 
 class Pipelines:
-    """The pipelines of one namespace.  They run outside of the broker, and tell it how they are."""
+    """The pipelines of one namespace.  They run outside the broker, and report to it how they are."""
 
     def __init__(self, call: Ask) -> None:
         self._call = call
 
     def list(self) -> _Infos:
-        """All of them, in the order of their names, without what they do."""
+        """All pipelines, in the order of their names, without their definitions."""
         return self._call(calls.ListPipelines(), _Infos)
 
     def show(self, name: str) -> PipelineInfo:
@@ -30,22 +30,22 @@ class Pipelines:
         return self._call(calls.ShowPipeline(name=name), PipelineInfo)
 
     def stop(self, name: str) -> PipelineInfo:
-        """Have a pipeline stop after the batch it is at; it learns so when it reports next.
+        """Ask a pipeline to stop after the batch it is at; it learns this when it reports next.
 
         Raises PipelineNotFound.
         """
         return self._call(calls.StopPipeline(name=name), PipelineInfo)
 
     def forget(self, name: str, *, force: bool = False) -> None:
-        """Take a pipeline that does not run from the list; with `force` also one that says it does."""
+        """Remove a pipeline that is not running from the list; with `force`, also one that says it is running."""
         self._call(calls.ForgetPipeline(name=name, force=force), object)
 
     def stages(self, query: str = "") -> _Queries:
-        """What is staged and not published: of one query, or of all that have anything staged."""
+        """What is staged and not published, of one query or of all that have anything staged."""
         call = stage_calls.ListStages(query=query, limit=QUERIES_MAX)
         found = self._call(call, _Queries)
         return [one for one in found if one.stages]
 
     def abort(self, query: str, batch: int) -> StagesAborted:
-        """Forget what is staged for a batch of a query.  Nothing happens to one that is published."""
+        """Discard what is staged for a batch of a query.  A batch that is published stays as it is."""
         return self._call(stage_calls.AbortStages(query=query, batch=batch), StagesAborted)

@@ -64,11 +64,11 @@ _live: Final[weakref.WeakSet[Producer]] = weakref.WeakSet()
 
 
 class Producer:
-    """Batches messages for one topic and sends them in order, each exactly once.
+    """A producer for one topic.  It batches messages and sends them in order, each exactly once.
 
-    Errors surface as exceptions of the next `send`, `flush` or `close` (the first one), and all of them through
-    `on_error`.  After an error the producer goes on.  Safe to share between threads.  One that is dropped without
-    `close` ends when it has delivered what it has taken.
+    The next `send`, `flush` or `close` raises the first error; `on_error` is told all of them.  After an error the
+    producer continues.  It is safe to share between threads.  A producer that is dropped without `close` ends when it
+    has delivered what it has taken.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class Producer:
         headers: Headers | HeaderItems | None = None,
         **options: Unpack[SendOptions],
     ) -> None:
-        """Put a message on its way.
+        """Buffer a message to be sent.
 
-        Returns at once, unless `buffer_bytes` are waiting already: then it blocks until there is room, and raises
+        Returns at once, unless `buffer_bytes` are waiting already.  Then it blocks until there is room, and raises
         RequestTimeout (the message is not taken) after `send_timeout_s`.
 
-        Headers may be pairs as well, as `Message.header_items` has them: then a name may be there several times.
+        Headers may also be pairs, as `Message.header_items` has them; then a name may occur several times.
         """
         if type(value) is bytes and headers is None and not options:
             accumulator = self._accumulator
@@ -187,10 +187,10 @@ class Producer:
         self._raise_failure()
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Flush, then let go of the connection.  Raises the first error that was not raised before.
+        """Flush, then close the connection.  Raises the first error that was not raised before.
 
-        Without confirmations it waits until the broker has taken everything.  What other threads send from now on is
-        refused.  A second close waits for the same messages, for its own time.
+        Without confirmations, it waits until the broker has taken everything.  Messages that other threads send from
+        now on are refused.  A second close waits for the same messages, for its own time.
         """
         self._check_thread()
         limit = self._limit(timeout_s)

@@ -67,12 +67,12 @@ class PubSub:
     def subscribe(
         self, *patterns: str, durable: str | None = None, timeout_s: float | None = None, **options: Any
     ) -> Subscription | Queue:
-        """Get what is published from now on to every topic that matches, present or future; see `Subscription`.
+        """Get the messages published from now on to all topics that match, present or future; see `Subscription`.
 
-        In patterns `*` stands for one level and a final `#` for any number of levels: `orders.*.created`, `logs.#`.
+        In patterns, `*` stands for one level and a final `#` for any number of levels: `orders.*.created`, `logs.#`.
 
-        With `durable` the broker remembers for this name what was not acked, also while nobody is connected.  It is a
-        queue group over one pattern, and takes the options of `queue`.
+        With `durable`, the broker remembers under this name what was not acked, even while nobody is connected.  Such a
+        subscription is a queue group over one pattern, and takes the options of `queue`.
         """
         if durable is not None:
             if len(patterns) != 1:
@@ -98,9 +98,9 @@ class PubSub:
         priority: Priority | None = None,
         fsync: Literal["group", "interval", "always", "never"] | None = None,
     ) -> Message:
-        """Publish a message and wait for the reply to it.  Raises RequestTimeout when none comes in time.
+        """Publish a message and wait for the reply to it.  Raises RequestTimeout if none comes in time.
 
-        A queue does not hand the request out any more when nobody waits for the reply.
+        A queue no longer hands the request out when nobody waits for the reply.
         """
         timeout_s = parse_ms(timeout, "timeout") / 1000
 
@@ -121,7 +121,7 @@ class PubSub:
     ) -> Receipt | None:
         """Answer a request; the same as `message.reply`.
 
-        None when whoever asked is gone.  Raises NoReplyAddress when the message is not a request.
+        Returns None if the requester is gone.  Raises NoReplyAddress if the message is not a request.
         """
         address, needed = reply_address(message, headers)
         if not is_inbox(address):
@@ -131,5 +131,5 @@ class PubSub:
 
     @property
     def late_replies(self) -> int:
-        """Replies to this client's requests that came after their time-out, or twice."""
+        """How many replies to this client's requests came after their timeout, or twice."""
         return self._requester.late

@@ -58,10 +58,10 @@ _live: Final[weakref.WeakSet[Queue]] = weakref.WeakSet()
 
 
 class Queue:
-    """Messages of a queue group, each to be settled; `for message in queue`.
+    """The messages of a queue group, each to be settled: `for message in queue`.
 
-    What is leased ahead and not handed out goes back when the loop ends.  Messages may be settled in any thread; `next`
-    and `lease` may be called in several.
+    Messages that were leased ahead and not handed out go back when the loop ends.  Messages may be settled in any
+    thread; `next` and `lease` may be called in several.
     """
 
     def __init__(self, target: Target, settings: QueueSettings, call: Callable[[calls.Call, Any], Any]) -> None:
@@ -93,7 +93,7 @@ class Queue:
         self._wake = Knock()
 
     def open(self) -> None:
-        """Connect and open the queue.  Raises the broker's refusal, or ConnectionLost."""
+        """Connect and open the queue.  Raises the error with which the broker refuses, or ConnectionLost."""
         self._connect(self._target.timeout_s)
         _live.add(self)
         belongs_to_one_process(self)
@@ -101,7 +101,7 @@ class Queue:
         threading.Thread(target=_tend, args=(weakref.ref(self), self._wake), name=name, daemon=True).start()
 
     def reply_with(self, reply: Callable[..., object]) -> None:
-        """How messages of this queue are replied to.  Must not keep the client alive."""
+        """Set how messages of this queue are replied to.  `reply` must not keep the client alive."""
         self._leasing.reply = reply
 
     @property
@@ -125,7 +125,7 @@ class Queue:
             self._give_back()
 
     def next(self, timeout_s: float | None = None) -> QueueMessage | None:
-        """The next message; None when none comes within `timeout_s` (None waits forever), or the queue is drained."""
+        """The next message, or None if none comes within `timeout_s` (None waits forever) or the queue is drained."""
         leasing = self._leasing
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
@@ -138,7 +138,7 @@ class Queue:
                 return None
 
     def lease(self, max: int = 1, wait: Duration = 0) -> list[QueueMessage]:  # noqa: A002 - the word for it
-        """Up to `max` messages, as soon as there is one; none when there is none within `wait`."""
+        """Lease up to `max` messages, as soon as there is one; an empty list if none comes within `wait`."""
         if type(max) is not int or not 1 <= max <= LEASE_MESSAGES_MAX:
             raise InvalidArgument(f"max is a number from 1 to {LEASE_MESSAGES_MAX}, not {max!r}")
         deadline_ms = monotonic_ms() + parse_ms(wait, "wait")
@@ -230,7 +230,7 @@ class Queue:
     # --- settling ------------------------------------------------------------------------------------------------
 
     def ack(self, messages: Iterable[QueueMessage]) -> list[Settled]:
-        """Settle many and wait for the broker: one result per message."""
+        """Ack messages and wait for the broker's answer: one result per message."""
         return self._settle_many(Settle.ACK, messages, 0, "")
 
     def nack(
@@ -246,7 +246,7 @@ class Queue:
         return self._settle_many(Settle.RELEASE, messages, 0, "")
 
     def extend(self, messages: Iterable[QueueMessage], duration: Duration) -> list[Settled]:
-        """Keep messages for this long, as far as `processing_ms` of the group allows; see their `lease_deadline`."""
+        """Keep messages for `duration`, as far as the group's `processing_ms` allows; see their `lease_deadline`."""
         return self._settle_many(Settle.EXTEND, messages, delay_ms("duration", duration), "")
 
     def flush(self) -> None:
@@ -493,7 +493,7 @@ class Queue:
                 self._say(everything=True)
 
     def close(self) -> None:
-        """Tell the broker what was settled, give back everything else, end the iteration."""
+        """Tell the broker what was settled, give back everything else, and end the iteration."""
         wait_s = min(_CLOSE_S, self._target.timeout_s)
         if self._turns.is_mine:
             self._draining = True

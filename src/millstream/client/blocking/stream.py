@@ -42,11 +42,13 @@ _T = TypeVar("_T")
 
 
 class Stream(Following):
-    """An endless sequence of messages; `for message in stream`.
+    """An endless sequence of messages: `for message in stream`.
 
-    With a group and commit="auto" progress is committed every few seconds, when partitions move and at `close`: all
-    messages before the one in hand.  The one in hand counts as done when the next one is asked for, so whatever happens
-    in between, it is delivered again rather than lost.  For one thread at a time; `close` may come from any.
+    With a group and commit="auto", all messages before the one in hand are committed every few seconds, when partitions
+    move, and at `close`.  The message in hand counts as done when the next one is asked for.  Whatever happens in
+    between, it is delivered again rather than lost.
+
+    Use a stream in one thread at a time; `close` may be called from any.
     """
 
     def __init__(self, target: Target, settings: StreamSettings, call: Callable[[calls.Call, Any], Any]) -> None:
@@ -65,7 +67,7 @@ class Stream(Following):
         self._closed = self._attention = True
 
     def open(self) -> None:
-        """Find the topics, join the group.  Raises TopicNotFound, or what the group has against us."""
+        """Find the topics and join the group.  Raises TopicNotFound, or the error with which the group refuses."""
         if self._settings.group is not None:
             _complete(self._find_topics())
             self._join()
@@ -115,7 +117,7 @@ class Stream(Following):
                 return
 
     def next(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when none comes within `timeout_s` (None waits forever) or the stream is closed."""
+        """The next message, or None if none comes within `timeout_s` (None waits forever) or the stream is closed."""
         ready = not self._attention and operator.length_hint(self._pending)
         if not ready and not self._advance(timeout_s):
             return None
@@ -125,7 +127,10 @@ class Stream(Following):
         raise AssertionError("there is one")
 
     def batches(self) -> Iterator[list[Message]]:
-        """Messages in lists, each from one partition: less work per message.  A whole list is in hand at a time."""
+        """Iterate over lists of messages, each from one partition, which is less work per message.
+
+        A whole list is in hand at a time.
+        """
         while True:
             if not self._attention and (messages := [*self._pending]):  # not by a call: see `next`
                 self._last = None
@@ -281,10 +286,10 @@ class Stream(Following):
     # --- what users do -------------------------------------------------------------------------------------------
 
     def commit(self, message: Message | None = None) -> None:
-        """Commit everything handed out, or everything up to and including a message of its partition.
+        """Commit everything handed out, or `message` and everything before it in its partition.
 
-        Waits for the broker.  Raises StaleGeneration or UnknownMember when the partition has moved to another member,
-        also if it has come back since the message was read.
+        Waits for the broker.  Raises StaleGeneration or UnknownMember if the partition has moved to another member,
+        even if it has come back since the message was read.
         """
         offsets = self._to_commit(message)
         if offsets:
@@ -292,11 +297,11 @@ class Stream(Following):
             _complete(self._commit(offsets, self._target.timeout_s))
 
     def seek(self, topic: str, partition: int, to: Place) -> None:
-        """Go on from another place: an offset, a datetime, "earliest" or "latest"."""
+        """Continue from another place: an offset, a datetime, "earliest" or "latest"."""
         _complete(self._seek(TopicPartition(topic, partition), to))
 
     def close(self) -> None:
-        """Commit what is finished (commit="auto"), leave the group, end the iteration."""
+        """Commit what is finished (commit="auto"), leave the group, and end the iteration."""
         if self._closed or self._closing:  # by another one, or by whom we tell that its partitions go
             return
         self._closing = True

@@ -33,9 +33,9 @@ _HEARTBEATS_MISSED_MAX: Final = 3
 
 
 class Subscription(Subscribing):
-    """An endless sequence of messages; `for message in subscription`.
+    """An endless sequence of messages: `for message in subscription`.
 
-    For one thread at a time; `close` may come from any.
+    Use it in one thread at a time; `close` may be called from any.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Subscription(Subscribing):
                 return
 
     def next(self, timeout_s: float | None = None) -> Message | None:
-        """The next message; None when none comes within `timeout_s` (None waits forever) or after `close`."""
+        """The next message, or None if none comes within `timeout_s` (None waits forever) or after `close`."""
         if not self._has_pending and not self._advance(timeout_s):
             return None
         for message in self._pending:  # a call of `next` could be interrupted with the message in nobody's hands
@@ -72,7 +72,7 @@ class Subscription(Subscribing):
         return None  # closed meanwhile, by another thread
 
     def batches(self) -> Iterator[list[Message]]:
-        """Messages in lists, each from one partition: less work per message."""
+        """Iterate over lists of messages, each from one partition, which is less work per message."""
         while True:
             if messages := [*self._pending]:  # not by a call: see `next`
                 yield messages
@@ -157,7 +157,7 @@ class Subscription(Subscribing):
     # --- connection ----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Subscribe.  Raises what the broker has against it."""
+        """Subscribe.  Raises the error with which the broker refuses."""
         self._subscribe(self._target.timeout_s)
 
     def _subscribe(self, timeout_s: float) -> None:

@@ -36,10 +36,10 @@ class Work:
     def queue(
         self, topic: str, *, group: str = "default", prefetch: int = 500, **options: Unpack[QueueOptions]
     ) -> Queue:
-        """Work on the messages of a topic (or of all that match a pattern), each to be settled; see `Queue`.
+        """Work on the messages of a topic, or of all that match a pattern, and settle each; see `Queue`.
 
-        `prefetch` bounds what is leased and not settled; see QueueOptions for the rest.  Raises ConfigInvalid when the
-        group exists with other settings than those given.
+        `prefetch` limits how many messages are leased and not settled; see QueueOptions for the rest.  Raises
+        ConfigInvalid if the group exists with settings other than those given.
         """
         return self._open_queue(QueueSettings.of(topic, group, prefetch, options))
 
@@ -52,11 +52,11 @@ class Work:
 
     @property
     def queues(self) -> Queues:
-        """Queue groups, to look at and to change."""
+        """Queue groups: look at them, and change them."""
         return Queues(self._call)
 
     def why(self, about: str) -> queue_calls.Explanation:
-        """Why a message (by its id), or anything of a queue (`topic/group`), is not delivered: a sentence and facts."""
+        """Explain, with a sentence and facts, why a message (its id) or a queue (`topic/group`) is not delivered."""
         return self._call(explain_call(about), queue_calls.Explanation)
 
     # --- workers -------------------------------------------------------------------------------------------------
@@ -70,10 +70,10 @@ class Work:
         prefetch: int | None = None,
         **options: Unpack[QueueOptions],
     ) -> Callable[[Callable[[Any], Any]], Worker]:
-        """Makes a function the handler of a queue: `@client.worker("orders")`, then `run()` it or `start()` it.
+        """Make a function the handler of a queue: `@client.worker("orders")`, then `run()` or `start()` it.
 
-        The message is acked when the handler returns, and nacked when it raises; `Reject` and `Retry` say more.  Plain
-        functions run in `concurrency` threads, coroutine functions as that many tasks of one event loop.
+        A message is acked when the handler returns, and nacked when it raises an exception; `Reject` and `Retry` say
+        more.  Plain functions run in `concurrency` threads, coroutine functions as that many tasks of one event loop.
         """
         check_concurrency(concurrency)
         settings = QueueSettings.of(topic, group, prefetch_for(prefetch, concurrency), options)

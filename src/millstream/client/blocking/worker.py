@@ -83,11 +83,11 @@ class Worker:
 
     @property
     def failure(self) -> BaseException | None:
-        """What ended the worker before it was asked to stop."""
+        """The error that ended the worker before it was asked to stop."""
         return None if self._engine is None else self._engine.failure
 
     def start(self) -> Worker:
-        """Open the queue and begin, in the background.  Raises the broker's refusal."""
+        """Open the queue and begin, in the background.  Raises the error with which the broker refuses."""
         if self._stopped:
             raise InvalidArgument("the worker was stopped: make another one")
         if self._engine is None:
@@ -103,16 +103,16 @@ class Worker:
         return self
 
     def stop(self, timeout_s: float = _STOP_S) -> bool:
-        """Begin nothing new, give back what was leased ahead, wait for what runs; False when some of it still does.
+        """Begin nothing new, give back what was leased ahead, and wait for the handlers that are running.
 
-        A handler may call it, and is not waited for.
+        Returns False if some are still running after `timeout_s`.  A handler may call this, and is not waited for.
         """
         return _stop([self], timeout_s)
 
     def run(self) -> None:
         """Work until SIGINT or SIGTERM, or until a handler calls `stop`, then stop in good order.
 
-        Raises what ended the worker.
+        Raises the error that ended the worker, if one did.
         """
         run_workers([self])
 

@@ -100,25 +100,25 @@ Constant = Annotated[Any, BeforeValidator(_constant)]
 
 
 class Source(Part):
-    """What is read, under the name that steps call it by."""
+    """What is read, under the name by which steps refer to it."""
 
     KINDS: ClassVar = ("topic", "topics", "pattern", "parquet", "table")
 
     #: One topic.
     topic: str | None = None
-    #: Several, with their names.
+    #: Several topics, by name.
     topics: list[str] | None = None
-    #: Topics whose whole name matches a regular expression, also those that appear later.
+    #: Topics whose whole name matches a regular expression, including those that are created later.
     pattern: str | None = None
     #: A directory of Parquet files, or one file.
     parquet: str | None = None
     #: A table of the broker: `dead_letters`, `schedules`, `groups`...
     table: str | None = None
-    #: Read on and on, or once; topics are streams unless said otherwise, everything else is not.
+    #: Whether it is read continuously or once. By default topics are streams, and everything else is not.
     stream: bool | None = None
-    #: For Parquet that is a stream and has no file yet: `id bigint, total double`.
+    #: The columns of a Parquet stream that has no file yet, such as `id bigint, total double`.
     columns: str | None = None
-    #: Of the data source, such as `startingOffsets`; of Spark for Parquet.
+    #: Options of the data source, such as `startingOffsets`; for Parquet, options of Spark.
     options: dict[str, Option] = {}
 
     @property
@@ -140,90 +140,91 @@ class Source(Part):
 
 
 class Lookup(Part):
-    """Columns of another source, for rows that have the same in some columns."""
+    """Adds columns of another source to rows that have the same values in some columns."""
 
-    #: A source that is no stream: Parquet, a table, or a topic with `stream: false`.
+    #: A source that is not a stream: Parquet, a table, or a topic with `stream: false`.
     source: str = Field(alias="from")
-    #: Columns that both have; or those of the rows, and what the other side calls them.
+    #: Columns that both sides have; or columns of the rows -> what the other side calls them.
     match: Annotated[dict[str, str], BeforeValidator(_matched)] = Field(min_length=1)
-    #: Which to add; without it, all.
+    #: Which columns to add. Without it, all.
     columns: Names | None = None
-    #: Rows of which nothing is known: `keep` them with nulls, `drop` them, or let them `fail`.
+    #: What happens to rows without a match: `keep` them with nulls, `drop` them, or let them `fail`.
     missing: Literal["keep", "drop", "fail"] = "keep"
 
 
 class Enrich(Part):
     """Adds columns and headers."""
 
-    #: Name of a column -> what it has in every row.
+    #: Name of a column -> its value in every row.
     columns: dict[str, Constant] = {}
-    #: Name of a header -> its text, in place of those that are called the same.
+    #: Name of a header -> its text. It replaces headers of the same name.
     headers: dict[str, Option] = {}
-    #: Columns of another source.
+    #: Adds columns of another source.
     lookup: Lookup | None = None
 
 
 class Redact(Part):
-    """Takes what is nobody's business out of JSON values."""
+    """Removes or hides fields of JSON values."""
 
-    #: Path of a field (`customer.email`, `items[].card`) -> what becomes of it; one that is not there is no mistake.
+    #: Path of a field (`customer.email`, `items[].card`) -> what happens to it. A missing field is no mistake.
     fields: dict[str, Literal["drop", "mask", "hash"]] = Field(min_length=1)
-    #: The variable with the key of the hashes; without it anybody who guesses a value can check the guess.
+    #: The environment variable with the key of the hashes. Without it, anybody who guesses a value can check the
+    #: guess.
     salt_variable: str | None = None
 
 
 class Convert(Part):
-    """Turns values from one form into another; `columns` are columns of their own."""
+    """Turns values from one form into another; `columns` means separate columns."""
 
-    #: What values are now.
+    #: The form that values have now.
     source: Literal["json", "csv", "avro", "columns"] = Field(alias="from")
-    #: What they become.
+    #: The form that they get.
     to: Literal["json", "csv", "avro", "columns"]
-    #: What is in JSON or CSV, as SQL writes it: `id bigint, total double`; of columns, which of them.
+    #: The fields of JSON or CSV, as SQL writes them: `id bigint, total double`. From `columns`: which of them.
     columns: str | None = Field(default=None, alias="schema")
-    #: For Avro, and only for it: the schema, or the path of a file that has it.
+    #: For Avro only: the schema, or the path of a file that has it.
     avro_schema: str | dict[str, Any] | None = None
-    #: Of CSV.
+    #: The separator of CSV.
     separator: str = Field(default=",", min_length=1, max_length=1)
 
 
 class Split(Part):
     """Makes a message of each element of an array in a JSON value."""
 
-    #: Where the array is: `order.items`; without it the value is the array.
+    #: Where the array is, such as `order.items`. Without it, the value is the array.
     path: str = ""
 
 
 class Window(Part):
-    """Puts rows together by time."""
+    """Groups rows by time."""
 
-    #: The time of a row.
+    #: The column with the time of a row.
     column: str = "timestamp"
-    #: How long one is.
+    #: How long a window is.
     size: Millis = Field(gt=0)
-    #: How far the next window is; without it windows do not overlap.
+    #: How far apart windows begin. Without it, windows do not overlap.
     slide: Millis | None = Field(default=None, gt=0)
 
 
 class Aggregate(Part):
-    """Counts, adds up and so on, by columns and windows of time."""
+    """Counts, sums and the like, by columns and windows of time."""
 
-    #: Columns.
+    #: The columns to group by.
     by: Names = []
-    #: Without it, one sum for all of time.
+    #: The windows to group by. Without it, there is one sum for all of time.
     window: Window | None = None
-    #: How late rows may be; goes with a window.  A window is written when it is over by so much.
+    #: How late rows may be; used with a window. A window is written when it has been over for this long.
     watermark: Millis | None = None
     #: Name of the new column -> SQL, such as `count(*)` or `sum(total)`.
     measures: dict[str, str] = Field(min_length=1)
 
 
 class Route(Part):
-    """Says to which topic each row goes: the first whose condition holds."""
+    """Chooses the topic of each row: the first whose condition holds."""
 
-    #: Topic -> condition in SQL, in their order.
+    #: Topic -> condition in SQL. Conditions are tried in this order.
     topics: dict[str, str] = Field(min_length=1)
-    #: For the others: a topic, `drop`, or nothing, and then they fail.
+    #: What happens to other rows: the name of a topic, or `drop`. Without it, they fail.
     otherwise: str | None = None
 
     @property
@@ -241,13 +242,14 @@ class Route(Part):
 
 
 class DeadLetters(Part):
-    """Takes out rows that failed and sends them to a dead letter topic with their error; the rest goes on."""
+    """Takes out rows that failed and sends them to a dead letter topic with their error; the other rows go on."""
 
-    #: Without it `<topic>.dlq` of the topic that a row was read from.
+    #: The dead letter topic. Without it, `<topic>.dlq` of the topic that a row was read from.
     topic: str | None = None
-    #: As a step of its own: what has failed, in SQL; without it, rows with something in the column `_error`.
+    #: In a step of its own: a condition in SQL for rows that failed. Without it, rows with something in the column
+    #: `_error` failed.
     when: str | None = None
-    #: What is said about them; goes with `when`.
+    #: The error text for these rows; used with `when`.
     error: str | None = None
 
 
@@ -264,31 +266,31 @@ def _dead_letters(value: Any) -> Any:
 class Step(Part):
     """One thing that is done with rows."""
 
-    #: What others call it: letters, digits and `_`.  Without it only the next one can read it.
+    #: The name by which others refer to it: letters, digits and `_`. Without it, only what comes next can read it.
     name: str | None = None
-    #: What it reads; without it, what came before.  Several for `python` only.
+    #: What it reads. Without it, what came before. Only `python` can read several.
     inputs: Names | None = Field(default=None, alias="from")
-    #: A query; names of sources and steps are its tables.
+    #: A query whose tables are the names of sources and steps.
     sql: str | None = None
-    #: `module:function`, beside the file or installed, which takes DataFrames and returns one.
+    #: A function that takes DataFrames and returns one, as `module:function`, beside the file or installed.
     python: str | None = None
     #: Named arguments of the function.
     arguments: dict[str, Any] | None = None
     #: Adds columns and headers.
     enrich: Enrich | None = None
-    #: What is kept: a condition in SQL.
+    #: A condition in SQL for the rows to keep.
     filter: str | None = None
-    #: Takes fields out of JSON values.
+    #: Removes or hides fields of JSON values.
     redact: Redact | None = None
     #: Turns values into another form.
     convert: Convert | None = None
-    #: A message for each element of an array.
+    #: Makes a message of each element of an array.
     split: Split | None = None
-    #: Sums and counts.
+    #: Makes sums and counts.
     aggregate: Aggregate | None = None
-    #: The topic of each row.
+    #: Chooses the topic of each row.
     route: Route | None = None
-    #: Where rows go that fail: `true`, the name of a topic, or all there is to say; without it they fail the batch.
+    #: Where rows that fail go: `true`, the name of a topic, or a mapping. Without it, they fail the batch.
     dead_letter: Annotated[DeadLetters | None, BeforeValidator(_dead_letters)] = None
 
     @property
@@ -305,13 +307,13 @@ class Sink(Part):
 
     KINDS: ClassVar = ("topic", "topic_column", "parquet", "delta")
 
-    #: For files: the name of its query, where two sinks would have the same.
+    #: For files: the name of its query, needed where two sinks would have the same one.
     name: str | None = None
-    #: The step or source that it writes; without it, the last step.
+    #: The step or source that it writes. Without it, the last step.
     source: str | None = Field(default=None, alias="from")
     #: A topic.
     topic: str | None = None
-    #: The column that names the topic of each row; `route` is that of a step `route`.
+    #: The column that names the topic of each row. A step `route` fills the column `route`.
     topic_column: str | None = None
     #: A directory of Parquet files.
     parquet: str | None = None
@@ -319,11 +321,12 @@ class Sink(Part):
     delta: str | None = None
     #: For topics: the column to take as the key.
     key: str | None = None
-    #: For topics: `update` writes sums whenever they change, `complete` all of them each time.
+    #: For topics: `update` writes sums whenever they change, `complete` writes all of them each time.
     mode: Literal["append", "update", "complete"] = "append"
     #: For files: columns that become directories.
     partition_by: Names = []
-    #: Of the data source, such as `compression`, the same for topics of one mode; of Spark for Parquet.
+    #: Options of the data source, such as `compression`, the same for all topics of one mode. For Parquet, options of
+    #: Spark.
     options: dict[str, Option] = {}
 
     @property
@@ -339,9 +342,9 @@ class Sink(Part):
 class Restart(Part):
     """What happens after a failure."""
 
-    #: In a row; a batch that works starts the count of its query anew.  0: never restart.
+    #: How many restarts in a row. A batch that works starts the count of its query anew. 0 = never restart.
     attempts: int = Field(default=10, ge=0, le=1_000_000)
-    #: Before the first; twice as long before each further one.
+    #: The pause before the first restart; it is twice as long before each further one.
     pause: Millis = Field(default=1000, ge=0)
     #: The longest pause.
     longest: Millis = Field(default=60_000, ge=0)
@@ -354,23 +357,24 @@ class Restart(Part):
 class Definition(Part):
     """A pipeline."""
 
-    #: What the broker and people call it; it is written as the name of a group is.
+    #: The name for the broker and for people. The rules for names of groups apply.
     name: str
-    #: For people.
+    #: A description for people.
     description: str = ""
-    #: For topics and tables whose options do not say it; `localhost:9092` without it.
+    #: The broker of topics and tables whose options do not name one. Without it, `localhost:9092`.
     broker: str | None = None
-    #: For topics and tables whose options do not say it; `default` without it.
+    #: The namespace of topics and tables whose options do not name one. Without it, `default`.
     namespace: str | None = None
-    #: Name -> what is read.
+    #: What is read: the name of a source -> the source.
     sources: dict[str, Source] = Field(min_length=1)
-    #: What is done, in this order.
+    #: What is done with the rows, in this order.
     steps: list[Step] = []
-    #: Where it goes.
+    #: Where the rows go.
     sinks: list[Sink] = Field(min_length=1)
-    #: How often: `10s`, or `available-now` for what is there and then the end; without it, when there is something.
+    #: How often a batch is run, such as `10s`; or `available-now`, to process what is there and then end. Without it, a
+    #: batch is run when there is something to read.
     trigger: Annotated[str | None, BeforeValidator(_trigger)] = None
-    #: A directory in which Spark keeps how far it is; what reads a stream needs one of its own.
+    #: A directory in which Spark keeps how far it is. A pipeline that reads a stream needs one of its own.
     checkpoint: str | None = None
     #: What happens after a failure.
     restart: Restart = Restart()

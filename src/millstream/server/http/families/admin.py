@@ -22,7 +22,7 @@ family = Family("administration", "The broker as a whole: settings, files, mode 
 class ConfigQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     #: Only this section.
     section: str = ""
-    #: Only what was set by somebody.
+    #: Only settings that somebody has set.
     changed: bool = False
 
 
@@ -30,7 +30,7 @@ class CompactBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     #: Empty = everything.
     topic: str = ""
     namespace: str = DEFAULT_NAMESPACE
-    #: Also the segments that are being written: they are ended first.
+    #: Include the segments that are being written, by ending them first.
     roll: bool = False
 
 
@@ -50,14 +50,14 @@ class DisconnectQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ConnectionsQuery(Page, kw_only=True, forbid_unknown_fields=True):
-    #: Only clients of this namespace, of this door.
+    #: Only clients of this namespace and of this door.
     namespace: str = ""
     door: str = ""
 
 
 @family.get("/admin/config", permission="admin", query=ConfigQuery, answer=list[calls.SettingInfo])
 async def show_config(exchange: Exchange[ConfigQuery, None]) -> Any:
-    """The settings in force, and where each came from.  Secrets are not shown."""
+    """Show the settings in force, and where each came from. Secrets are not shown."""
     query = exchange.query
     settings: list[calls.SettingInfo] = await exchange.call(calls.ShowConfig())
     return [
@@ -69,13 +69,13 @@ async def show_config(exchange: Exchange[ConfigQuery, None]) -> Any:
 
 @family.post("/admin/checkpoint", answer=calls.Checkpointed)
 async def write_checkpoint(exchange: Exchange[NoQuery, None]) -> Any:
-    """Put everything on disk, and write down anew what the broker remembers, so that a start is quick."""
+    """Put everything on disk and write the broker's state anew, so that a start is quick."""
     return await exchange.call(calls.Checkpoint())
 
 
 @family.post("/admin/compact", body=CompactBody, answer=calls.Compacted)
 async def compact(exchange: Exchange[NoQuery, CompactBody]) -> Any:
-    """Apply retention and compaction now, to one topic or to everything; answers when it is done."""
+    """Apply retention and compaction now, to one topic or to everything; the answer comes when it is done."""
     body = exchange.body
     session = replace(exchange.session, namespace=check_namespace(body.namespace))
     return await exchange.broker.call(session, calls.Compact(topic=body.topic, roll=body.roll))
@@ -83,26 +83,26 @@ async def compact(exchange: Exchange[NoQuery, CompactBody]) -> Any:
 
 @family.put("/admin/log-level", body=LevelBody, answer=calls.LogLevelInfo)
 async def set_log_level(exchange: Exchange[NoQuery, LevelBody]) -> Any:
-    """From how important an entry on the broker logs, until it stops."""
+    """Set the log level of the broker until it stops."""
     return await exchange.call(calls.SetLogLevel(level=exchange.body.level))
 
 
 @family.get("/admin/mode", permission="any", answer=ModeInfo)
 async def show_mode(exchange: Exchange[NoQuery, None]) -> ModeInfo:
-    """What the broker lets itself be asked for, and why."""
+    """Show the mode of the broker, and the reason for it."""
     broker: dict[str, Any] = await exchange.call(DescribeBroker())
     return ModeInfo(mode=broker["mode"], reason=broker["reason"] or "")
 
 
 @family.put("/admin/mode", body=ModeBody, answer=ModeInfo)
 async def set_mode(exchange: Exchange[NoQuery, ModeBody]) -> Any:
-    """Begin or end maintenance: meanwhile publishers and consumers are turned away."""
+    """Begin or end maintenance, during which publishers and consumers are turned away."""
     return await exchange.call(SetMode(mode=exchange.body.mode, reason=exchange.body.reason))
 
 
 @family.get("/admin/connections", permission="admin", query=ConnectionsQuery, answer=list[calls.ConnectionInfo])
 async def list_connections(exchange: Exchange[ConnectionsQuery, None]) -> Any:
-    """Every client that is connected, the oldest first.
+    """List all clients that are connected, oldest connection first.
 
     A plain HTTP request is not a connection in this sense; a stream or a WebSocket is.
     """
@@ -120,6 +120,6 @@ async def list_connections(exchange: Exchange[ConnectionsQuery, None]) -> Any:
 async def disconnect_client(exchange: Exchange[DisconnectQuery, None]) -> Any:
     """End a connection: its client is told why, and what it has leased goes back at once.
 
-    Clients come back by themselves: to keep one out, revoke its key.
+    Clients connect again by themselves. To keep one out, revoke its key.
     """
     return await exchange.call(calls.Disconnect(id=exchange.path["connection"], reason=exchange.query.reason))

@@ -31,15 +31,15 @@ Headers = dict[str, str | None]
 
 
 class LetterQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Which letters; whatever is given must hold."""
+    """Which letters; all conditions that are given must hold."""
 
     #: The topic they came from, or a pattern such as `orders.#`.
     topic: str = ""
     group: str = ""
     reason: str = ""
-    #: A part of the error's text; upper and lower case are the same.
+    #: A part of the error; upper and lower case make no difference.
     error: str = ""
-    #: `name` or `name=value` (`name:value` does as well); may be given several times.
+    #: `name` or `name=value` (or `name:value`); may be repeated.
     header: list[str] = []
     key: str | None = None
     #: When they died: from `since_ms` on and before `until_ms`; 0 = no limit.
@@ -56,7 +56,7 @@ class LetterQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LettersQuery(LetterQuery, kw_only=True, forbid_unknown_fields=True):
-    #: Where to go on: what the last answer said.
+    #: Where to continue: the `after` of the last answer.
     after: str = ""
     limit: Limit = 50
     #: How much of each value to show.
@@ -65,13 +65,13 @@ class LettersQuery(LetterQuery, kw_only=True, forbid_unknown_fields=True):
 
 
 class Filter(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Which letters; whatever is given must hold."""
+    """Which letters; all conditions that are given must hold."""
 
     topic: str = ""
     group: str = ""
     reason: str = ""
     error: str = ""
-    #: Headers of the original and their values; null = whatever its value.
+    #: Headers of the original message and their values; null = any value.
     headers: Headers = {}
     key: str | None = None
     since_ms: TimeMs = 0
@@ -87,19 +87,19 @@ class Chosen(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ids: Ids = []
     filter: Filter = Filter()
     everything: bool = False
-    #: Only say what would happen.
+    #: Only show what would happen.
     dry_run: bool = False
 
 
 class PurgeBody(Chosen, kw_only=True, forbid_unknown_fields=True):
-    #: At most so many; 0 = all.
+    #: At most this many; 0 = all.
     limit: Count = 0
 
 
 class Edit(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What is different about the messages when they are sent again."""
+    """What is changed about the messages when they are sent again."""
 
-    #: Replaces the value of all of them; null leaves it as it was.
+    #: Replaces the values of all of them; null leaves them as they were.
     value: Any = None
     encoding: Encoding = "auto"
     set_headers: dict[str, str] = {}
@@ -107,7 +107,7 @@ class Edit(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True
 
 
 class ReplayBody(Chosen, kw_only=True, forbid_unknown_fields=True):
-    #: Where to; empty = each to the topic it came from.
+    #: The topic to send to; empty = each to the topic that it came from.
     target: str = ""
     edit: Edit = Edit()
     #: Messages per second; 0 = as fast as they can be stored.
@@ -119,7 +119,7 @@ class LetterShowQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class LetterView(Content, kw_only=True):
-    """A dead letter: where it lies, where it came from, and why."""
+    """A dead letter: where it is, where it came from, and why."""
 
     id: str
     topic: str
@@ -153,7 +153,7 @@ class LetterPageView(msgspec.Struct, kw_only=True):
 
 @family.get("/dead-letters", query=LettersQuery, answer=LetterPageView)
 async def list_letters(exchange: Exchange[LettersQuery, None]) -> LetterPageView:
-    """Dead letters by topic, partition and offset, with the beginning of their values."""
+    """List dead letters by topic, partition and offset, with the beginning of their values."""
     query = exchange.query
     found: calls.LetterPage = await exchange.call(
         calls.ListLetters(filter=query.filter(), after=query.after, limit=query.limit, value_bytes=query.value_bytes)
@@ -164,13 +164,13 @@ async def list_letters(exchange: Exchange[LettersQuery, None]) -> LetterPageView
 
 @family.get("/dead-letters/statistics", query=LetterQuery, answer=LetterStatistics)
 async def count_letters(exchange: Exchange[LetterQuery, None]) -> LetterStatistics:
-    """How many letters there are, by reason, topic, group, error and age."""
+    """Count letters by reason, topic, group, error and age."""
     return await exchange.wait_for(_count(exchange, calls.CountLetters(filter=exchange.query.filter())))
 
 
 @family.get("/dead-letters/{id}", query=LetterShowQuery, answer=LetterView)
 async def show_letter(exchange: Exchange[LetterShowQuery, None]) -> LetterView:
-    """One letter, its value whole; also one that was replayed or purged, while it is stored."""
+    """Show a letter with its whole value, even one that was replayed or purged, while it is stored."""
     letter: DeadLetter = await exchange.call(calls.ShowLetter(id=exchange.path["id"]))
     return _view(letter, exchange.query.encoding)
 
@@ -179,7 +179,7 @@ async def show_letter(exchange: Exchange[LetterShowQuery, None]) -> LetterView:
 async def purge_letters(exchange: Exchange[NoQuery, PurgeBody]) -> LetterStatistics:
     """Remove letters: those with these ids, those that a filter matches, or everything.
 
-    If the client goes away, what was removed until then stays removed.
+    If the client goes away, letters that were removed by then stay removed.
     """
     body = exchange.body
     call = calls.PurgeLetters(
@@ -211,16 +211,16 @@ async def _count(exchange: Exchange[Any, Any], call: calls.CountLetters | calls.
 
 @family.get("/dead-letters/replays", query=Page, answer=list[ReplayInfo])
 async def list_replays(exchange: Exchange[Page, None]) -> Any:
-    """Replays that run, and the reports of those that are over, the newest first."""
+    """List replays that run, and the reports of those that are over, newest first."""
     replays: list[ReplayInfo] = await exchange.call(calls.ListReplays())
     return page(exchange, replays, limit=exchange.query.limit, offset=exchange.query.offset)
 
 
 @family.post("/dead-letters/replays", body=ReplayBody, answer=calls.ReplayStarted)
 async def replay_letters(exchange: Exchange[NoQuery, ReplayBody]) -> Any:
-    """Send letters again: to where they came from or to another topic, edited if need be.
+    """Send letters again, to where they came from or to another topic, and edited if need be.
 
-    Answers with the plan and, unless it was a dry run, with the replay that has begun.
+    The answer has the plan and, unless it was a dry run, the replay that has begun.
     """
     body = exchange.body
     edit = LetterEdit(
@@ -243,13 +243,13 @@ async def replay_letters(exchange: Exchange[NoQuery, ReplayBody]) -> Any:
 
 @family.get("/dead-letters/replays/{replay}", answer=ReplayInfo)
 async def show_replay(exchange: Exchange[NoQuery, None]) -> Any:
-    """How far a replay is; when it is over, its report."""
+    """Show how far a replay is or, when it is over, its report."""
     return await exchange.call(calls.ShowReplay(id=exchange.path["replay"]))
 
 
 @family.delete("/dead-letters/replays/{replay}", answer=ReplayInfo)
 async def abort_replay(exchange: Exchange[NoQuery, None]) -> Any:
-    """End a replay; what it has sent stays sent."""
+    """Abort a replay; what it has sent stays sent."""
     return await exchange.call(calls.AbortReplay(id=exchange.path["replay"]))
 
 

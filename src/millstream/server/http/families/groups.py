@@ -14,7 +14,7 @@ from millstream.wire import calls
 
 __all__ = ["family"]
 
-family = Family("groups", "Stream groups: named readers whose progress is kept, and who share partitions.")
+family = Family("groups", "Stream groups: named readers whose progress is kept, and whose members share partitions.")
 
 
 class GroupsQuery(Page, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +30,7 @@ class LagQuery(Page, kw_only=True, forbid_unknown_fields=True):
 
 
 class GroupLags(msgspec.Struct, kw_only=True):
-    """How far a group is behind: in all, and in the partitions of this page."""
+    """How far behind a group is: in all, and in the partitions of this page."""
 
     group: str
     lag: int
@@ -41,16 +41,16 @@ class GroupLags(msgspec.Struct, kw_only=True):
 class Reset(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     topic: str
     to: Literal["earliest", "latest", "timestamp", "offset", "shift"]
-    #: A time (UTC, ms), an offset, or by how many messages to shift.
+    #: A time (UTC, ms), an offset, or the number of messages to shift by.
     value: Annotated[int, Meta(ge=-EXACT_MAX, le=EXACT_MAX)] | None = None
     partitions: Annotated[list[Annotated[int, Meta(ge=0, le=10_000)]], Meta(max_length=10_000)] | None = None
-    #: Only say what would change.
+    #: Only show what would change.
     dry_run: bool = False
 
 
 @family.get("/groups", query=GroupsQuery, answer=list[calls.GroupSummary])
 async def list_groups(exchange: Exchange[GroupsQuery, None]) -> Any:
-    """All stream groups, by name."""
+    """List all stream groups, by name."""
     query = exchange.query
     groups: list[calls.GroupSummary] = await exchange.call(calls.ListGroups())
     if query.topic:
@@ -62,19 +62,19 @@ async def list_groups(exchange: Exchange[GroupsQuery, None]) -> Any:
 
 @family.get("/groups/{group}", answer=calls.GroupInfo)
 async def show_group(exchange: Exchange[NoQuery, None]) -> Any:
-    """One group, with its members and how far behind it is."""
+    """Show a group, with its members and how far behind it is."""
     return await _group(exchange)
 
 
 @family.delete("/groups/{group}")
 async def delete_group(exchange: Exchange[NoQuery, None]) -> None:
-    """Forget a group and its progress; it must have no members."""
+    """Delete a group and its progress; it must have no members."""
     await exchange.call(calls.DeleteGroup(name=exchange.path["group"]))
 
 
 @family.get("/groups/{group}/lag", query=LagQuery, answer=GroupLags)
 async def show_lag(exchange: Exchange[LagQuery, None]) -> GroupLags:
-    """How far a group is behind, in all and per partition."""
+    """Show how far behind a group is, in all and per partition."""
     query = exchange.query
     lags = [entry for entry in (await _group(exchange)).lag if query.topic in ("", entry.topic)]
     return GroupLags(
@@ -87,20 +87,20 @@ async def show_lag(exchange: Exchange[LagQuery, None]) -> GroupLags:
 
 @family.get("/groups/{group}/members", query=Page, answer=list[calls.MemberInfo])
 async def list_members(exchange: Exchange[Page, None]) -> Any:
-    """The members of a group and what each of them reads."""
+    """List the members of a group and what each of them reads."""
     members = (await _group(exchange)).members
     return page(exchange, members, limit=exchange.query.limit, offset=exchange.query.offset)
 
 
 @family.delete("/groups/{group}/members/{member}")
 async def evict_member(exchange: Exchange[NoQuery, None]) -> None:
-    """Throw a member out; its partitions go to the others.  A member that is alive joins again."""
+    """Remove a member; its partitions go to the others. A member that is alive joins again."""
     await exchange.call(calls.EvictMember(group=exchange.path["group"], member_id=exchange.path["member"]))
 
 
 @family.post("/groups/{group}/reset", body=Reset, answer=list[calls.OffsetEntry])
 async def reset_group(exchange: Exchange[NoQuery, Reset]) -> Any:
-    """Move a group that has no members to other offsets; answers with those that were, or would be, set."""
+    """Move a group without members to other offsets; the answer has those that were, or would be, set."""
     body = exchange.body
     return await exchange.call(
         calls.ResetOffsets(
@@ -116,23 +116,23 @@ async def reset_group(exchange: Exchange[NoQuery, Reset]) -> Any:
 
 @family.post("/groups/{group}/rebalance", answer=calls.GroupSummary)
 async def rebalance_group(exchange: Exchange[NoQuery, None]) -> Any:
-    """Deal the partitions of a group anew, whoever has them now, in a new generation."""
+    """Assign the partitions of a group anew, whoever has them now, in a new generation."""
     return await exchange.call(calls.RebalanceGroup(name=exchange.path["group"]))
 
 
 @family.post("/groups/{group}/pause", answer=calls.GroupSummary)
 async def pause_group(exchange: Exchange[NoQuery, None]) -> Any:
-    """Have nobody read.
+    """Pause a group: none of its members reads.
 
-    The members finish what they have in hand, commit, give their partitions back and stay; a restart does not change
-    that.  Queue groups are paused by their policy: `PUT /queues/{topic}/{group}` with `paused`.
+    The members finish what they have in hand, commit, give their partitions back and stay in the group. A restart does
+    not end the pause. Queue groups are paused by their policy: `PUT /queues/{topic}/{group}` with `paused`.
     """
     return await exchange.call(calls.PauseGroup(name=exchange.path["group"]))
 
 
 @family.post("/groups/{group}/resume", answer=calls.GroupSummary)
 async def resume_group(exchange: Exchange[NoQuery, None]) -> Any:
-    """Let a paused group go on."""
+    """Resume a paused group."""
     return await exchange.call(calls.PauseGroup(name=exchange.path["group"], paused=False))
 
 

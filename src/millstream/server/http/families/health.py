@@ -34,27 +34,27 @@ class Ready(msgspec.Struct, kw_only=True):
 
 @family.get("/health", permission="open", answer=HealthReport, also={503: ("It is critical.", HealthReport)})
 async def check_health(exchange: Exchange[NoQuery, None]) -> Any:
-    """How the broker is, from what it knows without trying: 503 when it is critical."""
+    """Show the health of the broker, from what it knows without trying things out; 503 if it is critical."""
     report: HealthReport = await exchange.call(CheckHealth())
     return _answer(report, well=report.status != "critical")
 
 
 @family.get("/health/live", permission="open", answer=Live)
 async def check_live(_: Exchange[NoQuery, None]) -> Live:
-    """Whether the process answers at all."""
+    """Say whether the process answers at all."""
     return Live()
 
 
 @family.get("/health/ready", permission="open", answer=Ready, also={503: ("It takes no messages.", Ready)})
 async def check_ready(exchange: Exchange[NoQuery, None]) -> Any:
-    """Whether messages can be published: 503 when not."""
+    """Say whether messages can be published; 503 if not."""
     report: HealthReport = await exchange.call(CheckHealth())
     return _answer(Ready(ready=report.ready, reason=report.reason), well=report.ready)
 
 
 @family.get("/health/deep", query=DeepQuery, answer=HealthReport, also={503: ("It is critical.", HealthReport)})
 async def check_deep(exchange: Exchange[DeepQuery, None]) -> Any:
-    """The same as `/health`, with probes: store a message and read it back, record a fact, look for lag."""
+    """Do the same as `/health`, with probes: store a message and read it back, record a fact, look for lag."""
     report: HealthReport = await exchange.call(CheckHealth(deep=True, timeout_ms=exchange.query.timeout_ms))
     return _answer(report, well=report.status != "critical")
 

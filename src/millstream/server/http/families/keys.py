@@ -27,19 +27,19 @@ class KeyOrder(msgspec.Struct, forbid_unknown_fields=True):
     roles: list[Role]
     #: `NAMESPACE:TOPIC` with patterns, such as `default:orders.#`; none = everywhere.
     scopes: list[str] = []
-    #: For people.
+    #: A name for people.
     name: str = ""
     #: 0 = until it is revoked.
     expires_ms: int = 0
 
 
 class Rotation(msgspec.Struct, forbid_unknown_fields=True):
-    #: How long the secret before is still good.
+    #: How long the previous secret stays valid.
     grace_ms: int = 24 * 3_600_000
 
 
 class QuotaOrder(msgspec.Struct, forbid_unknown_fields=True):
-    """0 = no limit."""
+    """The limits of a namespace; 0 = no limit."""
 
     topics: int = 0
     partitions: int = 0
@@ -60,16 +60,16 @@ class AuditQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 @family.get("/keys", permission="admin", query=KeyPage, answer=list[access_calls.KeyInfo])
 async def list_keys(exchange: Exchange[KeyPage, None]) -> Any:
-    """All API keys, without their secrets."""
+    """List all API keys, without their secrets."""
     keys = await exchange.call(access_calls.ListKeys())
     return page(exchange, keys, limit=exchange.query.limit, offset=exchange.query.offset)
 
 
 @family.post("/keys", body=KeyOrder, answer=access_calls.NewKey, status=201)
 async def create_key(exchange: Exchange[NoQuery, KeyOrder]) -> Any:
-    """Make an API key.
+    """Create an API key.
 
-    The answer holds its text, `ms_<id>_<secret>`.  It is not stored anywhere: keep it now.
+    The answer has the text of the key, `ms_<id>_<secret>`. It is not stored anywhere: keep it now.
     """
     body = exchange.body
     call = access_calls.CreateKey(roles=body.roles, scopes=body.scopes, name=body.name, expires_ms=body.expires_ms)
@@ -84,13 +84,13 @@ async def revoke_key(exchange: Exchange[NoQuery, None]) -> None:
 
 @family.post("/keys/{key}/rotate", body=Rotation, answer=access_calls.NewKey)
 async def rotate_key(exchange: Exchange[NoQuery, Rotation]) -> Any:
-    """Give a key another secret; the one before is good for a while more."""
+    """Give a key a new secret; the previous one stays valid for a while."""
     return await exchange.call(access_calls.RotateKey(id=exchange.path["key"], grace_ms=exchange.body.grace_ms))
 
 
 @family.get("/namespaces/{namespace}/quota", answer=access_calls.QuotaInfo)
 async def show_quota(exchange: Exchange[NoQuery, None]) -> Any:
-    """The limits of a namespace, and how much of them is used."""
+    """Show the limits of a namespace, and how much of them is used."""
     return await exchange.call(access_calls.ShowQuota(namespace=exchange.path["namespace"]))
 
 
@@ -103,9 +103,9 @@ async def set_quota(exchange: Exchange[NoQuery, QuotaOrder]) -> Any:
 
 @family.get("/admin/audit", permission="admin", query=AuditQuery, answer=access_calls.AuditPage)
 async def list_audit(exchange: Exchange[AuditQuery, None]) -> Any:
-    """What administrators did or tried, the newest first.
+    """List what administrators did or tried to do, newest first.
 
-    `after` of an answer goes on where it ended; it is empty at the end.  A page may be short, or empty, before
-    the last.
+    Pass `after` of an answer to continue where it ended; it is empty at the end. A page before the last may be short,
+    or empty.
     """
     return await exchange.call(access_calls.ListAudit(**msgspec.structs.asdict(exchange.query)))

@@ -34,7 +34,7 @@ from millstream.wire.messages import FSYNC_POLICIES
 
 __all__ = ["family"]
 
-family = Family("messages", "Publishing messages, looking at them without consuming them, following them as they come.")
+family = Family("messages", "Publish messages, look at them without consuming them, and follow them as they come.")
 
 Whole = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 TimeMs = Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)]
@@ -51,7 +51,7 @@ _UNSUPPORTED: Final = 415
 
 
 class Outcome(msgspec.Struct, omit_defaults=True):
-    """What became of one message when not all went well: one of the two."""
+    """What became of one message when not all of them were stored: one of the two."""
 
     receipt: Receipt | None = None
     error: Problem | None = None
@@ -69,21 +69,22 @@ class Outcome(msgspec.Struct, omit_defaults=True):
     answer=list[Receipt],
     also={
         _MULTI_STATUS: ("Some messages were stored and some were not.", list[Outcome]),
-        _UNSUPPORTED: ("The body is said to be a form.", Problem),
+        _UNSUPPORTED: ("The content type of the body is that of forms.", Problem),
     },
 )
 async def publish_messages(exchange: Exchange[PublishQuery, bytes]) -> Any:
     """Publish one message or many, and wait until they are stored.
 
-    The body is a message, a list of messages, or (`application/x-ndjson`) a message per line.  With any other content
-    type the body is the value, as it is, and everything else is said in the query; only the type of forms is refused,
-    because `curl -d` and others say it of anything.  With `ce-id` and the other headers
-    of a CloudEvent in binary mode the body is the event's data and its attributes become headers of the message.
+    The body is a message, a list of messages, or (`application/x-ndjson`) one message per line. With any other content
+    type, the body is the value as it is, and everything else is given in the query. Only the content type of forms is
+    refused, because `curl -d` and others use it for anything. With `ce-id` and the other headers of a CloudEvent in
+    binary mode, the body is the data of the event, and its attributes become headers of the message.
 
-    The topic is made if it is missing and the broker may.  `traceparent` and `tracestate` of the request become headers
-    of messages that have none.  What goes to one partition is stored as a whole or not at all.  The answer has a
-    receipt per message, in their order.  It is an error when nothing was stored, and 207 when some partitions took
-    their messages and others did not.
+    The topic is created if it is missing and the broker may create it. `traceparent` and `tracestate` of the request
+    become headers of messages that have none. The messages for one partition are stored as a whole or not at all.
+
+    The answer has one receipt per message, in their order. It is an error if nothing was stored, and 207 if some
+    partitions took their messages and others did not.
     """
     now_us = exchange.broker.now_us()
     query, headers = exchange.query, exchange.headers.raw
@@ -122,10 +123,10 @@ async def publish_messages(exchange: Exchange[PublishQuery, bytes]) -> Any:
     also={_MULTI_STATUS: ("Some messages were stored and some were not.", list[Outcome])},
 )
 async def publish_to_topics(exchange: Exchange[FsyncQuery, bytes]) -> Any:
-    """Publish messages to several topics: each says its `topic`.
+    """Publish messages to several topics: each message names its `topic`.
 
-    The body is a list, or (`application/x-ndjson`) a message per line.  Everything else is as when publishing to one
-    topic; a topic that cannot be published to does not keep the others from theirs.
+    The body is a list, or (`application/x-ndjson`) one message per line. Everything else is as when publishing to one
+    topic. A topic that cannot be published to does not affect the messages for other topics.
     """
     now_us = exchange.broker.now_us()
     headers = exchange.headers.raw
@@ -180,7 +181,7 @@ def _answer(exchange: Exchange[Any, Any], results: Sequence[Receipt | Millstream
 
 
 class BrowseQuery(msgspec.Struct, forbid_unknown_fields=True):
-    #: All of them, merged by the time they were stored, if it is not said.
+    #: Without it, all partitions, merged by the time when messages were stored.
     partition: int | None = None
     #: From this offset on, in every partition.
     offset: Whole | None = None
@@ -194,7 +195,7 @@ class BrowseQuery(msgspec.Struct, forbid_unknown_fields=True):
     text: str = ""
     newest_first: bool = False
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
-    #: What an earlier answer said.
+    #: The `after` of an earlier answer.
     after: str = ""
     #: How much of each value to show.
     value_bytes: Annotated[int, msgspec.Meta(ge=0, le=message_calls.WHOLE_VALUES)] = message_calls.WHOLE_VALUES
@@ -207,7 +208,7 @@ class ShownPage(msgspec.Struct):
     messages: list[ShownMessage]
     #: Where to go on: the parameter `after` of the next request; empty = everything was looked at.
     after: str
-    #: The same for a later request that is to show what came meanwhile; empty with `newest_first`.
+    #: The same for a later request that is to show what has come meanwhile; empty with `newest_first`.
     tail: str
 
 
@@ -219,9 +220,11 @@ class EncodingQuery(msgspec.Struct, forbid_unknown_fields=True):
 async def browse_messages(exchange: Exchange[BrowseQuery, None]) -> ShownPage:
     """Look at messages without consuming them.
 
-    All conditions that are given must hold.  A request looks through the topic for about a second; if `after` in the
-    answer is not empty, there is more to look through.  Values come as JSON where they are JSON objects or lists, as
-    text where they are UTF-8, otherwise as base64, or as `encoding` says; `encoding` of each message says which it is.
+    All conditions that are given must hold. A request looks through the topic for about a second. If `after` in the
+    answer is not empty, there is more to look through.
+
+    Values are shown as JSON if they are JSON objects or lists, as text if they are UTF-8, and otherwise as base64; or
+    as the parameter `encoding` says. The `encoding` of each message says which it is.
     """
     query = exchange.query
     call = message_calls.BrowseMessages(
@@ -246,7 +249,7 @@ async def browse_messages(exchange: Exchange[BrowseQuery, None]) -> ShownPage:
 
 @family.get("/messages/{id}", query=EncodingQuery, answer=ShownMessage)
 async def find_message(exchange: Exchange[EncodingQuery, None]) -> ShownMessage:
-    """The message that an id speaks of, also one that is scheduled and not due yet."""
+    """Show the message with an id, even one that is scheduled and not due yet."""
     message = await exchange.call(message_calls.FindMessage(id=exchange.path["id"]))
     return shown(message, exchange.query.encoding)
 
@@ -255,17 +258,17 @@ async def find_message(exchange: Exchange[EncodingQuery, None]) -> ShownMessage:
 
 
 class StreamQuery(msgspec.Struct, forbid_unknown_fields=True):
-    #: All of them, if it is not said.
+    #: Without it, all partitions.
     partition: int | None = None
-    #: One of these says where to begin; with none of them, at the end: only what comes is sent.
+    #: One of these says where to begin. Without any, it begins at the end: only new messages are sent.
     offset: Whole | None = None
     from_ms: TimeMs | None = None
     earliest: bool = False
     after: str = ""
     encoding: Encoding = "auto"
-    #: End after so many messages; 0 = never.
+    #: End after this many messages; 0 = never.
     limit: Whole = 0
-    #: How long it is quiet before a line says that all is well.
+    #: How long there is silence before a line says that all is well.
     heartbeat_ms: Annotated[int, msgspec.Meta(ge=100, le=3_600_000)] = _HEARTBEAT_MS
 
 
@@ -276,11 +279,11 @@ class StreamQuery(msgspec.Struct, forbid_unknown_fields=True):
     media_type="application/x-ndjson",
 )
 async def stream_messages(exchange: Exchange[StreamQuery, None]) -> LineStream:
-    """Follow a topic: a line of JSON per message, for as long as the connection lasts.
+    """Follow a topic: one line of JSON per message, for as long as the connection lasts.
 
-    Messages of one partition come in order.  While nothing comes, a line such as `{"heartbeat_ms":…,"after":"0:17"}`
-    does; a connection that is made again with this `after` misses nothing.  If the broker has to end the stream it says
-    why in the last line, as `{"error":{…}}`.
+    Messages of one partition come in order. While there are none, lines such as `{"heartbeat_ms":…,"after":"0:17"}`
+    come; a new connection with this `after` misses nothing. If the broker has to end the stream, the last line says
+    why, as `{"error":{…}}`.
     """
     query, topic = exchange.query, exchange.path["topic"]
     if sum((query.offset is not None, query.from_ms is not None, query.earliest, bool(query.after))) > 1:

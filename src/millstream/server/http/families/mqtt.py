@@ -14,7 +14,7 @@ from millstream.wire import mqtt_calls as calls
 
 __all__ = ["family"]
 
-family = Family("mqtt", "Sessions of MQTT clients, and retained messages.  Topics are named as in MQTT: `a/b`.")
+family = Family("mqtt", "Sessions of MQTT clients, and retained messages. Topics are named as in MQTT: `a/b`.")
 
 
 class OverviewQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -23,17 +23,17 @@ class OverviewQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class SessionsQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    #: How client ids begin.
+    #: Only client ids that begin with this.
     prefix: str = ""
-    #: Only those whose client is there, or only the others.
+    #: Only sessions whose client is connected, or only the others.
     connected: bool | None = None
     limit: Limit = 50
-    #: Where to go on: what the last answer said.
+    #: Where to continue: the `after` of the last answer.
     after: str = ""
 
 
 class Farewell(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    #: For the client, if it speaks version 5.
+    #: What the client is told, if it speaks version 5.
     reason: str = ""
 
 
@@ -41,7 +41,7 @@ class RetainedQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     #: A topic, or a filter with `+` and `#`.
     filter: str = "#"
     limit: Limit = 50
-    #: Where to go on: what the last answer said.
+    #: Where to continue: the `after` of the last answer.
     after: str = ""
 
 
@@ -53,7 +53,7 @@ class RetainedOne(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Clearing(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     #: A topic, or a filter with `+` and `#`.
     filter: str
-    #: Only count.
+    #: Only count them.
     dry_run: bool = False
 
 
@@ -66,28 +66,28 @@ class RetainedView(calls.RetainedInfo):
 
 @family.get("/mqtt", query=OverviewQuery, answer=calls.MqttOverview)
 async def show_mqtt(exchange: Exchange[OverviewQuery, None]) -> Any:
-    """Who is connected by MQTT, what is remembered and what is retained, in figures."""
+    """Show in figures who is connected by MQTT, what is remembered and what is retained."""
     return await exchange.call(calls.DescribeMqtt(everywhere=exchange.query.everywhere))
 
 
 @family.get("/mqtt/sessions", query=SessionsQuery, answer=calls.SessionPage)
 async def list_mqtt_sessions(exchange: Exchange[SessionsQuery, None]) -> Any:
-    """Sessions of MQTT clients, connected or remembered, in the order of client ids.
+    """List the sessions of MQTT clients, connected or remembered, in the order of client ids.
 
-    `after` of an answer goes on where it ended; it is empty at the end.
+    Pass `after` of an answer to continue where it ended; it is empty at the end.
     """
     return await exchange.call(calls.ListSessions(**msgspec.structs.asdict(exchange.query)))
 
 
 @family.get("/mqtt/sessions/{client_id}", answer=calls.SessionInfo)
 async def show_mqtt_session(exchange: Exchange[NoQuery, None]) -> Any:
-    """One session: its connection, its subscriptions, and what waits for it where."""
+    """Show a session: its connection, its subscriptions, and what waits for it where."""
     return await exchange.call(calls.ShowSession(client_id=exchange.path["client_id"]))
 
 
 @family.post("/mqtt/sessions/{client_id}/disconnect", body=Farewell, answer=calls.Disconnected)
 async def disconnect_mqtt_client(exchange: Exchange[NoQuery, Farewell]) -> Any:
-    """End the connection of a client, which may come back; its will is published."""
+    """End the connection of a client, which may come back. Its will is published."""
     call = calls.DisconnectSession(client_id=exchange.path["client_id"], reason=exchange.body.reason)
     return await exchange.call(call)
 
@@ -100,16 +100,16 @@ async def forget_mqtt_session(exchange: Exchange[NoQuery, None]) -> None:
 
 @family.get("/mqtt/retained", query=RetainedQuery, answer=calls.RetainedPage)
 async def list_retained(exchange: Exchange[RetainedQuery, None]) -> Any:
-    """Retained messages without their payloads, in the order of topics.
+    """List retained messages without their payloads, in the order of topics.
 
-    `after` of an answer goes on where it ended; it is empty at the end.
+    Pass `after` of an answer to continue where it ended; it is empty at the end.
     """
     return await exchange.call(calls.ListRetained(**msgspec.structs.asdict(exchange.query)))
 
 
 @family.get("/mqtt/retained/message", query=RetainedOne, answer=RetainedView)
 async def show_retained(exchange: Exchange[RetainedOne, None]) -> RetainedView:
-    """The retained message of a topic, with its payload."""
+    """Show the retained message of a topic, with its payload."""
     found = await exchange.call(calls.ShowRetained(topic=exchange.query.topic))
     value, encoding = to_json(found.payload, exchange.query.encoding)
     return view_of(RetainedView, found, value=value, encoding=encoding)
@@ -117,5 +117,5 @@ async def show_retained(exchange: Exchange[RetainedOne, None]) -> RetainedView:
 
 @family.delete("/mqtt/retained", query=Clearing, answer=calls.RetainedCleared)
 async def clear_retained(exchange: Exchange[Clearing, None]) -> Any:
-    """Take out the retained messages of a topic or of all topics that match; subscribers are not told."""
+    """Remove the retained messages of a topic, or of all topics that match. Subscribers are not told."""
     return await exchange.call(calls.ClearRetained(filter=exchange.query.filter, dry_run=exchange.query.dry_run))

@@ -9,7 +9,7 @@ from millstream.wire import calls
 
 __all__ = ["family"]
 
-family = Family("namespaces", "Worlds of their own: names, quotas and keys.", namespaced=False)
+family = Family("namespaces", "Separate worlds, each with names, quotas and keys of its own.", namespaced=False)
 
 
 class NewNamespace(msgspec.Struct, forbid_unknown_fields=True):
@@ -17,26 +17,26 @@ class NewNamespace(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Forced(msgspec.Struct, forbid_unknown_fields=True):
-    #: Also when it is not empty.
+    #: Delete it even if it is not empty.
     force: bool = False
 
 
 @family.get("/namespaces", permission="any", answer=list[str])
 async def list_namespaces(exchange: Exchange[NoQuery, None]) -> list[str]:
-    """The names of all namespaces."""
+    """List the names of all namespaces."""
     names: list[str] = await exchange.call(calls.ListNamespaces())
     return names
 
 
 @family.post("/namespaces", body=NewNamespace, answer=NewNamespace, status=201)
 async def create_namespace(exchange: Exchange[NoQuery, NewNamespace]) -> NewNamespace:
-    """Make a namespace."""
+    """Create a namespace."""
     await exchange.call(calls.CreateNamespace(name=exchange.body.name))
     return exchange.body
 
 
 @family.delete("/namespaces/{namespace}", query=Forced)
 async def delete_namespace(exchange: Exchange[Forced, None]) -> None:
-    """Delete a namespace; with `force` also when it holds topics, with everything in them."""
+    """Delete a namespace; with `force` even if it holds topics, with everything in them."""
     name = exchange.path["namespace"]
     await exchange.call(calls.DeleteNamespace(name=name, force=exchange.query.force))

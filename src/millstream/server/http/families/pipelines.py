@@ -15,29 +15,29 @@ family = Family("pipelines", "Pipelines that run outside of the broker and repor
 
 
 class Forgetting(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    #: Also one that says it runs.
+    #: Remove it even if it says that it runs.
     force: bool = False
 
 
 @family.get("/pipelines", answer=list[calls.PipelineInfo])
 async def list_pipelines(exchange: Exchange[NoQuery, None]) -> Any:
-    """All pipelines, in the order of their names, without their definitions."""
+    """List all pipelines, in the order of their names, without their definitions."""
     return await exchange.call(calls.ListPipelines())
 
 
 @family.get("/pipelines/{name}", answer=calls.PipelineInfo)
 async def show_pipeline(exchange: Exchange[NoQuery, None]) -> Any:
-    """One pipeline: what it does, how far it is, and what went wrong."""
+    """Show a pipeline: what it does, how far it is, and what went wrong."""
     return await exchange.call(calls.ShowPipeline(name=exchange.path["name"]))
 
 
 @family.post("/pipelines/{name}/stop", answer=calls.PipelineInfo)
 async def stop_pipeline(exchange: Exchange[NoQuery, None]) -> Any:
-    """Have a pipeline stop after the batch it is at; it learns so when it reports next."""
+    """Stop a pipeline after the batch that is under way; it learns of this with its next report."""
     return await exchange.call(calls.StopPipeline(name=exchange.path["name"]))
 
 
 @family.delete("/pipelines/{name}", query=Forgetting)
 async def forget_pipeline(exchange: Exchange[Forgetting, None]) -> None:
-    """Take a pipeline that does not run from the list."""
+    """Remove a pipeline that does not run from the list."""
     await exchange.call(calls.ForgetPipeline(name=exchange.path["name"], force=exchange.query.force))

@@ -32,7 +32,7 @@ LeaseMs = Annotated[int, Meta(ge=0, le=12 * 3_600_000, description="From 100 ms 
 class QueuesQuery(Page, kw_only=True, forbid_unknown_fields=True):
     #: Only the groups of this topic.
     topic: str | None = None
-    #: Only groups of this name.
+    #: Only groups with this name.
     group: str = ""
 
 
@@ -40,7 +40,7 @@ class Policy(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
     """Settings of a queue group; what is left out stays as it is."""
 
     ordering: Ordering | UnsetType = UNSET
-    #: `header:NAME` or `key:C`: whose turn it is when many are waiting.
+    #: `header:NAME` or `key:C`: by what messages take turns when many wait.
     fair_by: str | UnsetType = UNSET
     #: How long a consumer may take over a message; 0 = what the topic says.
     lease_ms: LeaseMs | UnsetType = UNSET
@@ -56,7 +56,7 @@ class Policy(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fi
 
 
 class ForceDelete(msgspec.Struct, forbid_unknown_fields=True):
-    #: Also while it has consumers.
+    #: Delete it even while it has consumers.
     force: bool = False
 
 
@@ -111,7 +111,7 @@ class QueuedView(Content, kw_only=True):
 
 
 class StandingQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    #: Only to this group.
+    #: Only for this group.
     group: str | None = None
 
 
@@ -123,7 +123,7 @@ class Standing(msgspec.Struct, kw_only=True):
     state: calls.MessageState
     deliveries: int
     failures: int
-    #: leased: who holds it until when; waiting: when it is due, 0 = never (set aside).
+    #: leased: who holds it and until when; waiting: when it is due, 0 = never (set aside).
     consumer: str
     until_ms: int
     first_delivery_ms: int
@@ -135,7 +135,7 @@ class LeaseStreamQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True)
     #: Messages that may be unsettled at a time; settling some makes room for more.
     max_in_flight: Annotated[int, Meta(ge=1, le=10_000)] = 10
     lease_ms: LeaseMs = 0
-    #: A line without a message after this much silence.
+    #: After this much silence, a line without a message is sent.
     heartbeat_ms: Annotated[int, Meta(ge=100, le=60_000)] = 15_000
     #: Messages are acked when they are sent, as fast as they are read; what does not arrive is lost.
     auto_ack: bool = False
@@ -148,7 +148,7 @@ class Item(calls.SettleItem, kw_only=True, forbid_unknown_fields=True):
     receipt: Receipt
     action: calls.Action = "ack"
     reason: Reason = ""
-    #: nack: until the next try (by the retry policy if left out); extend: from now.
+    #: nack: time until the next try (by the retry policy if left out); extend: how long, from now.
     delay_ms: DurationMs | None = None
 
 
@@ -167,13 +167,13 @@ class FailedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NackBody(FailedBody, kw_only=True, forbid_unknown_fields=True):
-    #: Until the next try; by the retry policy if left out.
+    #: Time until the next try; by the retry policy if left out.
     delay_ms: DurationMs | None = None
 
 
 class ExtendBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     receipts: Receipts
-    #: From now; as long as the lease was if left out.
+    #: How long, from now; if left out, as long as the lease was.
     delay_ms: DurationMs | None = None
 
 
@@ -182,7 +182,7 @@ class ExtendBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @family.get("/queues", query=QueuesQuery, answer=list[calls.QueueSummary])
 async def list_queues(exchange: Exchange[QueuesQuery, None]) -> Any:
-    """Queue groups, by topic and name, with how many messages are ready, leased and waiting."""
+    """List queue groups by topic and name, with how many messages are ready, leased and waiting."""
     query = exchange.query
     queues: list[calls.QueueSummary] = await exchange.call(calls.ListQueues(topic=query.topic))
     if query.group:
@@ -192,13 +192,13 @@ async def list_queues(exchange: Exchange[QueuesQuery, None]) -> Any:
 
 @family.get("/queues/{topic}/{group}", answer=calls.QueueInfo)
 async def show_queue(exchange: Exchange[NoQuery, None]) -> Any:
-    """One queue group: its policy, depth, partitions, lanes and consumers."""
+    """Show a queue group: its policy, depth, partitions, lanes and consumers."""
     return await exchange.call(calls.DescribeQueue(**_names(exchange)))
 
 
 @family.put("/queues/{topic}/{group}", body=Policy, answer=calls.QueueInfo)
 async def configure_queue(exchange: Exchange[NoQuery, Policy]) -> Any:
-    """Make a queue group, or change the settings of one; what is left out stays as it is."""
+    """Create a queue group, or change the settings of one; what is left out stays as it is."""
     names = _names(exchange)
     if is_pattern(names["topic"]):
         raise InvalidArgument("name one topic: a group on a pattern is opened by its consumers")
@@ -213,7 +213,7 @@ async def configure_queue(exchange: Exchange[NoQuery, Policy]) -> Any:
 
 @family.delete("/queues/{topic}/{group}", query=ForceDelete)
 async def delete_queue(exchange: Exchange[ForceDelete, None]) -> None:
-    """Forget a queue group and its progress; with `force` even while it has consumers."""
+    """Delete a queue group and its progress; with `force` even while it has consumers."""
     await exchange.call(calls.DeleteQueue(**_names(exchange), force=exchange.query.force))
 
 
@@ -225,7 +225,7 @@ async def purge_queue(exchange: Exchange[NoQuery, None]) -> Any:
 
 @family.get("/queues/{topic}/{group}/messages", query=PeekQuery, answer=list[QueuedView])
 async def peek_queue(exchange: Exchange[PeekQuery, None]) -> list[QueuedView]:
-    """Look at messages of a queue without leasing them, the oldest first."""
+    """Look at messages of a queue without leasing them, oldest first."""
     query = exchange.query
     found: list[calls.QueuedMessage] = await exchange.call(
         calls.PeekQueue(**_names(exchange), state=query.state, limit=query.limit)
@@ -235,7 +235,10 @@ async def peek_queue(exchange: Exchange[PeekQuery, None]) -> list[QueuedView]:
 
 @family.get("/messages/{id}/queues", query=StandingQuery, answer=list[Standing])
 async def describe_message(exchange: Exchange[StandingQuery, None]) -> list[Standing]:
-    """What a message is to each queue group of its topic: ready, leased, waiting, settled or gone, and its attempts."""
+    """Show the state of a message in each queue group of its topic, and its attempts.
+
+    The state is ready, leased, waiting, settled or gone.
+    """
     call = calls.DescribeMessage(id=exchange.path["id"], group=exchange.query.group)
     found: list[calls.QueuedMessage] = await exchange.call(call)
     return [view_of(Standing, message) for message in found]
@@ -246,10 +249,10 @@ async def describe_message(exchange: Exchange[StandingQuery, None]) -> list[Stan
 
 @family.post("/queues/{topic}/{group}/lease", permission="consume", body=LeaseBody, answer=list[LeasedView])
 async def lease_messages(exchange: Exchange[NoQuery, LeaseBody]) -> list[LeasedView]:
-    """Take messages to work on, waiting for some if there are none.
+    """Lease messages to work on, waiting for some if there are none.
 
-    The group is made if there is none.  A lease ends when it is settled or when its deadline passes; there is no
-    connection that would keep it.  Who goes away while it waits gets nothing, and nothing is leased.
+    The group is created if there is none. A lease ends when it is settled or when its deadline passes; there is no
+    connection that would keep it. A client that goes away while it waits gets nothing, and nothing is leased.
     """
     body = exchange.body
     call = calls.LeaseMessages(
@@ -268,10 +271,10 @@ async def lease_messages(exchange: Exchange[NoQuery, LeaseBody]) -> list[LeasedV
     media_type="application/x-ndjson",
 )
 async def stream_messages(exchange: Exchange[LeaseStreamQuery, None]) -> LineStream:
-    """Messages as they come, one JSON document per line, each with a receipt to settle it by POST.
+    """Stream messages as they come, one JSON document per line, each with a receipt to settle it by POST.
 
-    With `max_in_flight` messages unsettled the stream waits.  When it ends, what is not settled goes back to the queue
-    at once.  A line with `heartbeat_ms` only says that the connection is alive.
+    While `max_in_flight` messages are unsettled, the stream waits. When it ends, what is not settled goes back to the
+    queue at once. A line with `heartbeat_ms` only says that the connection is alive.
     """
     lines = _lines(exchange)
     await anext(lines)  # opens the consumer: what is wrong with the request is told before anything is sent
@@ -324,22 +327,22 @@ def _queued_view(message: calls.QueuedMessage, encoding: Encoding) -> QueuedView
 
 @family.post("/queues/settle", permission="consume", body=SettleBody, answer=list[calls.SettleOutcome])
 async def settle_messages(exchange: Exchange[NoQuery, SettleBody]) -> Any:
-    """Say what became of leased messages, each with an action of its own; one outcome per item, in their order.
+    """Settle leased messages, each with an action of its own; the answer has one outcome per item, in their order.
 
-    If none of the receipts is good any more, the answer is 409.
+    If none of the receipts is valid any more, the answer is 409.
     """
     return await _settle(exchange, exchange.body.items)
 
 
 @family.post("/queues/ack", permission="consume", body=ReceiptsBody, answer=list[calls.SettleOutcome])
 async def ack_messages(exchange: Exchange[NoQuery, ReceiptsBody]) -> Any:
-    """The work is done."""
+    """Ack messages: the work is done."""
     return await _settle(exchange, [calls.SettleItem(receipt=receipt) for receipt in exchange.body.receipts])
 
 
 @family.post("/queues/nack", permission="consume", body=NackBody, answer=list[calls.SettleOutcome])
 async def nack_messages(exchange: Exchange[NoQuery, NackBody]) -> Any:
-    """It failed; try again, by the retry policy or after `delay_ms`."""
+    """Nack messages that failed; they are tried again by the retry policy or after `delay_ms`."""
     body = exchange.body
     return await _settle(
         exchange,
@@ -352,7 +355,7 @@ async def nack_messages(exchange: Exchange[NoQuery, NackBody]) -> Any:
 
 @family.post("/queues/reject", permission="consume", body=FailedBody, answer=list[calls.SettleOutcome])
 async def reject_messages(exchange: Exchange[NoQuery, FailedBody]) -> Any:
-    """It will never work: make it a dead letter."""
+    """Reject messages that will never succeed; they become dead letters."""
     body = exchange.body
     return await _settle(
         exchange,
@@ -362,7 +365,7 @@ async def reject_messages(exchange: Exchange[NoQuery, FailedBody]) -> Any:
 
 @family.post("/queues/extend", permission="consume", body=ExtendBody, answer=list[calls.SettleOutcome])
 async def extend_leases(exchange: Exchange[NoQuery, ExtendBody]) -> Any:
-    """It takes longer: move the deadline, at most to the group's `processing_ms` since the lease was granted.
+    """Extend leases, at most to the group's `processing_ms` since the lease was granted.
 
     `deadline_ms` of each outcome says when the lease ends now.
     """

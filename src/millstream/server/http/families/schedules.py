@@ -30,7 +30,7 @@ class SchedulesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     before_ms: TimeMs = 0
     #: Only messages with this key; then every pending message of the topic is looked at.
     key: str | None = None
-    #: Where to go on: what the last answer said.
+    #: Where to continue: the `after` of the last answer.
     after: str = ""
     limit: Limit = 50
 
@@ -50,7 +50,7 @@ class ScheduleShowQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True
 
 
 class Move(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """When it is due instead: a time, or so long from now."""
+    """When it is due instead: a time, or how long from now."""
 
     deliver_at_ms: TimeMs | None = None
     delay_ms: DurationMs | None = None
@@ -77,7 +77,7 @@ class RecurringBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     #: critical, high, normal, low, background, or a number from 0 to 4.
     priority: str | int | None = None
     paused: bool = False
-    #: What becomes of occurrences that were missed.
+    #: What happens to occurrences that were missed.
     catch_up: calls.CatchUp = "latest"
 
 
@@ -113,7 +113,7 @@ class ScheduleView(Content, kw_only=True):
     partition: int
     offset: int
     due_ms: int
-    #: When it was due before it was moved; 0 = it was not.
+    #: When it was due before it was moved; 0 = it was not moved.
     moved_from_ms: int
     published_ms: int
     timestamp_ms: int
@@ -121,7 +121,7 @@ class ScheduleView(Content, kw_only=True):
 
 
 class RecurringView(Content, kw_only=True):
-    """A message that is published again and again."""
+    """A message that is published repeatedly."""
 
     name: str
     topic: str
@@ -141,9 +141,9 @@ class RecurringView(Content, kw_only=True):
 
 @family.get("/topics/{topic}/schedules", query=SchedulesQuery, answer=SchedulePageView)
 async def list_schedules(exchange: Exchange[SchedulesQuery, None]) -> SchedulePageView:
-    """What is pending for a topic, soonest first.
+    """List the messages that are pending for a topic, soonest first.
 
-    `after` of an answer goes on where it ended; it is empty at the end.
+    Pass `after` of an answer to continue where it ended; it is empty at the end.
     """
     query = exchange.query
     found: list[calls.ScheduleSummary] = await exchange.wait_for(
@@ -164,7 +164,7 @@ async def list_schedules(exchange: Exchange[SchedulesQuery, None]) -> SchedulePa
 
 @family.get("/schedules/statistics", query=StatisticsQuery, answer=list[calls.TopicSchedules])
 async def count_schedules(exchange: Exchange[StatisticsQuery, None]) -> Any:
-    """How much is scheduled for each topic that has any, when the next is due, and what became of the others."""
+    """Show how much is scheduled for each topic that has any, when the next is due, and what became of the others."""
     query = exchange.query
     topics: list[calls.TopicSchedules] = await exchange.call(calls.ScheduleStats(topic=query.topic))
     return page(exchange, topics, limit=query.limit, offset=query.offset)
@@ -172,14 +172,14 @@ async def count_schedules(exchange: Exchange[StatisticsQuery, None]) -> Any:
 
 @family.get("/schedules/{id}", query=ScheduleShowQuery, answer=ScheduleView)
 async def show_schedule(exchange: Exchange[ScheduleShowQuery, None]) -> ScheduleView:
-    """One scheduled message, whatever became of it."""
+    """Show a scheduled message, whatever became of it."""
     info: calls.ScheduleInfo = await exchange.call(calls.DescribeSchedule(id=exchange.path["id"]))
     return view_of(ScheduleView, info, **content(info.key, info.value, info.headers, exchange.query.encoding))
 
 
 @family.patch("/schedules/{id}", permission="produce", body=Move, answer=ScheduleRow)
 async def move_schedule(exchange: Exchange[NoQuery, Move]) -> ScheduleRow:
-    """Give a pending message another time."""
+    """Move a pending message to another time."""
     body = exchange.body
     if (body.deliver_at_ms is None) == (body.delay_ms is None):
         raise InvalidArgument("say when: deliver_at_ms or delay_ms")
@@ -192,7 +192,7 @@ async def move_schedule(exchange: Exchange[NoQuery, Move]) -> ScheduleRow:
 
 @family.delete("/schedules/{id}", permission="produce")
 async def cancel_schedule(exchange: Exchange[NoQuery, None]) -> None:
-    """Take a pending message back; 409 when it was delivered already."""
+    """Cancel a pending message; 409 if it was already delivered."""
     answer: calls.Cancelled = await exchange.call(calls.CancelSchedules(ids=[exchange.path["id"]]))
     for refused in answer.refused:
         raise error_from_wire(refused.number, refused.reason)
@@ -200,7 +200,7 @@ async def cancel_schedule(exchange: Exchange[NoQuery, None]) -> None:
 
 @family.post("/schedules/cancel", permission="produce", body=Cancel, answer=calls.Cancelled)
 async def cancel_schedules(exchange: Exchange[NoQuery, Cancel]) -> Any:
-    """Take many messages back: by their ids, or all that are pending for a topic and key."""
+    """Cancel many messages, by their ids or all that are pending for a topic and key."""
     body = exchange.body
     key = from_json(body.key, body.key_encoding, what="key")
     return await exchange.call(calls.CancelSchedules(ids=body.ids, topic=body.topic, key=key))
@@ -211,7 +211,7 @@ async def cancel_schedules(exchange: Exchange[NoQuery, Cancel]) -> Any:
 
 @family.get("/recurring", query=RecurringQuery, answer=list[RecurringView])
 async def list_recurring(exchange: Exchange[RecurringQuery, None]) -> list[RecurringView]:
-    """Recurring schedules, by name."""
+    """List recurring schedules, by name."""
     query = exchange.query
     found: list[calls.Repeating] = await exchange.call(calls.ListRepeating())
     if query.topic:
@@ -222,14 +222,14 @@ async def list_recurring(exchange: Exchange[RecurringQuery, None]) -> list[Recur
 
 @family.get("/recurring/{name}", query=ScheduleShowQuery, answer=RecurringView)
 async def show_recurring(exchange: Exchange[ScheduleShowQuery, None]) -> RecurringView:
-    """One recurring schedule, with when it happens next."""
+    """Show a recurring schedule, and when it is due next."""
     found: calls.Repeating = await exchange.call(calls.DescribeRepeating(name=exchange.path["name"]))
     return _recurring(found, exchange.query.encoding)
 
 
 @family.put("/recurring/{name}", permission="produce", body=RecurringBody, answer=RecurringView)
 async def put_recurring(exchange: Exchange[NoQuery, RecurringBody]) -> RecurringView:
-    """Publish a message again and again, by a cron expression; replaces the schedule of that name."""
+    """Publish a message repeatedly, by a cron expression. This replaces the schedule of that name."""
     body = exchange.body
     made: calls.Repeating = await exchange.call(
         calls.Repeat(
@@ -250,19 +250,19 @@ async def put_recurring(exchange: Exchange[NoQuery, RecurringBody]) -> Recurring
 
 @family.delete("/recurring/{name}", permission="produce")
 async def delete_recurring(exchange: Exchange[NoQuery, None]) -> None:
-    """End a recurring schedule."""
+    """Delete a recurring schedule."""
     await exchange.call(calls.DeleteRepeating(name=exchange.path["name"]))
 
 
 @family.post("/recurring/{name}/pause", permission="produce", answer=RecurringView)
 async def pause_recurring(exchange: Exchange[NoQuery, None]) -> RecurringView:
-    """Stop a recurring schedule for a while."""
+    """Pause a recurring schedule."""
     return await _set_paused(exchange, paused=True)
 
 
 @family.post("/recurring/{name}/resume", permission="produce", answer=RecurringView)
 async def resume_recurring(exchange: Exchange[NoQuery, None]) -> RecurringView:
-    """Let a recurring schedule go on from now; what fell into the pause is not made up for."""
+    """Resume a recurring schedule from now on. Occurrences during the pause are not made up for."""
     return await _set_paused(exchange, paused=False)
 
 

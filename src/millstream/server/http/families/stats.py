@@ -15,7 +15,7 @@ family = Family("stats", "How the broker is doing: now, since the start, and ove
 
 
 class Extent(msgspec.Struct, forbid_unknown_fields=True):
-    #: Topics and groups that are listed.
+    #: How many topics, and how many groups, are listed.
     limit: int = 10
     #: All namespaces instead of this one.
     everywhere: bool = False
@@ -29,16 +29,16 @@ class Window(msgspec.Struct, forbid_unknown_fields=True):
     from_ms: int = 0
     #: 0 = now.
     until_ms: int = 0
-    #: At most so many.
+    #: At most this many.
     points: int = 300
 
 
 @family.get("/stats/overview", query=Extent, answer=calls.Overview)
 async def show_overview(exchange: Exchange[Extent, None]) -> Any:
-    """Everything that matters in one answer: rates, depth, the oldest message, memory, disk, mode.
+    """Show everything that matters in one answer: rates, depth, the oldest message, memory, disk, mode.
 
-    It is made in one pass over memory, so it may be asked for every second.  Sums are over the topics of the namespace,
-    or of all namespaces with `everywhere`.
+    The answer is made in one pass over memory, so it may be asked for every second. Sums are over the topics of the
+    namespace, or of all namespaces with `everywhere`.
     """
     query = exchange.query
     return await exchange.call(calls.DescribeOverview(limit=query.limit, everywhere=query.everywhere))
@@ -46,10 +46,10 @@ async def show_overview(exchange: Exchange[Extent, None]) -> Any:
 
 @family.get("/stats/history", query=Window, answer=calls.History)
 async def show_history(exchange: Exchange[Window, None]) -> Any:
-    """How one number developed: of the broker, of a topic, or of a group on a topic.
+    """Show how one metric developed: of the broker, of a topic, or of a group on a topic.
 
-    The last hour is kept every 5 seconds, the last day every minute, the last month every quarter of an hour.  Where
-    nothing was measured there is no point.
+    The last hour is kept every 5 seconds, the last day every minute, and the last month every quarter of an hour. Where
+    nothing was measured, there is no point.
     """
     query = exchange.query
     return await exchange.call(

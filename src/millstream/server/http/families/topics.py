@@ -21,28 +21,28 @@ class TopicsQuery(msgspec.Struct, forbid_unknown_fields=True):
     pattern: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
     offset: Whole = 0
-    #: Topics of dead letters too.
+    #: Include dead letter topics.
     include_dead_letters: bool = False
 
 
 class NewTopic(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    #: How many ordered sequences.
+    #: Number of partitions, which are ordered sequences.
     partitions: int = 1
     config: dict[str, Any] = {}
-    #: Succeed when the topic exists already.
+    #: Succeed if the topic already exists.
     if_missing: bool = False
 
 
 class TopicChanges(msgspec.Struct, forbid_unknown_fields=True):
     #: Settings to change; the others stay as they are.
     config: dict[str, Any] = {}
-    #: Grow to so many; never fewer.
+    #: Grow to this many; there are never fewer.
     partitions: int | None = None
 
 
 class ForceQuery(msgspec.Struct, forbid_unknown_fields=True):
-    #: Even while groups read it.
+    #: Delete it even while groups read it.
     force: bool = False
 
 
@@ -51,7 +51,7 @@ class OffsetsQuery(msgspec.Struct, forbid_unknown_fields=True):
     at: Literal["earliest", "latest", "durable", "timestamp"] = "latest"
     #: The first message that was stored at or after this time.
     timestamp_ms: Annotated[int, msgspec.Meta(ge=0, le=253_402_300_799_999)] | None = None
-    #: May be repeated; all of them if it is not said.
+    #: May be repeated; without it, all partitions.
     partition: list[int] = []
 
 
@@ -69,7 +69,7 @@ class GroupLanes(msgspec.Struct):
 
 @family.get("/topics", query=TopicsQuery, answer=list[message_calls.TopicSummary])
 async def list_topics(exchange: Exchange[TopicsQuery, None]) -> list[message_calls.TopicSummary]:
-    """Topics by name, with what is in them and who reads them."""
+    """List topics by name, with what is in them and who reads them."""
     query = exchange.query
     found: message_calls.TopicSummaries = await exchange.call(
         message_calls.SummarizeTopics(
@@ -87,7 +87,7 @@ async def list_topics(exchange: Exchange[TopicsQuery, None]) -> list[message_cal
 
 @family.post("/topics", body=NewTopic, answer=calls.TopicInfo, status=201)
 async def create_topic(exchange: Exchange[NoQuery, NewTopic]) -> Any:
-    """Make a topic."""
+    """Create a topic."""
     new = exchange.body
     return await exchange.call(
         calls.CreateTopic(name=new.name, partitions=new.partitions, config=new.config, if_missing=new.if_missing)
@@ -96,7 +96,7 @@ async def create_topic(exchange: Exchange[NoQuery, NewTopic]) -> Any:
 
 @family.get("/topics/{topic}", answer=calls.TopicInfo)
 async def show_topic(exchange: Exchange[NoQuery, None]) -> Any:
-    """One topic, with its partitions and its configuration."""
+    """Show a topic, with its partitions and its configuration."""
     return await exchange.call(calls.DescribeTopic(name=exchange.path["topic"]))
 
 
@@ -116,7 +116,7 @@ async def delete_topic(exchange: Exchange[ForceQuery, None]) -> None:
 
 @family.get("/topics/{topic}/offsets", query=OffsetsQuery, answer=list[PartitionOffset])
 async def list_offsets(exchange: Exchange[OffsetsQuery, None]) -> list[PartitionOffset]:
-    """Where the partitions of a topic begin or end, or what their first offset is at a time."""
+    """Show where the partitions of a topic begin or end, or their first offsets at or after a time."""
     query = exchange.query
     call = calls.ListOffsets(
         topic=exchange.path["topic"],
@@ -130,13 +130,13 @@ async def list_offsets(exchange: Exchange[OffsetsQuery, None]) -> list[Partition
 
 @family.get("/topics/{topic}/flow", permission="any", answer=subscription_calls.FlowInfo)
 async def show_flow(exchange: Exchange[NoQuery, None]) -> Any:
-    """How far the consumers of a topic's queues are behind, and whether its publishers are slowed down."""
+    """Show how far behind the consumers of a topic's queues are, and whether its publishers are slowed down."""
     return await exchange.call(subscription_calls.DescribeFlow(topic=exchange.path["topic"]))
 
 
 @family.get("/topics/{topic}/lanes", answer=list[GroupLanes])
 async def list_lanes(exchange: Exchange[NoQuery, None]) -> list[GroupLanes]:
-    """The priorities of each queue group of a topic: what waits, what is leased, and what was served."""
+    """Show the priorities of each queue group of a topic: what waits, what is leased, and what was served."""
     topic = exchange.path["topic"]
     found: list[GroupLanes] = []
     for queue in await exchange.call(queue_calls.ListQueues(topic=topic)):

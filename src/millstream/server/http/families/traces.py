@@ -25,7 +25,7 @@ class ShownPassport(msgspec.Struct, kw_only=True):
     topic: str
     partition: int
     offset: int
-    #: Of the header `traceparent`; without one the message has a trace of its own.
+    #: From the header `traceparent`; without one, the message has a trace of its own.
     trace_id: str
     key: str | None
     #: `text` or `base64`.
@@ -62,14 +62,14 @@ class TracesQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     #: 32 hexadecimal digits.
     trace_id: str = ""
     topic: str = ""
-    #: Goes with a topic.
+    #: Used with a topic.
     key: str | None = None
     #: When it happened: from this time on, and before that one.
     from_ms: TimeMs = 0
     until_ms: TimeMs = 0
     failures_only: bool = False
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 50
-    #: What an earlier answer said.
+    #: The `after` of an earlier answer.
     after: str = ""
 
 
@@ -81,11 +81,11 @@ class ShownTraces(msgspec.Struct):
 
 @family.get("/messages/{id}/passport", answer=ShownPassport)
 async def show_passport(exchange: Exchange[None, None]) -> ShownPassport:
-    """Everything that is known to have happened to a message.
+    """Show everything that is known to have happened to a message.
 
-    When it was published and stored, scheduled, moved or cancelled; by whom it was leased; each failure with its error;
-    its dead letter and what that was replayed as.  Failures are always recorded; of what goes well only a sample is, so
-    an `acked` may have no consumer and a note instead.
+    It says when the message was published and stored, scheduled, moved or cancelled; by whom it was leased; each
+    failure with its error; its dead letter and what that was replayed as. Failures are always recorded. Of what goes
+    well, only a sample is, so an `acked` may have a note instead of a consumer.
     """
     passport: calls.PassportInfo = await exchange.call(calls.ShowPassport(id=exchange.path["id"]))
     key, how = to_json(passport.key, "text")
@@ -94,12 +94,12 @@ async def show_passport(exchange: Exchange[None, None]) -> ShownPassport:
 
 @family.get("/traces", query=TracesQuery, answer=ShownTraces)
 async def find_traces(exchange: Exchange[TracesQuery, None]) -> ShownTraces:
-    """What was recorded about messages, the newest first.
+    """Find what was recorded about messages, newest first.
 
-    All conditions that are given must hold; without any, these are the newest events of the namespace.  With a topic,
-    and a key or a trace id, the topic itself is looked through as well, after the records: what was never recorded,
-    because all went well, is shown as `stored`.  A request looks for about a second; if `after` in the answer is not
-    empty, there is more to look through.
+    All conditions that are given must hold. Without any, these are the newest events of the namespace. With a topic and
+    a key, or a topic and a trace id, the topic itself is looked through as well, after the records: messages that were
+    never recorded, because all went well, are shown as `stored`. A request looks for about a second. If `after` in the
+    answer is not empty, there is more to look through.
     """
     query = exchange.query
     call = calls.FindTraces(

@@ -21,7 +21,7 @@ class NewWebhook(WebhookOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     #: http or https, without user and password.
     url: str
     group: str = "default"
-    #: The key of the signatures; drawn by the broker if empty.
+    #: The key of the signatures; if empty, the broker generates one.
     secret: str = ""
     #: Where a new queue group begins.
     start: Literal["", "earliest", "latest"] = ""
@@ -32,9 +32,9 @@ class WebhookChange(WebhookOptions, frozen=True, forbid_unknown_fields=True, kw_
 
 
 class NewSecret(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    #: Drawn by the broker if empty.
+    #: If empty, the broker generates one.
     secret: str = ""
-    #: How long the secret before goes on signing too.
+    #: How long requests are signed with the previous secret as well.
     keep_ms: int = 24 * 3_600_000
 
 
@@ -51,7 +51,7 @@ def _options(given: WebhookOptions) -> WebhookOptions:
 
 @family.get("/webhooks", query=WebhookQuery, answer=list[WebhookInfo])
 async def list_webhooks(exchange: Exchange[WebhookQuery, None]) -> list[WebhookInfo]:
-    """Webhooks of a topic, of a group, or all, with what has become of their messages."""
+    """List webhooks of a topic, of a group, or all, with what has become of their messages."""
     query = exchange.query
     found = await exchange.call(calls.ListWebhooks(topic=query.topic, group=query.group))
     return page(exchange, found, limit=query.limit, offset=query.offset)
@@ -61,7 +61,7 @@ async def list_webhooks(exchange: Exchange[WebhookQuery, None]) -> list[WebhookI
 async def create_webhook(exchange: Exchange[NoQuery, NewWebhook]) -> Any:
     """Deliver the messages of a queue group to a URL.
 
-    The queue group is made if there is none, the topic is not.  The answer has the secret; it is not shown again.
+    The queue group is created if there is none; the topic is not. The answer has the secret, which is not shown again.
     """
     body = exchange.body
     call = calls.CreateWebhook(
@@ -77,13 +77,13 @@ async def create_webhook(exchange: Exchange[NoQuery, NewWebhook]) -> Any:
 
 @family.get("/webhooks/{id}", answer=WebhookInfo)
 async def show_webhook(exchange: Exchange[NoQuery, None]) -> Any:
-    """One webhook: its settings, its state, and what has become of its messages."""
+    """Show a webhook: its settings, its state, and what has become of its messages."""
     return await exchange.call(calls.DescribeWebhook(id=exchange.path["id"]))
 
 
 @family.patch("/webhooks/{id}", body=WebhookChange, answer=WebhookInfo)
 async def change_webhook(exchange: Exchange[NoQuery, WebhookChange]) -> Any:
-    """Change what is given, from the next request on; the rest stays."""
+    """Change settings of a webhook, from the next request on; what is not given stays as it is."""
     body = exchange.body
     return await exchange.call(calls.UpdateWebhook(id=exchange.path["id"], url=body.url, options=_options(body)))
 
@@ -96,21 +96,21 @@ async def delete_webhook(exchange: Exchange[NoQuery, None]) -> None:
 
 @family.post("/webhooks/{id}/pause", answer=WebhookInfo)
 async def pause_webhook(exchange: Exchange[NoQuery, None]) -> Any:
-    """Stop sending; what is in hand goes back to the queue."""
+    """Pause a webhook; messages in hand go back to the queue."""
     return await exchange.call(calls.PauseWebhook(id=exchange.path["id"]))
 
 
 @family.post("/webhooks/{id}/resume", answer=WebhookInfo)
 async def resume_webhook(exchange: Exchange[NoQuery, None]) -> Any:
-    """Go on sending."""
+    """Resume a paused webhook."""
     return await exchange.call(calls.PauseWebhook(id=exchange.path["id"], paused=False))
 
 
 @family.post("/webhooks/{id}/rotate", body=NewSecret, answer=WebhookCreated)
 async def rotate_secret(exchange: Exchange[NoQuery, NewSecret]) -> Any:
-    """Give a webhook a new secret, which is shown this once.
+    """Give a webhook a new secret, which is shown only once.
 
-    For `keep_ms` requests are signed with the secret before as well, so that receivers can change over.
+    For `keep_ms`, requests are signed with the previous secret as well, so that receivers can change over.
     """
     body = exchange.body
     return await exchange.call(calls.RotateSecret(id=exchange.path["id"], secret=body.secret, keep_ms=body.keep_ms))
@@ -118,5 +118,5 @@ async def rotate_secret(exchange: Exchange[NoQuery, NewSecret]) -> Any:
 
 @family.post("/webhooks/{id}/test", answer=WebhookTested)
 async def test_webhook(exchange: Exchange[NoQuery, None]) -> Any:
-    """Send a signed request that is no message, once, and say what the receiver answered."""
+    """Send one signed test request, which is no message, and say what the receiver answered."""
     return await exchange.call(calls.TestWebhook(id=exchange.path["id"]))

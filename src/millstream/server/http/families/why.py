@@ -12,11 +12,11 @@ from millstream.wire.queue_calls import Explain, Explanation
 
 __all__ = ["family"]
 
-family = Family("why", "One sentence on what holds a message, or a queue, up.")
+family = Family("why", "One sentence on what holds up a message or a queue.")
 
 
 class WhyQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    #: Of a message; or else name a topic and a group.
+    #: The id of a message. Or give a topic and a group instead.
     id: str = ""
     topic: str = ""
     group: str = ""
@@ -24,7 +24,7 @@ class WhyQuery(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 @family.get("/why", query=WhyQuery, answer=Explanation)
 async def explain(exchange: Exchange[WhyQuery, None]) -> Any:
-    """Why is this message, or the next message of this queue, not being delivered right now?"""
+    """Say why a message, or the next message of a queue, is not being delivered right now."""
     query = exchange.query
     if query.id and query.topic:
         raise InvalidArgument("name a message id, or a topic and a group, not both")

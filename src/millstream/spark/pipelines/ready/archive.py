@@ -24,26 +24,28 @@ _MEGABYTE: Final = 1_000_000
 
 
 class Archive(ReadyStream):
-    ABOUT: ClassVar = "topics as Parquet or Delta by date, one row per offset, small files made into large ones"
+    ABOUT: ClassVar = (
+        "keeps topics as Parquet or Delta by date, with one row per offset, and makes small files into large ones"
+    )
     LOCAL: ClassVar = ("report", "to")
 
-    #: What is kept: topics by their names.
+    #: The topics to archive, by name.
     topics: Names | None = None
-    #: Or by a regular expression, also those that appear later.
+    #: Or a regular expression for their names; topics that are created later are included.
     pattern: str | None = None
-    #: A directory that driver and executors share.
+    #: The directory to write to, which driver and executors share.
     to: str
-    #: Of the files.
+    #: The format of the files.
     format: Literal["parquet", "delta"] = "parquet"
-    #: A date that has so many files with less than half of `file_mb` gets fewer of them; 0 = never.
+    #: When a date has this many files smaller than half of `file_mb`, they are made into fewer; 0 = never.
     compact_files: int = Field(default=16, ge=0)
-    #: How large files become.
+    #: How large these files become, in MB.
     file_mb: int = Field(default=128, ge=1, le=4096)
     #: Where a new archive begins.
     start: Literal["earliest", "latest"] = "earliest"
-    #: An HTML file about what is in the archive, made anew with each batch.
+    #: An HTML file about what is in the archive, written anew with each batch.
     report: str | None = None
-    #: Of the data source: `maxOffsetsPerTrigger`, `groupId`...
+    #: Options of the data source, such as `maxOffsetsPerTrigger` and `groupId`.
     source: dict[str, Option] = Field(default={})
 
     def sources(self) -> dict[str, Source]:

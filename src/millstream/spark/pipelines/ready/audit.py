@@ -76,9 +76,9 @@ class GroupAccount:
 
 
 class Audit(Reporting):
-    ABOUT: ClassVar = "every published message accounted for in every queue group; fails if one is lost"
+    ABOUT: ClassVar = "accounts for every published message in every queue group, and fails if one is lost"
 
-    #: Without it, all of the namespace.
+    #: Topics by name. Without it, all topics of the namespace.
     topics: Names | None = None
     #: Whether the pipeline fails when something is lost, so that whoever runs it every night hears of it.
     fail: bool = True

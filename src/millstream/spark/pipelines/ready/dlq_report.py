@@ -47,11 +47,11 @@ class Cluster:
 
 
 class DeadLetterReport(TopicReporting):
-    ABOUT: ClassVar = "what fails, why, where and since when, from the dead letters, as a page"
+    ABOUT: ClassVar = "shows on a page, from the dead letters, what fails, why, where and since when"
 
-    #: Letters of these groups only.
+    #: Only letters of these groups.
     groups: Names | None = None
-    #: Mistakes that are listed one by one.
+    #: How many mistakes are listed one by one.
     limit: int = 40
 
     def sources(self) -> dict[str, Source]:

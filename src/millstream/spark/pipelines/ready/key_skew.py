@@ -26,9 +26,9 @@ _NO_KEY: Final = "(no key)"
 
 
 class KeySkew(TopicReporting):
-    ABOUT: ClassVar = "which keys and partitions have more than their share of messages, as a page"
+    ABOUT: ClassVar = "shows on a page which keys and partitions have more than their share of messages"
 
-    #: Keys that are listed for each topic.
+    #: How many keys are listed for each topic.
     limit: int = Field(default=10, ge=1, le=100)
 
     def sources(self) -> dict[str, Source]:

@@ -32,9 +32,9 @@ _HOUR_S: Final = 3600
 
 
 class Latency(TopicReporting):
-    ABOUT: ClassVar = "how long messages take from publish to settle, by topic, group and hour, as a page"
+    ABOUT: ClassVar = "shows on a page how long messages take from publish to settle, by topic, group and hour"
 
-    #: As the broker's `traces.sample`: one of a thousand messages is recorded.
+    #: The same as the broker's `traces.sample`: one of a thousand messages is recorded.
     sample: float = Field(default=0.001, gt=0, le=1)
 
     def sources(self) -> dict[str, Source]:

@@ -46,25 +46,25 @@ _QUERY, _BATCH = "sql.streaming.queryId", "streaming.sql.batchId"
 
 
 class Replay(ReadyJob):
-    ABOUT: ClassVar = "an archive, or some time of a topic, sent to a topic again, at a rate that it can bear"
+    ABOUT: ClassVar = "sends an archive, or some time of a topic, to a topic again, at a rate that it can bear"
     NEEDS_CHECKPOINT: ClassVar = True
     LOCAL: ClassVar = ("report", "archive", "checkpoint")
 
     #: A directory that `archive` has written.
     archive: str | None = None
-    #: Or topics as they are now.
+    #: Or topics, as they are now.
     topics: Names | None = None
-    #: From here on, by the times of the messages.
+    #: Only messages from this time on, by the times of the messages.
     since: Moment | None = None
-    #: And before this.
+    #: Only messages before this time.
     until: Moment | None = None
-    #: What else must hold, in SQL.
+    #: A further condition, in SQL.
     where: str | None = None
-    #: Without it each message goes to the topic that it came from.
+    #: The topic to send to. Without it, each message goes to the topic that it came from.
     to: str | None = None
-    #: Messages per second; without it as fast as it goes.
+    #: Messages per second. Without it, as fast as it goes.
     rate: int | None = Field(default=None, ge=1)
-    #: The times that messages had, or those of the replay.
+    #: `keep` the times that messages had, or give them those of the replay (`now`).
     timestamps: Literal["keep", "now"] = "keep"
     #: An HTML file about what was sent.
     report: str | None = None

@@ -27,11 +27,11 @@ _LISTED: Final = 10
 
 
 class Usage(Reporting):
-    ABOUT: ClassVar = "what each namespace stores and publishes, by topic and day, as a page"
+    ABOUT: ClassVar = "shows on a page what each namespace stores and publishes, by topic and day"
 
-    #: Without it, all that there are.
+    #: Namespaces by name. Without it, all that there are.
     namespaces: Names | None = None
-    #: How far to look back: `30d`; without it as far as there is something.
+    #: How far to look back, such as `30d`. Without it, as far as there is something.
     last: Millis | None = None
 
     def sources(self) -> dict[str, Source]:

@@ -130,7 +130,7 @@ class ReadyStream(Ready):
 class Reporting(ReadyJob):
     """One that ends in a page for people and, if wanted, the same as JSON for programs."""
 
-    #: An HTML file.
+    #: The HTML file to write.
     report: str
     #: A JSON file with the same facts, for programs.
     json_file: str | None = None
@@ -144,11 +144,11 @@ class Reporting(ReadyJob):
 class TopicReporting(Reporting):
     """A report about messages of some time in some topics."""
 
-    #: Topics by their names; without them and `pattern`, all of the namespace.
+    #: Topics by name. Without this and `pattern`, all topics of the namespace.
     topics: Names | None = None
-    #: Or by a regular expression.
+    #: Or a regular expression for their names.
     pattern: str | None = None
-    #: How far to look back: `7d`; without it as far as there is something.
+    #: How far to look back, such as `7d`. Without it, as far as there is something.
     last: Millis | None = None
 
     def mistakes(self) -> list[tuple[tuple[str, ...], str]]:
