@@ -13,16 +13,24 @@ from structlog.testing import capture_logs
 from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Topic
+from millstream.clock import SystemClock
 from millstream.errors import GroupNotFound, QueueFull, StorageFailed, TopicNotFound
+from millstream.partitioning import key_partition
 from millstream.testing.storage import SimulatedStorage
 from millstream.wire import calls, queue_calls
 from millstream.wire.letter_calls import ReplayLetters
 from millstream.wire.message_calls import SummarizeTopics
 from millstream.wire.queue_calls import Explain
+from millstream.wire.schedule_calls import Repeat
 from millstream.wire.subscription_calls import DescribeFlow
 from tests.simulated_broker import Client, run, started
 
 PARTITIONS = 120
+
+
+class InAYear(SystemClock):
+    def now_us(self) -> int:
+        return super().now_us() + 366 * 86_400_000_000
 
 
 async def most_opened_at_once(client: Client, name: str, work: Awaitable[object]) -> int:
@@ -146,6 +154,34 @@ def test_looking_at_a_stream_group_on_many_partitions_lets_others_go_first(look:
         await client.broker.stop()
         client = await started(storage)
         assert await most_opened_at_once(client, "orders", client.call(look)) <= 8
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_recurring_schedules_that_are_due_on_many_partitions_let_others_go_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After a restart each of them opened its partition in the same turn of the loop: a second for 400 topics."""
+
+    async def scenario() -> None:
+        storage = SimulatedStorage()
+        client = await started(storage)
+        await client.call(calls.CreateTopic(name="orders", partitions=PARTITIONS))
+        keys = {key_partition(key, PARTITIONS): key for key in (f"{n}".encode() for n in range(20 * PARTITIONS))}
+        for number, key in keys.items():
+            await client.call(Repeat(name=f"s{number}", topic="orders", cron="@yearly", key=key, value=b"x"))
+        await client.broker.stop()
+        client = await started(storage)
+        recurring = client.broker.schedules.recurring
+        monkeypatch.setattr(recurring, "_clock", InAYear())
+
+        async def publish() -> None:
+            recurring.look()
+            while any(recurring.show("default", f"s{number}").published == 0 for number in keys):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+
+        assert await most_opened_at_once(client, "orders", publish()) <= 8
         await client.broker.stop()
 
     run(scenario)

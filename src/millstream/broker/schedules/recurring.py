@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from millstream.broker.partition import Partition
+from millstream.broker.registry import Topic
 from millstream.broker.schedules.messages import collect
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
@@ -162,14 +163,30 @@ class Recurring:
 
     async def _catch_up_with(self, keys: Sequence[tuple[str, str]]) -> bool:
         """Publish what is due, of different schedules at the same time, to share the disk's; whether all went well."""
-        async with self._changing:
-            problems = await asyncio.gather(*map(self._catch_up, keys), return_exceptions=True)
-        for key, problem in zip(keys, problems, strict=True):
-            if isinstance(problem, MillstreamError):
-                _log.warning("a recurring schedule waits", name=key[1], reason=str(problem))
-            elif problem is not None:
-                _log.error("a recurring schedule failed", name=key[1], exc_info=problem)
-        return not any(problems)
+        tasks: list[asyncio.Task[bool]] = []
+        async with self._changing, asyncio.TaskGroup() as group:
+            for key in keys:
+                if self._must_open(key):
+                    await asyncio.sleep(0)  # opening takes a moment; others go first
+                tasks.append(group.create_task(self._try_to_catch_up(key)))
+        return all(task.result() for task in tasks)
+
+    def _must_open(self, key: tuple[str, str]) -> bool:
+        """Whether a schedule's partition is to be opened before anything can be published there."""
+        schedule = self._schedules.get(key)
+        topic = self._host.topics.registry.find(schedule.namespace, schedule.topic) if schedule else None
+        return bool(schedule and topic and topic.partitions[_partition_number(schedule, topic)] is None)
+
+    async def _try_to_catch_up(self, key: tuple[str, str]) -> bool:
+        try:
+            await self._catch_up(key)
+        except MillstreamError as error:
+            _log.warning("a recurring schedule waits", name=key[1], reason=str(error))
+            return False
+        except Exception:
+            _log.exception("a recurring schedule failed", name=key[1])
+            return False
+        return True
 
     async def _catch_up(self, key: tuple[str, str]) -> None:
         schedule = self._schedules.get(key)
@@ -202,8 +219,6 @@ class Recurring:
         """Have an occurrence stored; False when its number is that of another, which a crash kept from being noted."""
         topics = self._host.topics
         topic = topics.registry.get(schedule.namespace, schedule.topic)
-        # Without a key by its name: always the same partition, so that its messages stay in order.
-        number = key_partition(schedule.key or schedule.name.encode(), len(topic.partition_uids))
         headers = [*schedule.headers, (NAME_HEADER, schedule.name.encode()), (TIME_HEADER, str(at_ms).encode())]
         batch = encode_batch(
             [schedule.value],
@@ -214,7 +229,7 @@ class Recurring:
             producer=schedule.producer_id << 16,
             first_sequence=schedule.published & _SEQUENCE,
         )
-        partition = topics.partition_of(topic, number)
+        partition = topics.partition_of(topic, _partition_number(schedule, topic))
         end = partition.log.next_offset
         offset = await partition.append_durably(batch)
         return offset >= end or await _holds(partition, offset, at_ms)
@@ -328,6 +343,11 @@ class Recurring:
             last_ms=schedule.last_ms,
             published=schedule.published,
         )
+
+
+def _partition_number(schedule: RecurringSchedule, topic: Topic) -> int:
+    """Without a key by its name: always the same partition, so that its messages stay in order."""
+    return key_partition(schedule.key or schedule.name.encode(), len(topic.partition_uids))
 
 
 async def _holds(partition: Partition, offset: int, at_ms: int) -> bool:
