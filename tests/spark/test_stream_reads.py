@@ -481,6 +481,29 @@ def test_waiting_takes_a_tenth_of_a_second_at_most_and_asks_the_broker_for_nothi
     assert fetches == watching
 
 
+def test_waiting_takes_its_time_where_a_failed_partition_shows_what_is_not_on_disk(tmp_path: Path) -> None:
+    """A fetch behind what is on disk was answered at once, again and again, with what no checkpoint may name."""
+    settings = Settings.model_validate({"storage": {"fsync_interval_ms": 3_600_000}})
+    with BrokerForTests(tmp_path, settings=settings) as broker:
+        client = broker.connect()
+        client.create_topic("orders", 2, config={"fsync": "never"})
+        client.publish("orders", b"read", partition=0)
+        options = {"bootstrap.servers": broker.address, "subscribe": "orders", "startingOffsets": "earliest"}
+        query = Query(options)
+        assert values(query.drain()) == [b"read"]
+        client.publish("orders", b"visible", partition=0)
+
+        async def fail() -> None:
+            broker.broker.topics.partition("default", "orders", 0).fail("the disk failed to sync")
+
+        broker.run(fail())
+        began_s = time.monotonic()
+        assert [query.plan(), query.plan(), query.plan()] == [None, None, None]
+        assert time.monotonic() - began_s >= 3 * module._POLL_S * 0.9
+        client.publish("orders", b"elsewhere", partition=1)
+        assert values(query.drain()) == [b"elsewhere"]
+
+
 def test_progress_shows_as_that_of_a_group(world: World) -> None:
     topic = world.topic(2)
     world.publish(topic, numbers(0, 40))

@@ -122,10 +122,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._reachable(begin, seen.extents)
         from_end, self._from_end = self._from_end, {}
         if end == begin and self._pinned is None and not from_end:
+            asked_again_s = monotonic() + _POLL_S
             self._log.wait(self._ends, _POLL_S)
             seen = self._look()
             begin = self._kept(position, seen)
             end = self._reachable(begin, seen.extents)
+            if end == begin:  # what ended the wait is nothing to read: of a partition that has failed, for example
+                sleep(max(0.0, asked_again_s - monotonic()))
         # Nothing is read from there before it is on record: the next one who asks would be told another end.
         end.update({place: offset for place, offset in from_end.items() if begin.get(place) == offset})
         if end != begin and not isinstance(limit, ReadAllAvailable):
