@@ -11,6 +11,8 @@ import pytest
 from millstream.broker.webhooks import names
 from millstream.broker.webhooks.sender import Sender
 from millstream.clock import SystemClock
+from millstream.testing.virtual_loop import VirtualLoop
+from millstream.testing.virtual_loop import run as run_virtual
 from millstream.webhooks.targets import parse_target
 from millstream.webhooks.verdicts import Answer
 from tests.waiting import eventually_async
@@ -187,3 +189,32 @@ def test_names_that_never_answer_hold_up_neither_names_that_do_nor_addresses(mon
 
     receiver = Receiver(*[FINE] * 9)
     run(receiver, work)
+
+
+def test_a_name_is_a_slow_one_until_it_has_answered_at_once_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dead names that were asked for less often than every ten minutes held the threads of names that answer."""
+    took_s = 0.0
+    monkeypatch.setattr(names, "_timed", lambda _host: (["192.0.2.1"], took_s))
+
+    async def work(loop: VirtualLoop) -> None:
+        asked = names.Names(loop)
+
+        async def ask(*, after_s: float, takes_s: float) -> str:
+            """Which lane it takes."""
+            nonlocal took_s
+            took_s = takes_s
+            await asyncio.sleep(after_s)
+            lane = asked._lane("there.example")
+            await asked.addresses("there.example")
+            return lane
+
+        assert await ask(after_s=0, takes_s=30) == "new"
+        assert await ask(after_s=601, takes_s=30) == "slow", "it has not answered since"
+        assert await ask(after_s=400, takes_s=0.1) == "slow"
+        assert await ask(after_s=100, takes_s=0.1) == "slow", "once may have been luck"
+        assert await ask(after_s=200, takes_s=0.1) == "slow", "nobody knows it yet"
+        assert await ask(after_s=1, takes_s=30) == "quick"
+        assert await ask(after_s=1, takes_s=0.1) == "slow"
+        asked.close()
+
+    run_virtual(work)

@@ -3,7 +3,8 @@
 A lookup without an answer holds its thread for as long as the system's resolver is patient, which may be half a minute,
 and there are not threads without end.  So there are lanes, each with threads of its own, and what is known of a name
 says which one it takes: names that answered at once, names that nobody has asked for yet, and names that have kept
-somebody waiting within the last minutes.  However many of these there are, the first do not meet them.
+somebody waiting, until they answer at once again minutes later.  However many of these there are, the first do not meet
+them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ __all__ = ["Names"]
 
 #: Of each lane.
 _THREADS: Final = 16
-#: A lookup that takes longer makes its name a slow one, for so long.
+#: A lookup that takes longer makes its name a slow one, for so long at least.
 _SLOW_S: Final = 1.0
 _SLOW_FOR_S: Final = 600.0
 #: More than there can be webhooks.
@@ -36,7 +37,7 @@ class Names:
         self._threads: dict[_Lane, ThreadPoolExecutor] = {}
         #: Under way; shared by all who ask, so that a name that takes long holds one thread and not all of them.
         self._lookups: dict[str, asyncio.Future[list[str]]] = {}
-        #: Until when a name is a slow one, by the loop's clock; the least used first.
+        #: Until when a name is a slow one at least, by the loop's clock; 0 if it is none; the least used first.
         self._slow_until: OrderedDict[str, float] = OrderedDict()
 
     async def addresses(self, host: str) -> list[str]:
@@ -63,7 +64,11 @@ class Names:
             threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"millstream-{lane}-names")
             self._threads[lane] = threads
         found, took_s = await self._loop.run_in_executor(threads, _timed, host)
-        self._slow_until[host] = self._loop.time() + _SLOW_FOR_S if took_s > _SLOW_S else self._slow_until.get(host, 0)
+        now_s = self._loop.time()
+        if took_s > _SLOW_S:
+            self._slow_until[host] = now_s + _SLOW_FOR_S
+        elif self._slow_until.get(host, 0) <= now_s:
+            self._slow_until[host] = 0
         self._slow_until.move_to_end(host)
         if len(self._slow_until) > _REMEMBERED_MAX:
             self._slow_until.popitem(last=False)
@@ -75,7 +80,8 @@ class Names:
         slow_until = self._slow_until.get(host)
         if slow_until is None:
             return "new"
-        return "slow" if self._loop.time() < slow_until else "quick"
+        # Also when its time is over: one that is dead is asked so seldom that it would be over each time.
+        return "slow" if slow_until else "quick"
 
     def _looked_up(self, host: str, lookup: asyncio.Future[list[str]]) -> None:
         del self._lookups[host]
