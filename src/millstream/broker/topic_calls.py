@@ -102,38 +102,37 @@ class TopicCalls:
         numbers = range(len(topic.partition_uids)) if call.partitions is None else dict.fromkeys(call.partitions)
         if call.at == "timestamp" and call.timestamp_ms is None:
             raise InvalidArgument("offsets at a timestamp need timestamp_ms")
-        answer = []
+        offsets: dict[int, int] = {}
+        unsynced: dict[int, Partition] = {}
         for looks, number in enumerate(numbers):
             if looks % _LOOKS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
             if number in range(len(topic.partitions)) and self._topics.is_untouched(topic, number):
-                answer.append(calls.OffsetEntry(topic=call.topic, partition=number, offset=0))
+                offsets[number] = 0
                 continue
             await asyncio.sleep(0)  # opening takes a moment; others go first
             partition = self._topics.partition(session.namespace, call.topic, number)
             if call.at == "earliest":
-                offset = partition.log.start_offset
+                offsets[number] = partition.log.start_offset
             elif call.at == "latest":
-                offset = partition.high_watermark
+                offsets[number] = partition.high_watermark
             elif call.at == "durable":
-                offset = await _durable_end(partition)
+                offsets[number] = _durable_end(partition)
+                if partition.failed is None and offsets[number] < partition.high_watermark:
+                    unsynced[number] = partition
             else:
                 assert call.timestamp_ms is not None
-                offset = min(partition.log.offset_at_time(call.timestamp_ms * 1000), partition.high_watermark)
-            answer.append(calls.OffsetEntry(topic=call.topic, partition=number, offset=offset))
-        return answer
+                offsets[number] = min(partition.log.offset_at_time(call.timestamp_ms * 1000), partition.high_watermark)
+        await asyncio.gather(*(partition.sync() for partition in unsynced.values()))  # which share the disk's syncs
+        offsets |= {number: _durable_end(partition) for number, partition in unsynced.items()}
+        return [calls.OffsetEntry(topic=call.topic, partition=number, offset=offsets[number]) for number in numbers]
 
     async def _new_producer(self, _: Session, __: calls.NewProducer) -> calls.ProducerIdentity:
         return calls.ProducerIdentity(producer_id=await self._topics.new_producer_id(), epoch=0)
 
 
-async def _durable_end(partition: Partition) -> int:
-    """The end of what is visible and on disk, once everything is there that is visible now.
-
-    In memory, where a sync does nothing, it is the end.
-    """
-    if partition.failed is None and partition.durable_offset < partition.high_watermark:
-        await partition.sync()
+def _durable_end(partition: Partition) -> int:
+    """The end of what is visible and on disk.  In memory, where a sync does nothing, it is the end."""
     return min(partition.durable_offset, partition.high_watermark) if partition.is_durable else partition.high_watermark
 
 
