@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from millstream.errors import ConfigInvalid, StorageFailed
@@ -52,6 +54,31 @@ def test_a_topic_or_else_the_broker_says_whether_readers_wait_for_the_disk(
         storage.heal()
         assert await stored == 0
         assert await client.read_all() == [b"a"]
+        await client.broker.stop()
+
+    run(scenario)
+
+
+def test_a_publisher_is_answered_although_who_was_told_of_its_message_first_has_failed() -> None:
+    """Nobody asked the disk for a sync then, until somebody else published."""
+
+    class Oops(Exception):
+        pass
+
+    def fail(_before: int, _after: int) -> None:
+        raise Oops
+
+    async def scenario() -> None:
+        client = await started(SimulatedStorage(seed=1))
+        await client.call(calls.CreateTopic(name="orders", config={"visible": "written"}))
+        partition = client.broker.topics.partition("default", "orders", 0)
+        partition.listeners.append(fail)
+        with pytest.raises(Oops):
+            client.send([b"a"])
+        assert partition.high_watermark == 1
+        await asyncio.wait_for(client.broker._life.committer.drain(), 5)
+        assert partition.durable_offset == 1
+        partition.listeners.remove(fail)
         await client.broker.stop()
 
     run(scenario)

@@ -270,8 +270,8 @@ class Partition:
 
     def flush(self) -> None:
         """Append everything that was published since the last flush, in one write."""
-        if self._pending and self._append_pending() and self._committer is not None:
-            self._committer.request(self)
+        if self._pending:
+            self._append_pending(commits=True)
 
     def flush_in_time(self) -> None:
         """Give borrowed buffers back.  Small publishes that wait for the disk share a write as well as a sync."""
@@ -290,19 +290,18 @@ class Partition:
         self._gathered = len(pending)
         self._committer.request(self)
 
-    def _append_pending(self) -> bool:
-        """Returns whether somebody waits for a sync now."""
+    def _append_pending(self, *, commits: bool) -> None:
+        """`commits`: a commit is asked for if somebody waits for one; otherwise one has begun."""
         pending, self._pending, self._gathered = self._pending, [], 0
         log = self.log
-        if self._pending_of:
-            self._pending_of = {}
+        self._pending_of.clear()
         marks, self._pending_marks = self._pending_marks, {}
         bytes_before, before_us = log.size_bytes, log.last_append_us
         try:
             first = log.append([p[0] for p in pending], [p[1].count for p in pending], self._clock.now_us())
         except StorageFailed as error:
             self._refuse(pending, error)
-            return False
+            return
         except Exception as error:
             self.log.fail(f"the log failed in a way it does not know: {error!r}")
             self._refuse(pending, StorageFailed(str(self.log.failure)))
@@ -344,10 +343,11 @@ class Partition:
             metrics.latency.publish.observe(self._clock.now_us() - append_time_us, at_once)
         if committer is None and log.seals_pending:
             log.sync()
+        # First: who is told may fail.  A full segment is sealed under every policy, which bounds recovery and memory.
+        if commits and committer is not None and (sync_asked or log.seals_pending):
+            committer.request(self)
         if self.shows_unsynced or not self._parked:
-            self._advance(self.log.next_offset)
-        # A full segment is sealed under every policy: it bounds what recovery must scan and what stays in memory.
-        return sync_asked or log.seals_pending
+            self._advance(log.next_offset)
 
     def _sync_later(self) -> None:
         if self._committer is not None and not self._awaits_interval:
@@ -401,7 +401,7 @@ class Partition:
     def begin_commit(self) -> tuple[Sequence[Syncable], int]:
         if self._pending:
             try:
-                self._append_pending()
+                self._append_pending(commits=False)
             except Exception:  # the log has failed and says so; the other partitions of the round have not
                 _log.exception("a log failed", log=self.log.directory)
         self._awaits_interval = False
