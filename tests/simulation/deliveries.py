@@ -98,9 +98,15 @@ class Deliveries:
             raise Broken(f"{what} and has not been counted: {last}")
 
     def _crash_is_news(self, delivery: Delivery) -> bool:
-        """Whether the broker that granted the lease is gone, and its consumer cannot know that yet."""
-        received_s = delivery.granted_s + self.world.network.worst_s
-        return self._crashed(max(received_s, delivery.at_s - self.world.network.worst_s), delivery.at_s)
+        """Whether the broker that granted the lease is gone, and its consumer cannot know that yet.
+
+        The lease itself may have arrived after that: what was written before a crash is still on its way.
+        """
+        return any(
+            connection.client == delivery.consumer and not near.is_closed and not far.process.alive
+            for connection in self.world.network.connections
+            for near, far in [connection.ends]
+        )
 
     def _explanation(self, last: Delivery, now_s: float) -> str | None:
         if last.said in ("nack", "reject", "release"):

@@ -85,6 +85,7 @@ def test_the_same_seeds_give_the_same_traces(last: int) -> None:
     "seed",
     [
         pytest.param(102_925, id="a consumer that has not heard of the crash holds what another has acked"),
+        pytest.param(8_100_035, id="a lease that was granted before the crash arrives after it"),
         pytest.param(105_737, id="a lease that was granted before a clock jumped is up to a tenth shorter"),
     ],
 )
