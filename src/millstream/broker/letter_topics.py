@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from millstream.errors import TopicNotFound
-from millstream.queues.letters import dead_letter_topic
+from millstream.queues.letters import dead_letter_topic, died_in
+from millstream.records import Batch
 from millstream.wire.calls import CreateTopic
 
 if TYPE_CHECKING:
@@ -21,7 +22,10 @@ _RETENTION_MS: Final = 14 * 24 * 3_600_000
 
 async def letter_topic_of(topics: Topics, topic: Topic) -> Topic:
     """Where the dead letters of a topic go, made now if need be."""
-    name = dead_letter_topic(topic.name, topic.config.dead_letter_topic)
+    return await _made(topics, topic, dead_letter_topic(topic.name, topic.config.dead_letter_topic))
+
+
+async def _made(topics: Topics, topic: Topic, name: str) -> Topic:
     if topics.registry.find(topic.namespace, name) is None:
         call = CreateTopic(
             name=name,
@@ -33,11 +37,13 @@ async def letter_topic_of(topics: Topics, topic: Topic) -> Topic:
     return topics.registry.get(topic.namespace, name)
 
 
-async def remake_letter_topic(topics: Topics, topic: Topic, target: Target) -> None:
+async def remake_letter_topic(topics: Topics, topic: Topic, target: Target, batch: bytes | bytearray) -> None:
     """Letters were on their way from a topic when theirs was deleted: these came after it, so there is one again.
+
+    Also when letters go elsewhere by now: these are numbered for this one, where each of them arrives once.
 
     Raises TopicNotFound when it is something else that was to be moved, or the topic they come from is gone, too.
     """
-    if topic.deleting or target.topic != dead_letter_topic(topic.name, topic.config.dead_letter_topic):
+    if topic.deleting or not died_in(Batch.parse(batch, verify=False), topic.name):  # nobody has stamped it yet
         raise TopicNotFound(f"topic {target.topic!r} was deleted")
-    await letter_topic_of(topics, topic)
+    await _made(topics, topic, target.topic)

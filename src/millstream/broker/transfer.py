@@ -38,8 +38,8 @@ class Target(NamedTuple):
     partition: int
 
 
-#: Makes a target again whose topic was deleted.  Raises TopicNotFound when nothing is lost if it stays so.
-Remake: TypeAlias = Callable[[Target], Awaitable[None]]
+#: Makes a target again whose topic was deleted, for this batch.  Raises TopicNotFound when nothing is lost without it.
+Remake: TypeAlias = Callable[[Target, bytes | bytearray], Awaitable[None]]
 
 
 async def deliver(
@@ -59,7 +59,7 @@ async def deliver(
     while True:
         try:
             if is_gone and remake is not None:
-                await remake(target)
+                await remake(target, batches[0])
                 is_gone = False
             partition = resolve(target)
             past = [partition.log.producers.is_past(BatchHeader(batch)) for batch in batches]

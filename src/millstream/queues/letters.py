@@ -31,6 +31,7 @@ __all__ = [
     "StoredMessage",
     "dead_letter_batch",
     "dead_letter_topic",
+    "died_in",
     "read_letter",
     "replay_batch",
     "replay_bytes",
@@ -102,6 +103,12 @@ def dead_letter_batch(
         named = [(_OFFSET, str(message.offset)), (_ID, message_id(message.append_us, place.uid, message.offset))]
         headers.append(encode_headers(own) + shared[message.offset] + encode_headers(named))
     return _encode(messages, headers)
+
+
+def died_in(batch: Batch, topic: str) -> bool:
+    """Whether these are dead letters of a topic, as `dead_letter_batch` makes them."""
+    first = next(stored_messages(batch))
+    return (_TOPIC, topic.encode()) in readable_headers(first.raw_headers)
 
 
 def _obituary(dead: Dead, place: Place, group: str, now_ms: int) -> bytes:

@@ -239,16 +239,20 @@ def test_many_that_cannot_be_read_keep_no_others_from_their_letters(monkeypatch:
     lives(work)
 
 
+@pytest.mark.parametrize("elsewhere", ["", "graveyard"])
 @pytest.mark.parametrize("killed", [False, True])
 def test_letters_whose_topic_is_deleted_while_they_are_written_are_written_to_one_that_is_made_anew(
-    monkeypatch: pytest.MonkeyPatch, killed: bool
+    monkeypatch: pytest.MonkeyPatch, killed: bool, elsewhere: str
 ) -> None:
+    """Also when letters are to go elsewhere by then."""
     intend, storage = Transfer._intend, SimulatedStorage(seed=1)
     moving = asyncio.Event()
 
     async def deleting(transfer: Transfer, intent: Fact, *details: Any) -> None:
         await intend(transfer, intent, *details)
         monkeypatch.setattr(Transfer, "_intend", intend)
+        if elsewhere:
+            await client.call(calls.AlterTopic(name="orders", config={"dead_letter_topic": elsewhere}))
         await client.call(calls.DeleteTopic(name="orders.dlq"))
         moving.set()
         if killed:
