@@ -19,6 +19,7 @@ from millstream.mqtt.packets import (
     Puback,
     Publish,
     Pubrec,
+    Pubrel,
     Suback,
     Subscribe,
     Unsuback,
@@ -198,6 +199,19 @@ def test_what_waited_for_a_member_that_left_is_for_those_who_begin_its_share_ane
     leaving.drop()
     assert sorted(staying.payloads(2)) == [b"first", b"second"]
     staying.nothing()
+
+
+@pytest.mark.parametrize("share", ["$share/work/live", "$share/work/$queue/jobs"])
+def test_mqtt_4_6_0_4_pubrels_come_in_the_order_of_the_pubrecs_whatever_is_stored(runs: Runs, share: str) -> None:
+    reader, writer = runs.wires.durable(client_id="reader"), runs.wires.connect()
+    reader.subscribe("mine", share)
+    writer.publish("mine", b"mine", 2)
+    first = reader.receive(Publish).packet_id
+    writer.publish(share.removeprefix("$share/work/"), b"ours", 2)
+    second = reader.receive(Publish).packet_id
+    for ids in ((first, second), (second, first)):
+        reader.send(*map(Pubrec, ids))
+        assert [reader.receive(Pubrel).packet_id for _ in ids] == list(ids)
 
 
 class Decoding:

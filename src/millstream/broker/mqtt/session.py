@@ -432,9 +432,10 @@ class Session:
                 client.write(Pubrel(packet_id, Reason.PACKET_IDENTIFIER_NOT_FOUND))
         elif not ok:
             self._finished(packet_id, flight, 2)
-        elif flight.place is None or not self.lasts:
+        elif not self.lasts:
             client.write(Pubrel(packet_id))
         else:
+            # Also what is in no log, and needs no fact: PUBRELs go out in the order of the PUBRECs.
             flight.message = None
             self.world.room.own(asyncio.ensure_future(self._release(client, packet_id)))
 
