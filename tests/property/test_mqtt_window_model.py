@@ -22,10 +22,14 @@ class OutgoingMachine(RuleBasedStateMachine):
         self.released: list[int] = []
         #: What the client of this connection has been sent and not confirmed.
         self.client: list[int] = []
+        #: What it has never been sent, until it goes or another connection begins.
+        self.waiting: list[int] = []
         self.count = 0
 
     def known(self, packet_id: int, qos: int, released: bool) -> str | None:
         for known_id, known_qos, ref in self.sent:
+            if packet_id in self.waiting:
+                continue
             if (known_id, known_qos) == (packet_id, qos) and (packet_id in self.released) == released:
                 return ref
         return None
@@ -34,18 +38,49 @@ class OutgoingMachine(RuleBasedStateMachine):
         self.sent = [entry for entry in self.sent if entry[0] != packet_id]
         self.released = [known for known in self.released if known != packet_id]
         self.client = [known for known in self.client if known != packet_id]
+        self.waiting = [known for known in self.waiting if known != packet_id]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client must confirm others first, or has not seen all that another connection was sent."""
+        begun = len(self.sent) - len(self.waiting)
+        return begun >= self.window.limit or len(self.client) < begun
 
     @rule(qos=st.integers(1, 2))
     def send(self, qos: int) -> None:
         self.count += 1
         packet_id = self.window.send(qos, f"m{self.count}")
-        full = len(self.sent) >= self.window.limit or len(self.client) < len(self.sent)
-        assert (packet_id is None) == full
+        assert (packet_id is None) == self.is_full
         if packet_id is not None:
             assert 1 <= packet_id <= 65_535
             assert packet_id not in [known for known, _, _ in self.sent]
             self.sent.append((packet_id, qos, f"m{self.count}"))
             self.client.append(packet_id)
+
+    @rule(qos=st.integers(1, 2))
+    def wait(self, qos: int) -> None:
+        self.count += 1
+        packet_id = self.window.wait(qos, f"m{self.count}")
+        assert packet_id is not None
+        assert packet_id not in [known for known, _, _ in self.sent]
+        self.sent.append((packet_id, qos, f"m{self.count}"))
+        self.waiting.append(packet_id)
+
+    @rule()
+    def go(self) -> None:
+        if self.waiting:
+            packet_id = self.waiting[0]
+            assert self.window.go(packet_id) != self.is_full
+            if not self.is_full:
+                self.waiting.remove(packet_id)
+                self.client.append(packet_id)
+
+    @rule(packet_id=few_ids)
+    def forget(self, packet_id: int) -> None:
+        """It is gone: its message has expired, for example."""
+        if packet_id in self.waiting:
+            assert self.window.forget(packet_id) is not None
+            self.done(packet_id)
 
     @rule(packet_id=few_ids)
     def puback(self, packet_id: int) -> None:
@@ -76,7 +111,7 @@ class OutgoingMachine(RuleBasedStateMachine):
     @rule(limit=st.integers(1, 6))
     def reconnect(self, limit: int) -> None:
         self.window.limit = limit
-        self.client = []
+        self.client, self.waiting = [], []
         self.told(self.window.resume())
         assert [known for known in self.client if known in self.released] == self.released
 
@@ -92,7 +127,7 @@ class OutgoingMachine(RuleBasedStateMachine):
         self.window.restore(facts)
         # A slot of a PUBREL may have been taken by another; what is published keeps its order.
         self.sent = [(packet_id, qos, ref) for packet_id, _, qos, ref in facts]
-        self.client = []
+        self.client, self.waiting = [], []
         self.told(self.window.resume())
 
     def told(self, again: list[InFlight[str]]) -> None:
@@ -102,18 +137,21 @@ class OutgoingMachine(RuleBasedStateMachine):
             assert (qos, ref) == by_id[packet_id]
             assert state == (RELEASED if packet_id in self.released else PUBLISHED)
             self.client.append(packet_id)
-        published = [packet_id for packet_id, _, _ in self.sent if packet_id not in self.released]
+        begun = [entry for entry in self.sent if entry[0] not in self.waiting]
+        published = [packet_id for packet_id, _, _ in begun if packet_id not in self.released]
         told = [packet_id for packet_id in self.client if packet_id in published]
         assert sorted(told) == sorted(published[: len(told)]), "the oldest first"
         again_published = [fact.packet_id for fact in again if fact.state == PUBLISHED]
         assert again_published == [packet_id for packet_id in published if packet_id in again_published]
         # Not more than the client takes, whatever it has confirmed without being asked; and not fewer.
         assert not again_published or len(self.client) <= self.window.limit
-        assert len(self.client) == len(self.sent) or len(self.client) >= self.window.limit
+        assert len(self.client) == len(begun) or len(self.client) >= self.window.limit
 
     @invariant()
     def nothing_is_lost_or_in_two_places(self) -> None:
         facts = self.window.facts()
+        # Those that are held back wait as well.
+        assert self.window.waiting == len(self.sent) - len(self.client)
         assert len(self.window) == len(facts) == len(self.sent)
         assert sorted(fact.packet_id for fact in facts) == sorted(known for known, _, _ in self.sent)
         assert [fact.packet_id for fact in facts if fact.state == RELEASED] == self.released

@@ -37,7 +37,7 @@ class Outgoing(Generic[R]):
     Every step that is confirmed can be repeated: replaying what was recorded takes the same methods.
     """
 
-    __slots__ = ("_held", "_last_id", "_released", "_sent", "limit")
+    __slots__ = ("_held", "_last_id", "_released", "_sent", "_waiting", "limit")
 
     def __init__(self, limit: int = PACKET_ID_MAX) -> None:
         #: The client's receive maximum; counts what it has not confirmed.
@@ -48,6 +48,8 @@ class Outgoing(Generic[R]):
         self._released: dict[int, None] | None = None
         #: Those of them that this connection has not seen yet, because the client's receive maximum has become smaller.
         self._held: dict[int, None] | None = None
+        #: Those of them that have not been sent at all, and go out when it is their turn.
+        self._waiting: dict[int, None] | None = None
         self._last_id = 0
 
     def __len__(self) -> int:
@@ -59,7 +61,16 @@ class Outgoing(Generic[R]):
     @property
     def room(self) -> int:
         """How many messages may be sent now."""
-        return 0 if self._held else max(0, self.limit - len(self._sent))
+        return 0 if self._held else max(0, self.limit - self._on_the_way)
+
+    @property
+    def waiting(self) -> int:
+        """How many of them the client has not been sent for want of room, in this connection or at all."""
+        return len(self._held or ()) + len(self._waiting or ())
+
+    @property
+    def _on_the_way(self) -> int:
+        return len(self._sent) - self.waiting
 
     @property
     def is_held(self) -> bool:
@@ -68,8 +79,37 @@ class Outgoing(Generic[R]):
 
     def send(self, qos: int, ref: R) -> int | None:
         """The packet id under which a message goes out; None if the client must confirm others first."""
+        if self._held or len(self._sent) - len(self._waiting or ()) >= self.limit:
+            return None
+        return self._take_id(qos, ref)
+
+    def wait(self, qos: int, ref: R) -> int | None:
+        """The packet id under which a message is to go out later; None if all of them are in use.
+
+        It is on its way like any other, but takes no room before `go`.
+        """
+        packet_id = self._take_id(qos, ref)
+        if packet_id is not None:
+            if self._waiting is None:
+                self._waiting = {}
+            self._waiting[packet_id] = None
+        return packet_id
+
+    def go(self, packet_id: int) -> bool:
+        """Whether a message that waits is sent now; otherwise the client must confirm others first."""
+        if not self.room or self._waiting is None or packet_id not in self._waiting:
+            return False
+        self._stop_waiting(packet_id)
+        return True
+
+    def _stop_waiting(self, packet_id: int) -> None:
+        if self._waiting is not None:
+            self._waiting.pop(packet_id, None)
+            self._waiting = self._waiting or None
+
+    def _take_id(self, qos: int, ref: R) -> int | None:
         sent = self._sent
-        if len(sent) >= self.limit or self._held or len(sent) >= PACKET_ID_MAX:
+        if len(sent) >= PACKET_ID_MAX:
             return None
         packet_id = self._last_id
         while True:
@@ -82,7 +122,7 @@ class Outgoing(Generic[R]):
 
     def puback(self, packet_id: int) -> R | None:
         """A message of QoS 1 has arrived.  The message, or None if no PUBACK of this id was expected."""
-        known = self._sent.get(packet_id)
+        known = self._expected(packet_id)
         return self.forget(packet_id) if known is not None and known[0] == 1 else None
 
     def pubrec(self, packet_id: int, ok: bool) -> R | None:
@@ -90,7 +130,7 @@ class Outgoing(Generic[R]):
 
         The message, also when the PUBREC is a repetition; None if no PUBREC of this id was expected.
         """
-        known = self._sent.get(packet_id)
+        known = self._expected(packet_id)
         if known is None or known[0] != 2:
             return None
         if not ok:
@@ -101,6 +141,10 @@ class Outgoing(Generic[R]):
             self._released = {}
         self._released.setdefault(packet_id)
         return known[1]
+
+    def _expected(self, packet_id: int) -> tuple[int, R] | None:
+        """What a client may confirm: not what it has never been sent."""
+        return None if self._waiting is not None and packet_id in self._waiting else self._sent.get(packet_id)
 
     def pubcomp(self, packet_id: int) -> R | None:
         """A handshake of QoS 2 is over.  The message, or None if no PUBCOMP of this id was expected."""
@@ -120,6 +164,7 @@ class Outgoing(Generic[R]):
         if self._held is not None:
             self._held.pop(packet_id, None)
             self._held = self._held or None
+        self._stop_waiting(packet_id)
         if not self._sent:
             self._sent = {}  # a dict that was large stays large
         return known[1]
@@ -155,9 +200,11 @@ class Outgoing(Generic[R]):
     def resume(self) -> list[InFlight[R]]:
         """What a connection must be sent first when it continues the session.
 
-        PUBLISHes beyond the client's receive maximum are held back; `resume_more` has them when there is room.
+        PUBLISHes beyond the client's receive maximum are held back; `resume_more` has them when there is room.  So are
+        those that have waited.
         """
         facts = self.facts()
+        self._waiting = None
         self._held = {fact.packet_id: None for fact in facts if fact.state == PUBLISHED} or None
         taken = {fact.packet_id for fact in self.resume_more()}
         return [fact for fact in facts if fact.state == RELEASED or fact.packet_id in taken]
@@ -165,7 +212,7 @@ class Outgoing(Generic[R]):
     def resume_more(self) -> list[InFlight[R]]:
         """What was held back and may be sent now.  Nothing else is sent before it."""
         more: list[InFlight[R]] = []
-        while self._held and len(self._sent) - len(self._held) < self.limit:
+        while self._held and self._on_the_way < self.limit:
             packet_id = next(iter(self._held))
             del self._held[packet_id]
             more.append(InFlight(packet_id, PUBLISHED, *self._sent[packet_id]))

@@ -230,6 +230,31 @@ def the_will_of_a_lost_client_is_published_or_waits(mqtt: Wires, version: int, t
 
 
 @story
+def what_a_member_of_a_share_has_not_confirmed_is_sent_again(mqtt: Wires, version: int, topic: str) -> Iterator[None]:
+    member, writer = mqtt.durable(version), mqtt.connect(version)
+    member.subscribe(f"$share/work/{topic}")
+    for qos in (1, 2):
+        writer.publish(topic, b"%d" % qos, qos)
+    first = [member.receive(Publish) for _ in range(2)]
+    yield
+    again = mqtt.durable(version, member.client_id).messages(2)
+    assert [(message.payload, message.packet_id) for message in again] == [(m.payload, m.packet_id) for m in first]
+
+
+@story
+def what_waits_for_a_member_of_a_share_comes_when_it_is_back(mqtt: Wires, version: int, topic: str) -> Iterator[None]:
+    member, writer = mqtt.durable(V5, receive_maximum=1), mqtt.connect(version)
+    member.subscribe(f"$share/work/{topic}")
+    for number in range(5):
+        writer.publish(topic, b"%d" % number, 1)
+    assert member.receive(Publish).payload == b"0"
+    yield
+    again = mqtt.durable(V5, member.client_id)
+    assert again.payloads(5) == [b"0", b"1", b"2", b"3", b"4"]
+    again.nothing()
+
+
+@story
 def a_completed_id_can_be_used_again(mqtt: Wires, version: int, topic: str) -> Iterator[None]:
     """The last of the stories, because the kill must come right after the PUBCOMP."""
     reader, writer = mqtt.durable(version), mqtt.durable(version)

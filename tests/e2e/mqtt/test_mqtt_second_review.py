@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from millstream.broker.journal import EntityFact
 from millstream.broker.metrics import Metrics
@@ -527,8 +528,11 @@ def test_packet_ids_of_qos_2_in_a_share_are_known_after_a_restart(tmp_path: Path
     wires = Wires(server)
     try:
         again = wires.durable(V4, "worker")
-        assert again.next() == Pubrel(before.packet_id)
-        again.send(Pubcomp(before.packet_id))
+        if place == "live/jobs" and not received:
+            assert again.message() == structs.replace(before, dup=True)
+        else:
+            assert again.next() == Pubrel(before.packet_id)
+            again.send(Pubcomp(before.packet_id))
         wires.connect().publish(place, b"second", 2)
         if place == "$queue/jobs" and not received:
             assert again.message().payload == b"first"

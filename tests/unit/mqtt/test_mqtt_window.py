@@ -8,7 +8,7 @@ import pytest
 
 from millstream.mqtt.aliases import IncomingAliases, OutgoingAliases
 from millstream.mqtt.reasons import MqttViolation, Reason
-from millstream.mqtt.window import PUBLISHED, RELEASED, Incoming, Outgoing
+from millstream.mqtt.window import PACKET_ID_MAX, PUBLISHED, RELEASED, Incoming, Outgoing
 
 
 def outgoing(*qos: int, limit: int = 100) -> Outgoing[str]:
@@ -146,6 +146,51 @@ def test_mqtt_4_3_3_6_what_a_client_confirms_unasked_is_not_published_later() ->
     window.puback(1)
     window.limit = 5
     assert window.resume_more() == []
+
+
+def test_what_waits_has_its_id_and_goes_when_there_is_room() -> None:
+    window = outgoing(1, limit=1)
+    assert [window.wait(qos, f"w{qos}") for qos in (1, 2)] == [2, 3]
+    assert (len(window), window.waiting, window.room) == (3, 2, 0)
+    assert not window.go(2)
+    assert window.puback(1) is not None
+    assert window.go(2)
+    assert not window.go(2), "it has gone"
+    assert not window.go(3)
+    assert (window.puback(2), window.room, window.waiting) == ("w1", 1, 1)
+    window.forget(3)
+    assert (len(window), window.waiting, window.send(1, "next")) == (0, 0, 4)
+
+
+def test_what_waits_cannot_be_confirmed() -> None:
+    window = outgoing()
+    assert [window.wait(qos, "waits") for qos in (1, 2)] == [1, 2]
+    assert window.puback(1) is None
+    assert window.pubrec(2, ok=True) is None
+    assert window.pubrec(2, ok=False) is None
+    assert window.pubcomp(2) is None
+    assert window.waiting == len(window) == 2
+
+
+def test_what_has_waited_is_sent_to_the_next_connection_in_its_order_as_far_as_there_is_room() -> None:
+    window = outgoing(1, limit=1)
+    for number in range(3):
+        window.wait(1, f"w{number}")
+    window.limit = 2
+    assert [fact.packet_id for fact in window.resume()] == [1, 2]
+    assert (window.waiting, window.go(3)) == (2, False)
+    assert window.wait(1, "later") == 5
+    for packet_id in (1, 2, 3):
+        window.puback(packet_id)
+    assert [fact.packet_id for fact in window.resume_more()] == [4]
+    assert window.go(5)
+
+
+def test_no_more_waits_than_there_are_packet_ids() -> None:
+    window = outgoing(limit=10)
+    assert all(window.wait(1, "x") for _ in range(PACKET_ID_MAX))
+    assert window.wait(1, "x") is None
+    assert window.send(1, "x") is None
 
 
 def test_a_message_that_is_gone_frees_its_id_in_any_state() -> None:

@@ -18,7 +18,7 @@ __all__ = ["Flight"]
 class Flight:
     """A message that was sent and is not confirmed."""
 
-    __slots__ = ("is_lent", "message", "on_arrival", "place", "share")
+    __slots__ = ("is_lent", "message", "on_arrival", "place", "share", "was_sent")
 
     def __init__(
         self,
@@ -28,6 +28,7 @@ class Flight:
         on_arrival: Callable[[bool], None] | None = None,
         *,
         is_lent: bool = False,
+        was_sent: bool = True,
     ) -> None:
         #: Forgotten while the client is away, if there is a place to read it again.
         self.message = message
@@ -37,6 +38,13 @@ class Flight:
         self.is_lent = is_lent or share is not None
         #: Of a queue: called when the client has it, or does not want it.
         self.on_arrival = on_arrival
+        #: Whether the client may have got it; nobody knows of an earlier run of the broker.
+        self.was_sent = was_sent
+
+    @property
+    def has_no_position(self) -> bool:
+        """Whether nothing but the fact of its flight says that the session has it."""
+        return self.is_lent or (self.place is not None and not self.place.topic)
 
     def is_recorded(self, qos: int) -> bool:
         """Whether a session that lasts writes it down.
@@ -50,4 +58,4 @@ class Flight:
         """The fact that it was sent; for a message of the log it also records how far the position has come."""
         if self.place is None:
             return ["held", packet_id]
-        return ["lent" if self.is_lent or not self.place.topic else "sent", packet_id, qos, *self.place]
+        return ["lent" if self.has_no_position else "sent", packet_id, qos, *self.place]

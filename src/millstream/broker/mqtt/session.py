@@ -9,24 +9,26 @@ that ends with its connection, and everything of QoS 0, gets what passes by, fro
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from millstream.broker.journal import Fact
+from millstream.broker.mqtt.departing import Departing
 from millstream.broker.mqtt.flight import Flight
 from millstream.broker.mqtt.keepsakes import Keepsakes
 from millstream.broker.mqtt.parcel import Grant, Parcel
 from millstream.broker.mqtt.reading import Place, Position
 from millstream.broker.mqtt.rereading import Rereading
 from millstream.broker.mqtt.rights import may_receive
+from millstream.broker.mqtt.shares import hand_over
 from millstream.broker.mqtt.store import entity_of
 from millstream.broker.mqtt.subscription import QueueSubscription, Subscription
+from millstream.broker.mqtt.waiting import Waiting
 from millstream.broker.mqtt.wills import LeftWill
 from millstream.errors import MillstreamError
-from millstream.mqtt.messages import Message, size_of
+from millstream.mqtt.messages import Message
 from millstream.mqtt.packets import Pubrel
 from millstream.mqtt.reasons import Reason
 from millstream.mqtt.window import PUBLISHED, RELEASED, Incoming, InFlight, Outgoing
@@ -43,15 +45,13 @@ class Session:
     """See the module."""
 
     __slots__ = (
+        "_departing",
         "_is_looking",
         "_keepsakes",
         "_look_anew",
         "_must_look",
-        "_queue",
-        "_queued_bytes",
         "_resuming",
-        "_sending",
-        "_unsent",
+        "_waiting",
         "behind",
         "client",
         "client_id",
@@ -102,14 +102,12 @@ class Session:
         self._is_looking = False
         self._must_look = False
         self._look_anew = False
-        self._queue: deque[tuple[Parcel, Grant, Flight]] | None = None
-        self._queued_bytes = 0
+        #: What its client cannot take yet.
+        self._waiting: Waiting | None = None
         #: Messages that it has missed because of a limit.
         self.dropped = 0
         self._resuming = False
-        #: Handed out with QoS 2, and waiting for their packet ids to be on disk.
-        self._unsent: list[tuple[int, Parcel, Grant]] = []
-        self._sending = False
+        self._departing = Departing(self)
         #: Retained messages that the client has asked for.
         self._keepsakes: Keepsakes | None = None
 
@@ -120,7 +118,8 @@ class Session:
 
     @property
     def queued(self) -> int:
-        return len(self._queue) if self._queue else 0
+        """What waits for its client and is read from no position."""
+        return max(self.outgoing.waiting, len(self._waiting or ()))
 
     # --- what is remembered --------------------------------------------------------------------------------------
 
@@ -240,27 +239,17 @@ class Session:
             return client.send_at_most_once(parcel, grant)
         if not client.takes(parcel, grant):
             return False
-        flight = Flight(message, place if self.lasts else None, share)
-        if self._queue or self._resuming or client.is_slow or not self.launch(parcel, grant, qos, flight):
-            return self._wait(parcel, grant, flight)
+        # With the place of a message of a share it can wait for another member.
+        flight = Flight(message, place if self.lasts or share is not None else None, share)
+        if self._waiting or self._resuming or client.is_slow or not self.launch(parcel, grant, qos, flight):
+            if self._waiting is None:
+                self._waiting = Waiting(self)
+            return self._waiting.put(parcel, grant, flight)
         return True
 
     def _granted(self, grant: Grant, message: Message) -> Grant | None:
         """What it gets of a message, which may be its own."""
         return grant.of_own if grant.no_local and message.client_id == self.client_id else grant
-
-    def _wait(self, parcel: Parcel, grant: Grant, flight: Flight) -> bool:
-        settings = self.world.room.settings
-        size = size_of(parcel.message)
-        if self._queue is None:
-            self._queue = deque()
-        queue = self._queue
-        if len(queue) >= settings.queued_messages_max or self._queued_bytes + size > settings.queued_bytes_max:
-            self.count_dropped()
-            return False
-        queue.append((parcel, grant, flight))
-        self._queued_bytes += size
-        return True
 
     def count_dropped(self, messages: int = 1) -> None:
         self.dropped += messages
@@ -272,35 +261,39 @@ class Session:
         if packet_id is None:
             return False
         if not self.lasts or not flight.is_recorded(qos):
-            self._send(packet_id, parcel, grant, qos)
-        elif qos == 1:
-            self.record(flight.fact(packet_id, qos))
-            self._send(packet_id, parcel, grant, qos)
+            self.send(packet_id, parcel, grant, qos)
+            return True
+        # Recorded now, whenever it is sent: no fact may say that the session has come further than those before it.
+        self.record(flight.fact(packet_id, qos))
+        if qos == 1 and flight.share is None:
+            self.send(packet_id, parcel, grant, qos)
         else:
-            # A packet id that the broker forgets is a message that the client takes for another one.  It is recorded
-            # now all the same: no fact may say that the session has come further than those before it.
-            self.record(flight.fact(packet_id, qos))
-            self._unsent.append((packet_id, parcel, grant))
-            if not self._sending:
-                self._sending = True
-                self.world.room.own(asyncio.ensure_future(self._send_recorded()))
+            self._departing.put(packet_id, parcel, grant, qos, flight)
         return True
 
-    async def _send_recorded(self) -> None:
-        try:
-            while self._unsent:
-                client, unsent, self._unsent = self.client, self._unsent, []
-                await self.world.room.store.journal.sync()
-                if self.client is client:  # another one gets it as everything else that is in flight
-                    for packet_id, parcel, grant in unsent:
-                        self._send(packet_id, parcel, grant, 2)
-        except MillstreamError as error:
-            if self.client is not None:
-                self.client.fail(error)
-        finally:
-            self._sending = False
+    def reserve(self, qos: int, flight: Flight) -> int | None:
+        """Give a message its packet id, which is written down, before it is sent; None if there are no more of them."""
+        packet_id = self.outgoing.wait(qos, flight)
+        if packet_id is not None:
+            flight.was_sent = False
+            self.record(flight.fact(packet_id, qos))
+            self._departing.sync()
+        return packet_id
 
-    def _send(self, packet_id: int, parcel: Parcel, grant: Grant, qos: int, *, dup: bool = False) -> None:
+    def keep(self, parcel: Parcel, grant: Grant, place: Place, share: Share) -> bool:
+        """Have a message of a share for the client when it is back; False if too many wait for it."""
+        if len(self.outgoing) >= self.world.room.settings.queued_messages_max:
+            return False
+        return self.reserve(min(grant.qos, parcel.message.qos), Flight(None, place, share)) is not None
+
+    def launch_reserved(self, packet_id: int, parcel: Parcel, grant: Grant, qos: int, flight: Flight) -> bool:
+        """As `launch`, with the packet id that the message has already."""
+        if not self.outgoing.go(packet_id):
+            return False
+        self._departing.put(packet_id, parcel, grant, qos, flight)
+        return True
+
+    def send(self, packet_id: int, parcel: Parcel, grant: Grant, qos: int, *, dup: bool = False) -> None:
         if self.client is not None:
             self.client.send(parcel, grant, qos=qos, packet_id=packet_id, dup=dup)
 
@@ -364,16 +357,8 @@ class Session:
         if more:
             self._resend(more)
             return
-        queue = self._queue
-        while queue:
-            parcel, grant, flight = queue[0]
-            if parcel.message.expiry_us:  # it has become older
-                parcel = Parcel(parcel.message, self.world.room.clock.now_us())
-            qos = min(grant.qos, parcel.message.qos)
-            if client.is_slow or not (parcel.is_expired or self.launch(parcel, grant, qos, flight)):
-                return
-            queue.popleft()
-            self._queued_bytes -= size_of(parcel.message)
+        if self._waiting and not self._waiting.send(client):
+            return
         if self._keepsakes and not self._keepsakes.send(client):
             return
         for position in list(self.behind.values()):
@@ -414,7 +399,7 @@ class Session:
         if flight is not None:
             if flight.is_recorded(qos):
                 self.record(["done", packet_id])
-            if self.behind or self._queue or self._keepsakes or self.outgoing.is_held:
+            if self.behind or self._waiting or self._keepsakes or self.outgoing.is_held:
                 self.go_on()
             if self.client is not None:
                 self.client.has_room()
@@ -481,8 +466,8 @@ class Session:
         self.world.room.own(asyncio.ensure_future(self.client.or_fail(self._resume(self.client, flights))))
 
     async def _resume(self, client: Client, flights: Sequence[InFlight[Flight]]) -> None:
-        if self.lasts and any(qos == 2 for _, _, qos, _ in flights):
-            await self.world.room.store.journal.sync()  # their packet ids may be on their way to the disk
+        if self.lasts and any(qos == 2 or flight.has_no_position for _, _, qos, flight in flights):
+            await self.world.room.store.journal.sync()  # what is written of them may be on its way to the disk
         again = Rereading(self.world, (flight for _, state, _, flight in flights if state != RELEASED))
         for packet_id, state, qos, flight in flights:
             if self.client is not client:
@@ -499,13 +484,14 @@ class Session:
             parcel = None if message is None else Parcel(message, self.world.room.clock.now_us())
             held = None if message is None else self._held(flight, message.topic)
             if message is None or parcel is None or not self._may_repeat(client, parcel, qos, held):
-                self._give_up(client, packet_id, qos)
+                self._give_up(client, packet_id, qos, flight)
                 continue
             grant = held or Grant(qos, False, False, ())
             grant = self._granted(grant, message) or grant
             if flight.place is not None and not flight.place.topic:
                 grant = grant._replace(retain_as_published=True)
-            self._send(packet_id, parcel, grant, qos, dup=True)
+            self.send(packet_id, parcel, grant, qos, dup=flight.was_sent)
+            flight.was_sent = True
         if self.client is client:
             self._resuming = False
             self._catch_up()
@@ -522,11 +508,19 @@ class Session:
             return False
         return held is not None or (client.who is not None and may_receive(client.who, parcel.message.topic))
 
-    def _give_up(self, client: Client, packet_id: int, qos: int) -> None:
+    def _give_up(self, client: Client, packet_id: int, qos: int, flight: Flight) -> None:
         """A message in flight is gone: retention was faster than the client, for example."""
+        if not flight.was_sent:
+            self.drop(packet_id)
+            return
         self.record(self.lose(packet_id, qos))
         if qos == 2:
             client.write(Pubrel(packet_id))
+
+    def drop(self, packet_id: int) -> None:
+        """A message that the client has not been sent is not for it any more."""
+        self.outgoing.forget(packet_id)
+        self.record(["done", packet_id])
 
     def lose(self, packet_id: int, qos: int) -> Fact:
         """A message in flight cannot be sent again.  Returns what has changed by that."""
@@ -582,16 +576,14 @@ class Session:
         self.client = None
         self._resuming = False
         self.behind.clear()
-        self._unsent.clear()
-        queue, self._queue, self._queued_bytes = self._queue, None, 0
-        for parcel, _, flight in queue or ():
-            if flight.share is not None:
-                self.world.offer_again(flight.share, parcel, flight.place, but=self)
+        self._departing.cancel()
+        waiting, self._waiting = self._waiting, None
+        hand_over(self, waiting.left() if waiting is not None else ())
         if not self.lasts:
             self._keepsakes = None
         elif self._keepsakes is not None:
             self._keepsakes.pause()
         self.note_positions()
-        for _, _, _, flight in self.outgoing.facts():
+        for _, _, _, flight in self.outgoing.facts() if self.lasts else ():
             if flight.place is not None:
                 flight.message = None

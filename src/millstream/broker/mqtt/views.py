@@ -217,7 +217,7 @@ def _summary(session: Session, places: Sequence[calls.SessionPlace]) -> dict[str
         "expiry_s": session.expiry_s,
         "ends_ms": session.ends_us // 1000,
         "subscriptions": len(session.subscriptions) + len(session.queues),
-        "in_flight": len(session.outgoing),
+        "in_flight": len(session.outgoing) - session.outgoing.waiting,
         "queued": session.queued,
         "waiting": sum(place.end - place.offset for place in places),
         "dropped": session.dropped,

@@ -57,7 +57,7 @@ class World:
         self._shares: dict[tuple[str, str], Share] = {}
         self._feed: Feed | None = None
         self._receivers: dict[str, _Receivers] = {}
-        #: Whether any of them reads it from the log, also while it is away.
+        #: Whether any of them finds it in the log, also after it was away.
         self._durable: dict[str, bool] = {}
         self._version = -1
         self._remembered = 0
@@ -88,7 +88,9 @@ class World:
             if found is None:
                 found = self._shares[share] = Share(*share)
                 self.trie.insert(share.filter, found, None)
+            was_durable = found.is_durable
             found.join(session, subscription)
+            self._changed(found, was_durable)
         if self._feed is None:
             self._feed = self.room.broker.subscriptions.open(self, ("#", self.room.catch_all))
 
@@ -129,7 +131,9 @@ class World:
             self.trie.remove(topic_filter, session)
         else:
             found = self._shares[share]
+            was_durable = found.is_durable
             found.leave(session)
+            self._changed(found, was_durable)
             if not found.members:
                 del self._shares[share]
                 self.trie.remove(share.filter, found)
@@ -137,6 +141,11 @@ class World:
         if self.trie.is_empty and self._feed is not None:
             self.room.broker.subscriptions.dismiss(self._feed)
             self._feed = None
+
+    def _changed(self, share: Share, was_durable: bool) -> None:
+        """What is remembered of topics may not hold any more: the trie knows nothing of a share's members."""
+        if share.is_durable != was_durable:
+            self._durable = {}
 
     def forget(self, session: Session) -> None:
         """The session is over."""
@@ -151,14 +160,13 @@ class World:
         named = map(parse_share, session.subscriptions)
         return [self._shares[share] for share in named if share is not None]
 
-    def offer_again(self, share: Share, parcel: Parcel, place: Place | None, *, but: Session) -> None:
-        """Give a message that a member of a share did not take to another.
+    def offer_again(self, share: Share, parcel: Parcel, place: Place | None, *, but: Session) -> bool:
+        """Give a message that a member of a share did not take to another; says whether there is one that takes it.
 
         The share may have lost all of its members since, and then others may have begun it anew.
         """
         found = self._shares.get((share.group, share.filter))
-        if found is not None:
-            found.offer(parcel, place, but=but)
+        return found is not None and found.offer(parcel, place, but=but)
 
     def _begin(self, session: Session, subscriptions: Sequence[Subscription]) -> Iterator[None]:
         """New subscriptions are for what comes from now on: the ends of everything that is there already.
@@ -270,7 +278,7 @@ class World:
         found = self._durable.get(topic)
         if found is None:
             found = any(
-                grant is not None and grant.qos and isinstance(receiver, Session) and receiver.lasts
+                receiver.is_durable if isinstance(receiver, Share) else receiver.lasts and bool(grant and grant.qos)
                 for receiver, grant in receivers
             )
             self._durable[topic] = found
