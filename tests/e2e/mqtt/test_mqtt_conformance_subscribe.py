@@ -42,6 +42,27 @@ def test_3_8_4_3_the_same_filter_again_replaces_the_subscription(mqtt: Wires, ve
 
 
 @both_versions
+@pytest.mark.parametrize("name", ["waiting", "no topic of its own"])
+def test_3_8_4_4_what_waits_is_not_lost_when_a_filter_gets_a_lower_qos(
+    mqtt: Wires, version: int, topic: str, name: str
+) -> None:
+    reader, writer = mqtt.durable(version, clean=version == V5), mqtt.connect(version)
+    name = f"{topic}/{name}"
+    reader.subscribe(name, qos=1)
+    reader.disconnect()
+    waiting = [b"%d" % number for number in range(150)]  # more than a client is given at a time
+    for payload in waiting:
+        writer.publish(name, payload, 1)
+    again = mqtt.durable(version, reader.client_id)
+    assert again.subscribe(name, qos=0) == (0,)
+    assert again.payloads(len(waiting)) == waiting
+    writer.publish(name, b"new", 1)
+    message = again.message()
+    assert (message.payload, message.qos) == (b"new", 0)
+    again.nothing()
+
+
+@both_versions
 @pytest.mark.parametrize(
     ("filter_", "matching", "other"),
     [

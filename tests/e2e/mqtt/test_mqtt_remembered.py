@@ -126,6 +126,80 @@ def test_what_is_said_last_of_a_filter_holds_after_a_restart(runs: Runs) -> None
     again.nothing()
 
 
+def waits_behind_another(runs: Runs, *names: str) -> tuple[Wire, Wire]:
+    """A writer, and a reader of `#` with QoS 2 that has one message of the first name and takes no other before.
+
+    It has said since that QoS 0 is enough.
+    """
+    writer, reader = runs.wires.connect(), runs.wires.durable(client_id="reader", receive_maximum=1)
+    reader.subscribe("#", qos=2)
+    for name in names:
+        for payload in (b"1", b"2", b"3"):
+            writer.publish(name, payload, 2)
+    assert reader.subscribe("#", qos=0) == (0,)
+    return writer, reader
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("name", ["one", "two/levels", "no topic"])
+def test_what_waits_for_a_filter_that_gets_a_lower_qos_comes_after_a_restart(
+    runs: Runs, name: str, snapshot: bool
+) -> None:
+    writer, _ = waits_behind_another(runs, name, "another")
+    writer.publish(name, b"with QoS 0", 2)
+    with runs.server.broker.connect() as client:
+        assert client.mqtt.session("reader").waiting in (5, 6), "behind the one that it has got"
+    if snapshot:
+        runs.server.broker.run(runs.server.broker.broker.mqtt.store.journal.checkpoint())
+    mqtt = runs.restart()
+    again, writer = mqtt.durable(client_id="reader"), mqtt.connect()
+    got = again.messages(6)
+    assert sorted((it.topic, it.payload) for it in got) == sorted(
+        (topic, payload) for topic in (name, "another") for payload in (b"1", b"2", b"3")
+    )
+    assert {it.qos for it in got} == {2}
+    again.nothing()
+    writer.publish(name, b"new", 2)
+    message = again.message()
+    assert (message.payload, message.qos) == (b"new", 0)
+    mqtt = runs.restart()
+    mqtt.durable(client_id="reader").nothing()
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("name", ["one", "no topic"])
+def test_what_waits_for_a_filter_whose_qos_falls_and_rises_again_comes_once(
+    runs: Runs, name: str, restarts: bool
+) -> None:
+    writer, reader = waits_behind_another(runs, name)
+    writer.publish(name, b"with QoS 0", 2)
+    assert reader.receive(Publish).payload == b"1"  # and is not confirmed
+    assert reader.receive(Publish).payload == b"with QoS 0"
+    assert reader.subscribe("#", qos=1) == (1,)
+    writer.publish(name, b"with QoS 1", 2)
+    if restarts:
+        runs.server.broker.run(runs.server.broker.broker.mqtt.store.journal.checkpoint())
+        runs.restart()
+    else:
+        reader.drop()
+    again = runs.wires.durable(client_id="reader")
+    assert sorted((it.payload, it.qos) for it in again.messages(4)) == [
+        (b"1", 2),
+        (b"2", 2),
+        (b"3", 2),
+        (b"with QoS 1", 1),
+    ]
+    again.nothing()
+
+
+def test_what_waits_for_a_filter_that_gets_a_lower_qos_ends_with_its_subscription(runs: Runs) -> None:
+    _, reader = waits_behind_another(runs, "one")
+    reader.unsubscribe("#")
+    reader.send(Pubrec(reader.receive(Publish).packet_id))
+    reader.nothing()
+    runs.restart().durable(client_id="reader").nothing()
+
+
 # --- shares ----------------------------------------------------------------------------------------------------------
 
 

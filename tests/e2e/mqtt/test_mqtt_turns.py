@@ -206,7 +206,7 @@ def test_who_says_again_what_it_is_subscribed_to_makes_nobody_look_through_all_t
     looked.clear()
     for qos in (0, 1, 2, 1, 0):
         assert wire.subscribe(f"{topic}/#", qos=qos) == (qos,)
-    assert len(looked) == 2, "the first time, and when there is something to read from the log"
+    assert len(looked) == 3, "the first time, when there is something to read from the log, and to see what is left"
 
 
 def test_who_unsubscribes_from_many_topics_lets_others_have_their_turn(

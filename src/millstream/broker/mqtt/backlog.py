@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Final
 
 from millstream.broker.mqtt.session import Session
@@ -21,7 +21,7 @@ __all__ = ["backlog_of"]
 _AT_A_TIME: Final = 500
 
 
-async def backlog_of(world: World, sessions: Iterable[Session], *, opens: bool) -> dict[Session, list[SessionPlace]]:
+async def backlog_of(world: World, sessions: Collection[Session], *, opens: bool) -> dict[Session, list[SessionPlace]]:
     """The places where something waits.  Partitions that nobody has used since the start are looked at with `opens`."""
     readers: FilterTrie[Session] = FilterTrie()
     everything: dict[Session, list[SessionPlace]] = {}
@@ -30,9 +30,7 @@ async def backlog_of(world: World, sessions: Iterable[Session], *, opens: bool) 
             if subscription.qos and not is_special(subscription.filter):
                 readers.insert(subscription.filter, session, None)
                 everything[session] = []
-    if not everything:
-        return everything
-    for count, topic in enumerate(world.stored_topics(), 1):
+    for count, topic in enumerate(world.stored_topics() if everything else (), 1):
         # Who reads anything reads what is in no topic of its own as well, and steps over what it does not want.
         is_catch_all = topic.name == world.room.catch_all
         found = list(everything) if is_catch_all else [session for session, _ in readers.match(from_topic(topic.name))]
@@ -40,7 +38,19 @@ async def backlog_of(world: World, sessions: Iterable[Session], *, opens: bool) 
             _add(world, topic, found, everything, opens=opens)
         if count % _AT_A_TIME == 0:
             await asyncio.sleep(0)
+    for session in sessions:
+        if left := list(_left_to(session, everything.get(session, []))):
+            everything[session] = [*everything.get(session, []), *left]
     return everything
+
+
+def _left_to(session: Session, counted: list[SessionPlace]) -> Iterator[SessionPlace]:
+    """What waits for filters whose QoS has fallen to 0, where no other filter counts it."""
+    leaving = [(it, it.leaves_at) for it in session.positions.values() if it.leaves_at > it.next]
+    places = {(place.topic, place.partition) for place in counted} if leaving else ()
+    for position, end in leaving:
+        if (position.topic, position.partition) not in places:
+            yield SessionPlace(topic=position.topic, partition=position.partition, offset=position.next, end=end)
 
 
 def _add(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import structlog
@@ -20,17 +20,18 @@ from millstream.headers import readable_headers
 from millstream.mqtt.messages import Message
 from millstream.mqtt.reasons import MqttViolation
 from millstream.mqtt.stored import message_of
-from millstream.mqtt.topics import check_topic_name, from_topic
+from millstream.mqtt.topics import check_topic_name, filter_matches, from_topic, is_special
 from millstream.mqtt.window import PUBLISHED
 from millstream.records import Batch
 from millstream.slicing import batches_of, select_messages
 
 if TYPE_CHECKING:
     from millstream.broker.mqtt.session import Session
+    from millstream.broker.mqtt.subscription import Subscription
     from millstream.broker.mqtt.world import World
     from millstream.broker.registry import Topic
 
-__all__ = ["Place", "Position", "Reading", "messages_from", "messages_of"]
+__all__ = ["Place", "Position", "Reading", "facts_of", "has_left", "messages_from", "messages_of"]
 
 _log = structlog.get_logger("millstream.mqtt")
 
@@ -55,7 +56,7 @@ class Place(NamedTuple):
 class Position:
     """How far a session has read one partition."""
 
-    __slots__ = ("_since", "halfway", "is_dirty", "next", "partition", "reads", "topic", "uid")
+    __slots__ = ("_since", "_until", "halfway", "is_dirty", "next", "partition", "reads", "topic", "uid")
 
     def __init__(self, topic: str, partition: int, uid: int, next_offset: int) -> None:
         self.topic = topic
@@ -71,13 +72,14 @@ class Position:
         self.halfway = -1
         #: Filters that came later than others of its session, and from where on they count.
         self._since: dict[str, int] | None = None
+        #: What some filters were before their QoS fell to 0, from where on they counted, and up to where they do.
+        self._until: dict[str, tuple[int, int, Subscription]] | None = None
 
     def fact(self) -> Fact:
         return ["at", self.topic, self.partition, self.uid, self.next]
 
-    def facts(self) -> Iterator[Fact]:
-        """Everything that rebuilds it."""
-        yield self.fact()
+    def begins(self) -> Iterator[Fact]:
+        """From where on filters count that came later."""
         for topic_filter, offset in (self._since or {}).items():
             if offset > self.next:
                 yield ["since", self.uid, topic_filter, offset]
@@ -86,7 +88,28 @@ class Position:
         """A filter is for what comes from an offset on, although there are older messages to read for others."""
         self._since = {name: since for name, since in (self._since or {}).items() if since > self.next}
         self._since[topic_filter] = offset
+        if self._until is not None and topic_filter in self._until:
+            first, end, former = self._until[topic_filter]
+            self._until[topic_filter] = first, min(end, offset), former
         return ["since", self.uid, topic_filter, offset]
+
+    def begins_no_later(self, topic_filter: str) -> int:
+        """Forget from where on a filter counts; returns that."""
+        return (self._since or {}).pop(topic_filter, 0)
+
+    def leave(self, former: Subscription, end: int) -> Fact:
+        """The QoS of a filter falls to 0: what came before this end is for it as it was.
+
+        The fact is that of a filter that begins there.  Before the fact of its lower QoS it means this.
+        """
+        first = self.begins_no_later(former.filter)
+        self._until = {name: it for name, it in (self._until or {}).items() if it[1] > self.next}
+        self._until[former.filter] = first, end, former
+        return ["since", self.uid, former.filter, end]
+
+    def leaving(self) -> dict[str, tuple[int, Subscription]]:
+        """Filters that have left, and up to where there is something for them: their ends, and what they were."""
+        return {name: (end, it) for name, (_, end, it) in (self._until or {}).items() if end > self.next}
 
     def take_back(self, end: int) -> list[Fact]:
         """The log ends here, sooner than it did: what comes next is new.  Returns what has changed by that."""
@@ -97,15 +120,54 @@ class Position:
         for topic_filter, since in list((self._since or {}).items()):
             if since > end:
                 facts.append(self.begin(topic_filter, end))
+        facts += [self.begin(name, end) for name, (until, _) in self.leaving().items() if until > end]
         return facts
 
     @property
     def furthest(self) -> int:
-        return max(self.next, *(self._since or {}).values(), 0)
+        return max(self.next, self.leaves_at, *(self._since or {}).values())
+
+    @property
+    def leaves_at(self) -> int:
+        """Up to where there is something for filters whose QoS has fallen; 0 if there is no such filter."""
+        return max((end for _, end, _ in self._until.values()), default=0) if self._until else 0
 
     def early(self, offset: int) -> frozenset[str]:
-        """Filters that do not count yet."""
-        return frozenset(name for name, since in (self._since or {}).items() if offset < since)
+        """Filters that do not count yet as they are."""
+        early = frozenset(name for name, since in (self._since or {}).items() if offset < since)
+        return early if self._until is None else early | {name for name, it in self._until.items() if offset < it[1]}
+
+    def former(self, offset: int) -> list[Subscription]:
+        """What filters were that have left behind this offset."""
+        return [it for first, end, it in (self._until or {}).values() if first <= offset < end]
+
+
+def has_left(positions: Iterable[Position], former: Subscription | None, *, qos: int) -> None:
+    """It was written down that a filter has this QoS from now on; where it has left, that was said just before."""
+    if former is None or not former.qos or qos:
+        return
+    for position in positions:
+        if (end := position.begins_no_later(former.filter)) > position.next:
+            position.leave(former, end)
+
+
+def facts_of(positions: Collection[Position], subscriptions: Mapping[str, Subscription]) -> Iterator[Fact]:
+    """Everything that rebuilds the positions of a session whose subscriptions are told already."""
+    left: dict[str, Subscription] = {}
+    ends: list[Fact] = []
+    for position in positions:
+        yield position.fact()
+        for name, (end, former) in position.leaving().items():
+            if name in subscriptions:
+                left[name] = former
+                ends.append(["since", position.uid, name, end])
+    if left:  # told as it was
+        yield from (["sub", *former] for former in left.values())
+        yield from ends
+        yield from (["sub", *former._replace(qos=0)] for former in left.values())
+    for position in positions:
+        yield from position.begins()
+    yield from (["sub", *subscriptions[name]] for name in left)
 
 
 def messages_of(
@@ -174,11 +236,39 @@ class Reading:
         There is a None whenever it is time to let others have their turn: after a start, partitions are opened here.
         """
         self._tidy(session)
-        for place in self._world.partitions_for(session):
+        for place in self._world.partitions_for(session.subscriptions.values()):
             if place is None:
                 yield None
             elif (position := self._position_behind(session, *place)) is not None:
                 yield position
+        for position in [it for it in session.positions.values() if it.leaves_at > it.next]:
+            yield None
+            topic = self._world.topic(position.topic)
+            if topic is not None and self._position_behind(session, topic, position.partition) is position:
+                yield position
+
+    def leave(self, session: Session, subscriptions: Iterable[Subscription]) -> Iterator[None]:
+        """These are about to hold.  What waits for a filter whose QoS falls to 0 comes to it all the same, as it was.
+
+        Yields whenever others should have their turn, but not behind the ends that it takes.
+        """
+        known = session.subscriptions if session.lasts else {}
+        fallen = [known[one.filter] for one in subscriptions if one.filter in known and not one.qos]
+        fallen = [former for former in fallen if former.qos and not is_special(former.filter)]
+        found: list[tuple[Position, Partition, list[Subscription]]] = []
+        for place in self._world.partitions_for(fallen) if fallen else ():
+            if place is None:
+                yield
+            elif (position := self._position_behind(session, *place)) is not None:
+                name = None if position.topic == self._world.room.catch_all else from_topic(position.topic)
+                leaving = [former for former in fallen if name is None or filter_matches(former.filter, name)]
+                found.append((position, place[0].partitions[place[1]], leaving))
+        for position, partition, leaving in found:
+            if session.positions.get(position.uid) is position:
+                session.record(position.fact())
+                session.record(*(position.leave(former, partition.high_watermark) for former in leaving))
+        if found:
+            session.catch_up()
 
     def _position_behind(self, session: Session, topic: Topic, number: int) -> Position | None:
         topics = self._world.room.broker.topics
@@ -301,7 +391,7 @@ class Reading:
                     return
                 left -= 1
                 if early := position.early(offset):
-                    grant = world.grant_for(session, message.topic, early)
+                    grant = world.grant_for(session, message.topic, early, position.former(offset))
                 else:
                     if message.topic not in grants:
                         grants[message.topic] = world.grant_for(session, message.topic)

@@ -19,7 +19,7 @@ from millstream.broker.mqtt.departing import Departing
 from millstream.broker.mqtt.flight import Flight
 from millstream.broker.mqtt.keepsakes import Keepsakes
 from millstream.broker.mqtt.parcel import Grant, Parcel
-from millstream.broker.mqtt.reading import Place, Position
+from millstream.broker.mqtt.reading import Place, Position, facts_of, has_left
 from millstream.broker.mqtt.rereading import Rereading
 from millstream.broker.mqtt.rights import may_receive
 from millstream.broker.mqtt.shares import hand_over
@@ -153,8 +153,7 @@ class Session:
                 if state == RELEASED:
                     yield ["rec", packet_id]
         # Behind the flights, which say how far it has come as well: one may be of a message that a crash has taken.
-        for position in self.positions.values():
-            yield from position.facts()
+        yield from facts_of(self.positions.values(), self.subscriptions)
         if self._keepsakes is not None:
             yield from self._keepsakes.facts()
         for packet_id in self.incoming.facts():
@@ -180,6 +179,7 @@ class Session:
             if kind == "is":
                 self.expiry_s, self.created_ms = rest
             elif kind == "sub":
+                has_left(self.positions.values(), self.subscriptions.get(rest[0]), qos=rest[1])
                 self.subscriptions[rest[0]] = Subscription(*rest)
             elif kind == "unsub":
                 self.subscriptions.pop(rest[0], None)

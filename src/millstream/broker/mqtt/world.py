@@ -71,6 +71,7 @@ class World:
         for _ in self._begin(session, subscriptions) if session.lasts else ():
             has_paused = True
             yield
+        yield from self.reading.leave(session, subscriptions)
         for subscription in subscriptions:
             self.room.broker.metrics.mqtt_subscriptions += subscription.filter not in session.subscriptions
             session.subscriptions[subscription.filter] = subscription
@@ -183,12 +184,14 @@ class World:
                 yield
                 continue
             topic, number = place
-            reads = held.read(topic.name)
+            uid = topic.partition_uids[number]
+            leaving = uid in session.positions and bool(session.positions[uid].leaving())
+            reads = held.read(topic.name) or leaving
             # What is in no topic of its own has one place for all filters.
-            later = new.filters - held.filters if topic.name == self.room.catch_all else set()
+            later = new.filters - held.filters if leaving or topic.name == self.room.catch_all else set()
             if (reads and not later) or self.topic(topic.name) is not topic or topics.is_untouched(topic, number):
                 continue
-            uid, end = topic.partition_uids[number], topics.partition_of(topic, number).high_watermark
+            end = topics.partition_of(topic, number).high_watermark
             if not reads:
                 position = session.positions[uid] = Position(topic.name, number, uid, end)
                 session.behind.pop(uid, None)
@@ -227,9 +230,9 @@ class World:
             if not topic.deleting and (not is_system(topic.name) or topic.name == self.room.catch_all):
                 yield topic
 
-    def partitions_for(self, session: Session) -> Iterator[tuple[Topic, int] | None]:
+    def partitions_for(self, subscriptions: Iterable[Subscription]) -> Iterator[tuple[Topic, int] | None]:
         """See `_partitions_of`."""
-        return self._partitions_of(self._readers(session.subscriptions.values()))
+        return self._partitions_of(self._readers(subscriptions))
 
     # --- who gets what -------------------------------------------------------------------------------------------
 
@@ -254,8 +257,10 @@ class World:
     def _forget_receivers(self) -> None:
         self._receivers, self._durable, self._remembered = {}, {}, 0
 
-    def grant_for(self, session: Session, topic: str, but: Collection[str] = ()) -> Grant | None:
-        """What a session gets of a topic, if anything; without regard to some of its filters."""
+    def grant_for(
+        self, session: Session, topic: str, but: Collection[str] = (), former: Sequence[Subscription] = ()
+    ) -> Grant | None:
+        """What a session gets of a topic, if anything; some of its filters do not count, or as they were."""
         found = [
             subscription
             for subscription in session.subscriptions.values()
@@ -263,6 +268,7 @@ class World:
             and filter_matches(subscription.filter, topic)
             and subscription.filter not in but
         ]
+        found += [it for it in former if it.filter in session.subscriptions and filter_matches(it.filter, topic)]
         return _granted(found) if found else None
 
     def grant_of_share(self, session: Session, topic: str) -> Grant | None:
