@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import millstream
 from millstream.mqtt.packets import V4, V5, Filter, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel, Will
 from millstream.testing.broker import BrokerProcess
 from tests.e2e.mqtt.support import REFERENCE, Address, Wires, free_port, unique
@@ -320,3 +321,37 @@ def test_mqtt_under_load_survives_kill_nine(tmp_path: Path) -> None:
         run.round()
         run.finish()
         run.audit()
+
+
+@pytest.mark.parametrize("version", [V4, V5], ids=["3.1.1", "5.0"])
+def test_what_a_client_was_told_of_sessions_and_wills_holds_after_a_kill_at_once(tmp_path: Path, version: int) -> None:
+    """Facts that nobody waits for are written together, by default within 50 ms: here that takes long."""
+    config = tmp_path / "config.yaml"
+    config.write_text("storage:\n  ack_flush_interval_ms: 10000\n")
+    server = Address("127.0.0.1", free_port())
+    will = Will("wills/one", b"gone", 1)
+    arguments = ("--mqtt-port", str(server.port), "--config", str(config))
+    with BrokerProcess(tmp_path / "data", arguments=arguments) as broker:
+        mqtt = Wires(server)
+        ended, reader = mqtt.durable(version), mqtt.durable(version)
+        ended.subscribe("ended")
+        ended.disconnect()
+        reader.subscribe("wills/+")
+        left = mqtt.durable(version, will=will)
+        lost = mqtt.durable(version, will=Will("wills/two", b"lost", 1))
+        given_up = mqtt.durable(version)
+        given_up.disconnect(0, Properties(session_expiry_s=0) if version == V5 else None)
+        left.disconnect()
+        assert not mqtt.connect(version, ended.client_id, clean=True).connack.session_present
+        lost.drop()
+        assert reader.message().payload == b"lost"
+        broker.kill()
+        broker.start()
+        assert not mqtt.durable(version, ended.client_id).connack.session_present
+        assert mqtt.durable(version, given_up.client_id).connack.session_present is (version == V4)
+        writer = mqtt.connect(version)
+        with millstream.connect(broker.address) as client:
+            for name, stored in (("one", [b"end"]), ("two", [b"lost", b"end"])):
+                writer.publish(f"wills/{name}", b"end", 1)
+                assert [it.value for it in client.browse(f"wills.{name}")] == stored
+        mqtt.close()

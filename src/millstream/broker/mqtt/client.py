@@ -325,12 +325,15 @@ class Client:
             if expiry_s and not session.expiry_s:
                 raise MqttViolation(Reason.PROTOCOL_ERROR, "a session that ends with its connection cannot last")
             self._room.change_expiry(session, min(expiry_s, self._room.settings.session_expiry_max_ms // 1000))
-        if packet.reason == Reason.SUCCESS:
+        changes = session.lasts and (session.will is not None or not session.expiry_s)
+        if packet.reason == Reason.SUCCESS and session.will is not None:
             session.will = None
             session.record(session.will_fact())
         if self.who is not None:
             self.who.why = f"the client said DISCONNECT, reason {int(packet.reason)}"
         self._leave(lost=packet.reason != Reason.SUCCESS)
+        if changes:
+            self._room.store.journal.flush()  # a client that is gone cannot say it again
         self._line.close()
 
     # --- what it is told -----------------------------------------------------------------------------------------

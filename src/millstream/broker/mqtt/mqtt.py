@@ -200,6 +200,7 @@ class Mqtt:
             session = world.sessions.get(client_id)
         if session is not None and packet.clean_start:
             self.end(session)
+            self.store.journal.flush()  # as in `change_expiry`; the new one may not last
             session = None
         present = session is not None
         if session is None:

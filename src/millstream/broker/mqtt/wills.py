@@ -64,8 +64,9 @@ class Wills:
         self.returned(session)
         message = self._message_of(session)
         session.will = None
-        session.record(session.will_fact())
-        if message is not None:
+        if message is None:
+            session.record(session.will_fact())
+        else:
             self._publish(session, message)
 
     def _message_of(self, session: Session) -> Message | None:
@@ -93,6 +94,9 @@ class Wills:
             for error in (owed.error for owed in run):
                 if error is not None:
                     _log.warning("a will was not published", client=session.client_id, reason=str(error))
+            # Not before: a crash must not take it.  At once: after a crash it must not come again.
+            session.record(session.will_fact())  # the session may have another one by now
+            self._room.store.journal.flush()
 
         publishing = Publishing(session.world, session.world.own, settled)
         now_us = self._room.clock.now_us()
