@@ -109,6 +109,15 @@ def test_a_will_waits_for_a_session_that_is_away(mqtt: Wires, version: int, topi
 
 
 @both_versions
+def test_a_will_goes_wherever_the_client_may_publish(mqtt: Wires, version: int, topic: str) -> None:
+    name = f"$device/{topic}"
+    reader = mqtt.connect(version)
+    reader.subscribe(name)
+    mqtt.connect(version, will=Will(name, b"gone")).drop()
+    assert reader.message().payload == b"gone"
+
+
+@both_versions
 def test_an_empty_will_is_published(mqtt: Wires, version: int, topic: str) -> None:
     watcher = mqtt.connect(version)
     watcher.subscribe(topic)

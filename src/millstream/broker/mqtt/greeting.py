@@ -9,7 +9,7 @@ from millstream.broker.mqtt.rights import require_publish
 from millstream.errors import MillstreamError
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Connect, Properties
 from millstream.mqtt.reasons import MqttViolation, Reason
-from millstream.mqtt.topics import check_topic_name
+from millstream.mqtt.topics import check_topic_name, is_special
 from millstream.mqtt.window import PACKET_ID_MAX
 from millstream.names import check_namespace
 
@@ -97,7 +97,7 @@ class Greeting:
     def _check_will(self, who: BrokerSession) -> None:
         will = self.packet.will
         if will is not None:
-            if check_topic_name(will.topic).startswith("$"):
+            if is_special(check_topic_name(will.topic)):
                 raise MqttViolation(Reason.TOPIC_NAME_INVALID, "a will is published to an ordinary topic")
             require_publish(who, will.topic)
 
