@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,6 +104,30 @@ def test_names_that_are_no_topics_need_the_right_to_all(mqtt: Wires, server: Mil
     free = log_in(mqtt, V5, key_for(server.broker, "produce", "consume"))
     assert free.subscribe("a/with space") == (2,)
     assert free.publish("a/with space", b"x", 1) < 0x80
+
+
+def test_names_like_those_of_inboxes_need_the_right_to_all_unless_there_is_one(
+    mqtt: Wires, server: Millstream, topic: str
+) -> None:
+    """Any reader may reply to an inbox, whose address is a secret; what nobody waits for may reach others."""
+    name = f"_inbox/{unique('nobody')}"
+    worker = log_in(mqtt, V5, key_for(server.broker, "consume", scopes=[topic.replace("/", ".")]))
+    assert worker.publish(name, b"x", 1) == Reason.NOT_AUTHORIZED
+    assert worker.subscribe(name, "_inbox/+", "_inbox/#") == (Reason.NOT_AUTHORIZED,) * 3
+    free = log_in(mqtt, V5, key_for(server.broker, "produce", "consume"))
+    assert free.subscribe("_inbox/#") == (2,)
+    assert free.publish(name, b"x", 1) < 0x80
+    assert free.message().payload == b"x"
+    worker.subscribe(topic)
+    with server.broker.connect(key=key_for(server.broker, "produce", "consume")) as client:
+        asking = threading.Thread(target=client.request, args=(topic.replace("/", "."), b"?"))
+        asking.start()
+        told = worker.message().properties
+        assert told.response_topic is not None
+        said = Properties(correlation_data=told.correlation_data)
+        assert worker.publish(told.response_topic, b"!", 1, properties=said) < 0x80
+        asking.join()
+    free.nothing()
 
 
 def test_whoever_may_have_a_filter_gets_again_all_that_came_by_it(mqtt: Wires, server: Millstream, topic: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import millstream
 from millstream.client import Client
 from millstream.mqtt.packets import V4, V5, Filter, Properties
-from tests.e2e.mqtt.support import REFERENCE, Millstream, Server, Wires, both_versions
+from tests.e2e.mqtt.support import REFERENCE, Millstream, Server, Wires, both_versions, unique
 
 pytestmark = pytest.mark.skipif(bool(REFERENCE), reason=f"{REFERENCE} has one door")
 
@@ -255,6 +255,24 @@ def test_the_sdk_asks_and_mqtt_replies(mqtt: Wires, client: Client, topic: str, 
     assert responder.publish(request.properties.response_topic, b"42", 1, properties=said) < 0x80
     asking.join(15)
     assert replies == [b"42"]
+
+
+@both_versions
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_name_like_that_of_an_inbox_is_one_like_any_where_nobody_has_such_an_inbox(
+    mqtt: Wires, version: int, qos: int
+) -> None:
+    name = f"_inbox/{unique('me')}"
+    here, away, writer = mqtt.connect(version), mqtt.durable(version), mqtt.durable(version)
+    here.subscribe(name, qos=qos)
+    away.subscribe("_inbox/+", qos=2)
+    assert writer.publish(name, b"1", qos) < 0x80
+    assert (here.message().payload, away.message().payload) == (b"1", b"1")
+    away.disconnect()
+    assert writer.publish(name, b"2", qos) < 0x80
+    again = mqtt.durable(version, away.client_id)
+    assert [it.payload for it in again.messages(1)] == [b"2"]
+    again.nothing()
 
 
 # --- what is stored --------------------------------------------------------------------------------------------------

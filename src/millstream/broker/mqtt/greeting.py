@@ -99,7 +99,7 @@ class Greeting:
         if will is not None:
             if is_special(check_topic_name(will.topic)):
                 raise MqttViolation(Reason.TOPIC_NAME_INVALID, "a will is published to an ordinary topic")
-            require_publish(who, will.topic)
+            require_publish(who, will.topic, self._room.broker.inboxes)
 
     def welcome(self) -> Properties:
         """What differs from what it has asked for, and our limits."""

@@ -108,7 +108,7 @@ class Receiving:
                 self._hold(owed, len(topic) + len(packet.payload))
                 self._take_special(packet, topic, owed)
                 return
-            require_publish(self._who, topic)
+            require_publish(self._who, topic, self._session.world.room.broker.inboxes)
         except MillstreamError as error:
             if isinstance(error, MqttViolation) and (
                 error.reason is not Reason.TOPIC_NAME_INVALID or "+" in topic or "#" in topic

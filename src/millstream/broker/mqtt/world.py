@@ -296,7 +296,7 @@ class World:
         """The topic in which a message is stored; None if nobody wants it stored."""
         name = to_topic(topic)
         if name is not None and name.startswith("_"):
-            if name.startswith(INBOX_PREFIX):
+            if self.room.broker.inboxes.has(self.namespace, name):
                 return name
             name = None
         rules = self.room.storage_rules
