@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import time
 
-from millstream.mqtt.packets import V5, Disconnect, Pingreq, Properties, Puback, Pubcomp, Publish, Pubrec, Pubrel
+import pytest
+
+from millstream.mqtt.packets import (
+    V5,
+    Connack,
+    Connect,
+    Disconnect,
+    Filter,
+    Pingreq,
+    Properties,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Subscribe,
+    Unsubscribe,
+)
 from millstream.mqtt.reasons import Reason
 from millstream.mqtt.writer import encode
-from tests.e2e.mqtt.support import REFERENCE, Wires, both_versions, not_in_reference
+from tests.e2e.mqtt.support import REFERENCE, Wires, both_versions, not_in_reference, unique
 
 # --- keep-alive ------------------------------------------------------------------------------------------------------
 
@@ -299,3 +316,28 @@ def test_a_client_that_does_not_read_does_not_stop_the_others(mqtt: Wires, versi
         quick.message()
     assert time.monotonic() - begin_s < 20
     slow.send(Pingreq())
+
+
+@not_in_reference("sends packets that are too large, or closes the connection without a word")
+@pytest.mark.parametrize("limit", [4, 5, 12])
+def test_3_2_0_1_a_client_whose_packets_are_too_small_for_the_connack_is_not_left_waiting(
+    mqtt: Wires, limit: int
+) -> None:
+    wire, client_id = mqtt.open(), unique("c")
+    wire.send(Connect(V5, client_id, properties=Properties(maximum_packet_bytes=limit, session_expiry_s=60)))
+    said = wire.end()
+    assert [(type(packet), packet.reason) for packet in said] == (  # type: ignore[union-attr]
+        [(Connack, Reason.PACKET_TOO_LARGE)] if limit >= 5 else []
+    )
+    assert not mqtt.durable(V5, client_id).connack.session_present
+
+
+@not_in_reference("sends packets that are too large")
+def test_3_1_2_24_an_answer_that_is_too_large_ends_the_connection(mqtt: Wires, topic: str) -> None:
+    filters = [f"{topic}/{number}" for number in range(60)]
+    wire = mqtt.durable(V5, maximum_packet_bytes=40)
+    wire.send(Subscribe(1, tuple(Filter(name, 1) for name in filters)))
+    wire.refused(Reason.PACKET_TOO_LARGE)
+    wire = mqtt.durable(V5, wire.client_id, maximum_packet_bytes=40)
+    wire.send(Unsubscribe(1, tuple(filters)))
+    wire.refused(Reason.PACKET_TOO_LARGE)

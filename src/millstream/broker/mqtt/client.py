@@ -174,6 +174,8 @@ class Client:
         self._explains = asked.request_problem_information != 0
         greeting = Greeting(self._room, packet)
         self.who = greeting.open(self._address, self.fail)
+        if self._bytes_max is not None and not self.encoded(welcome := Connack(properties=greeting.welcome())):
+            raise _too_large(welcome)  # as long as there is no session: it may be told with fewer bytes
         session, present = self._room.begin(self, self.who.namespace, greeting)
         self.session = session
         self.keep_alive_s = greeting.keep_alive_s
@@ -343,8 +345,13 @@ class Client:
         return self._line.is_slow
 
     def write(self, packet: Packet) -> None:
-        if not self._gone:
-            self._line.send(self.encoded(packet))
+        if self._gone:
+            return
+        if data := self.encoded(packet):
+            self._line.send(data)
+        elif self.version == V5 and not isinstance(packet, Disconnect):
+            # It would wait for ever.  Not at once: whoever writes has not finished.
+            self._room.loop.call_soon(self.fail, _too_large(packet))
 
     def encoded(self, packet: Packet) -> bytes:
         return encode(packet, self.version, self._bytes_max)
@@ -529,6 +536,11 @@ _HANDLERS: Final[dict[type, Callable[[Client, Any], None]]] = {
     Auth: Client._auth,
     Connect: Client._connect_again,
 }
+
+
+def _too_large(packet: Packet) -> MqttViolation:
+    name = type(packet).__name__.upper()
+    return MqttViolation(Reason.PACKET_TOO_LARGE, f"the {name} is larger than the client's Maximum Packet Size")
 
 
 def _farewell_reason(error: MillstreamError) -> Reason:
