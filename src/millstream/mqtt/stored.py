@@ -7,6 +7,9 @@ the SDK and webhooks know too.  What only MQTT knows stands in one more header, 
 
 A user property may have any name, also one of these; that is why the mark says where they begin.  A message without a
 mark came through another door: there the names decide.
+
+Another door may store a header of this name as well.  It is a mark only where it is the first and names a client, as
+each does that MQTT has ever written; then it is believed, so whoever copies a message copies how it is delivered.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ RESPONSE_TOPIC: Final = "mqtt-response-topic"
 #: What a text or binary data of MQTT holds at most.
 _FIELD_BYTES_MAX: Final = 65_535
 _QOS_OF_OTHERS: Final = 2
-_MARK: Final = re.compile(r"([012])(r?)([bu]?)([1-3]?)(?::(.*))?", re.DOTALL)
+_MARK: Final = re.compile(r"([012])(r?)([bu]?)([1-3]?):(.*)", re.DOTALL)
 #: Payload formats by their letters: bytes, and UTF-8.
 _FORMATS: Final = "bu"
 
@@ -65,11 +68,11 @@ def message_of(
     if not headers:
         return message
     mark = _MARK.fullmatch(headers[0][1].decode("utf-8", "replace")) if headers[0][0] == MARK else None
-    if mark is None:
+    if mark is None or int(mark[4] or 0) >= len(headers):
         message.properties = _properties(None, headers, ())
         return message
     qos, retain, payload_format, known, client_id = mark.groups()
-    message.qos, message.retain, message.client_id = int(qos), bool(retain), client_id or ""
+    message.qos, message.retain, message.client_id = int(qos), bool(retain), client_id
     if payload_format or len(headers) > 1:
         user_from = 1 + int(known or 0)
         message.properties = _properties(
@@ -95,7 +98,7 @@ def _headers(message: Message, properties: Properties) -> bytes:
 def _mark(qos: int, retain: bool, payload_format: int | None, known: int, client_id: str) -> bytes:
     """The mark as stored; whatever follows is simply put behind it."""
     text = f"{qos}{'r' if retain else ''}{'' if payload_format is None else _FORMATS[payload_format]}{known or ''}"
-    return encode_headers([(MARK, f"{text}:{client_id}" if client_id else text)])
+    return encode_headers([(MARK, f"{text}:{client_id}")])
 
 
 def _properties(

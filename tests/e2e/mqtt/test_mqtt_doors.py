@@ -224,6 +224,17 @@ def test_no_local_means_the_same_client_and_not_the_sdk(mqtt: Wires, client: Cli
     reader.nothing()
 
 
+@pytest.mark.parametrize("value", ["0", "1r", "yes"])
+def test_a_header_of_the_sdk_that_happens_to_be_called_mqtt_arrives_and_decides_nothing(
+    mqtt: Wires, client: Client, topic: str, native: str, value: str
+) -> None:
+    reader = mqtt.durable()
+    reader.subscribe(Filter(topic, 2, retain_as_published=True))
+    client.publish(native, b"x", headers={"mqtt": value})
+    message = reader.message()
+    assert (message.qos, message.retain, message.properties.user) == (2, False, (("mqtt", value),))
+
+
 # --- requests and replies --------------------------------------------------------------------------------------------
 
 
