@@ -73,6 +73,11 @@ class Outgoing(Generic[R]):
         return len(self._sent) - self.waiting
 
     @property
+    def is_nearly_full(self) -> bool:
+        """Whether more than half of what may be sent is, but not all."""
+        return self.room > 0 and 2 * len(self._sent) > self.limit
+
+    @property
     def is_held(self) -> bool:
         """Whether `resume_more` has something to send, now or later."""
         return self._held is not None

@@ -24,7 +24,7 @@ from millstream.mqtt.packets import (
 )
 from millstream.mqtt.reasons import Reason
 from millstream.mqtt.writer import encode
-from tests.e2e.mqtt.support import REFERENCE, Wires, both_versions, not_in_reference, unique
+from tests.e2e.mqtt.support import RECEIVE_MAXIMUM, REFERENCE, Wires, both_versions, not_in_reference, unique
 
 # --- keep-alive ------------------------------------------------------------------------------------------------------
 
@@ -330,6 +330,28 @@ def test_3_2_0_1_a_client_whose_packets_are_too_small_for_the_connack_is_not_lef
         [(Connack, Reason.PACKET_TOO_LARGE)] if limit >= 5 else []
     )
     assert not mqtt.durable(V5, client_id).connack.session_present
+
+
+@both_versions
+@pytest.mark.parametrize("confirmed", [1, 4, 5])
+def test_3_3_4_a_client_that_keeps_most_of_what_it_has_unconfirmed_gets_more_all_the_same(
+    mqtt: Wires, version: int, topic: str, confirmed: int
+) -> None:
+    reader, writer = mqtt.durable(version), mqtt.connect(version)
+    reader.subscribe(topic, qos=1)
+    reader.disconnect()
+    window = 10 if version == V5 else RECEIVE_MAXIMUM if REFERENCE else 100
+    for number in range(2 * window):
+        writer.publish(topic, b"%d" % number, 1)
+    again = mqtt.durable(version, reader.client_id, **({"receive_maximum": window} if version == V5 else {}))
+    got = [again.receive(Publish) for _ in range(window)]
+    again.nothing()
+    for message in got[:confirmed]:
+        again.send(Puback(message.packet_id))
+    assert [again.receive(Publish).payload for _ in range(confirmed)] == [
+        b"%d" % (window + number) for number in range(confirmed)
+    ]
+    again.nothing()
 
 
 @not_in_reference("sends packets that are too large")

@@ -154,7 +154,7 @@ class Mqtt:
             _log.error("MQTT work failed", exc_info=problem)
 
     async def sweep(self) -> None:
-        """About once a second: sessions whose time is over end, positions are written down, memory is given back."""
+        """About once a second: sessions end or go on, positions are written down, memory is given back."""
         now_us = self.broker.patience.now_us()
         moved, self.moved = self.moved, {}
         for session in moved:
@@ -163,6 +163,9 @@ class Mqtt:
             for session in list(world.sessions.values()):
                 if session.client is None and 0 < session.ends_us <= now_us:
                     self.end(session)
+                elif session.behind and session.outgoing.is_nearly_full:
+                    session.go_on(for_few=True)  # its client may confirm no more of them before it gets others
+                    await asyncio.sleep(0)
             if world.is_deserted:
                 del self.worlds[world.namespace]
         self.system.tick()

@@ -348,8 +348,8 @@ class Session:
             self.behind[position.uid] = position
         self.go_on()
 
-    def go_on(self) -> None:
-        """There may be room again: send what waits, then read on."""
+    def go_on(self, *, for_few: bool = False) -> None:
+        """There may be room again: send what waits, then read on, `for_few` also if it is for a message or two."""
         client = self.client
         if client is None or self._resuming or client.is_slow:
             return
@@ -362,8 +362,8 @@ class Session:
         if self._keepsakes and not self._keepsakes.send(client):
             return
         for position in list(self.behind.values()):
-            # Not for a message or two: each time a part of the log is decoded.
-            if 2 * len(self.outgoing) > self.outgoing.limit or client.is_slow:
+            # As a rule not for few: each time a part of the log is decoded.
+            if self.outgoing.room < 1 or (self.outgoing.is_nearly_full and not for_few) or client.is_slow:
                 return
             self.world.reading.read_on(self, position)
 
