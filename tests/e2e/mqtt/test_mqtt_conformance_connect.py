@@ -243,6 +243,14 @@ def test_3_1_2_28_no_response_information_unless_it_is_asked_for(mqtt: Wires) ->
     assert mqtt.connect(V5, request_response_information=1).connack.reason == 0
 
 
+@not_in_reference("has no response information")
+@pytest.mark.parametrize("letter", ["", "+", "#"])
+def test_4_10_1_response_information_is_the_beginning_of_topic_names(mqtt: Wires, letter: str) -> None:
+    wire = mqtt.connect(V5, unique("c") + letter, request_response_information=1)
+    told = wire.connack.properties.response_information
+    assert told == (None if letter else f"responses/{wire.client_id}")
+
+
 def test_4_12_0_1_an_unknown_authentication_method_is_refused(mqtt: Wires) -> None:
     wire = mqtt.open(V5)
     answer = wire.connect(

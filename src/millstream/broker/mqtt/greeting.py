@@ -114,8 +114,12 @@ class Greeting:
             maximum_packet_bytes=settings.max_packet_bytes,
             topic_alias_maximum=settings.topic_alias_max or None,
             server_keep_alive_s=self.keep_alive_s if self.keep_alive_s != packet.keep_alive_s else None,
-            response_information=f"responses/{self.client_id}" if asked.request_response_information else None,
+            response_information=self._place_for_responses() if asked.request_response_information else None,
         )
+
+    def _place_for_responses(self) -> str | None:
+        """Below this nobody else is answered; there is no such place where its name would be a filter."""
+        return None if "+" in self.client_id or "#" in self.client_id else f"responses/{self.client_id}"
 
 
 def _ignore(_: object) -> None:
