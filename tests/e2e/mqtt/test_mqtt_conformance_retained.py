@@ -210,3 +210,15 @@ def test_a_retained_message_stays_for_everybody(mqtt: Wires, version: int, topic
         reader = mqtt.connect(version)
         reader.subscribe(topic)
         assert reader.message().payload == b"kept"
+
+
+@not_in_reference("sends a client its own retained messages")
+def test_3_8_3_3_no_local_spares_a_client_its_own_retained_messages(mqtt: Wires, topic: str) -> None:
+    own, other = mqtt.connect(V5), mqtt.connect(V5)
+    own.publish(f"{topic}/own", b"own", 1, retain=True)
+    other.publish(f"{topic}/other", b"other", 1, retain=True)
+    own.subscribe(Filter(f"{topic}/+", 1, no_local=True))
+    assert own.message().payload == b"other"
+    own.nothing()
+    own.subscribe(Filter(f"{topic}/+", 1))
+    assert sorted(own.payloads(2)) == [b"other", b"own"]

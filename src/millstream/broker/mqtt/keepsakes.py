@@ -109,7 +109,7 @@ class Keepsakes:
             topic_filter, after = next(iter(self._asked.items()))
             subscription = session.subscriptions[topic_filter]
             identifiers = (subscription.identifier,) if subscription.identifier else ()
-            grant = Grant(subscription.qos, False, True, identifiers)
+            grant = Grant(subscription.qos, subscription.no_local, True, identifiers)
             if not self._has_room(client, grant):
                 return
             if self._found is None:
@@ -142,7 +142,7 @@ class Keepsakes:
         session = self._session
         parcel = Parcel(kept.message, session.world.room.clock.now_us())
         qos = min(grant.qos, kept.message.qos)
-        if parcel.is_expired:
+        if parcel.is_expired or (grant.no_local and kept.message.client_id == session.client_id):
             return
         if not qos:
             client.send_at_most_once(parcel, grant)
