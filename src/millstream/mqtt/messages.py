@@ -6,7 +6,7 @@ import msgspec
 
 from millstream.mqtt.packets import NO_PROPERTIES, Properties
 
-__all__ = ["Message", "size_of", "with_payload"]
+__all__ = ["Message", "expires_us", "size_of", "with_payload"]
 
 
 class Message(msgspec.Struct):
@@ -34,6 +34,11 @@ def size_of(message: Message) -> int:
         size += len(told.content_type or "") + len(told.response_topic or "") + len(told.correlation_data or b"")
         size += sum(len(name) + len(value) for name, value in told.user)
     return size
+
+
+def expires_us(expiry_s: int | None, now_us: int) -> int:
+    """When a message is to be gone; 0 is never.  One whose life is 0 has a moment, to be stored and passed on."""
+    return 0 if expiry_s is None else now_us + max(expiry_s, 1) * 1_000_000
 
 
 def with_payload(message: Message, payload: bytes) -> Message:

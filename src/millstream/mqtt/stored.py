@@ -21,7 +21,7 @@ from typing import Final
 
 from millstream.entries import Entry
 from millstream.headers import encode_headers
-from millstream.mqtt.messages import Message
+from millstream.mqtt.messages import Message, expires_us
 from millstream.mqtt.packets import NO_PROPERTIES, Properties
 from millstream.mqtt.reasons import MqttViolation
 from millstream.mqtt.topics import check_topic_name, from_topic, to_topic
@@ -48,8 +48,7 @@ def entry_of(message: Message, *, key: bytes | None, now_us: int) -> Entry | byt
     properties = message.properties
     expiry_us = message.expiry_us
     if properties is not NO_PROPERTIES:
-        if properties.message_expiry_s is not None and not expiry_us:
-            expiry_us = now_us + properties.message_expiry_s * 1_000_000
+        expiry_us = expiry_us or expires_us(properties.message_expiry_s, now_us)
         headers = _headers(message, properties)
     elif message.client_id or message.retain or message.qos != _QOS_OF_OTHERS:
         headers = _mark(message.qos, message.retain, None, 0, message.client_id)

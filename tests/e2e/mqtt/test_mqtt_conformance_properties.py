@@ -11,6 +11,25 @@ from tests.e2e.mqtt.support import Wires, not_in_reference
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
+def test_3_3_2_a_message_whose_life_is_0_reaches_whoever_is_there_and_waits_for_nobody(
+    mqtt: Wires, topic: str, qos: int
+) -> None:
+    here, away, writer = mqtt.connect(V5), mqtt.durable(V5), mqtt.connect(V5)
+    here.subscribe(topic, qos=qos)
+    brief = Properties(message_expiry_s=0)
+    writer.publish(topic, b"live", qos, properties=brief)
+    assert here.message().payload == b"live"
+    away.subscribe(topic, qos=2)  # from now on it is stored
+    writer.publish(topic, b"stored", qos, properties=brief)
+    assert (here.message().payload, away.message().payload) == (b"stored", b"stored")
+    away.disconnect()
+    writer.publish(topic, b"missed", qos, properties=brief)
+    assert here.message().payload == b"missed"
+    mqtt.skip(1.5)
+    mqtt.durable(V5, away.client_id).nothing()
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("is_away", [False, True])
 def test_3_3_2_properties_pass_unaltered(mqtt: Wires, qos: int, is_away: bool, topic: str) -> None:
     """Statements 3.3.2-4 and, in the order of the properties below, -20, -15, -16, -17 with -18."""

@@ -29,7 +29,7 @@ from millstream.broker.mqtt.queue_reader import QueueReader, SettledBy
 from millstream.broker.mqtt.subscription import QueueSubscription
 from millstream.dead_letters import DEAD_LETTER_GROUP
 from millstream.errors import InvalidArgument, InvalidName, MessageGone, MillstreamError, QuotaExceeded, ReceiptInvalid
-from millstream.mqtt.messages import Message
+from millstream.mqtt.messages import Message, expires_us
 from millstream.mqtt.packets import V5, Filter, Publish, Subscribe
 from millstream.mqtt.reasons import MqttViolation, Reason
 from millstream.mqtt.topics import QueueAddress, from_topic, parse_queue, parse_share, to_pattern
@@ -117,14 +117,13 @@ class QueueTopics:
 
     def _message(self, address: QueueAddress, packet: Publish, now_us: int) -> Message:
         told = packet.properties
-        expiry_s = told.message_expiry_s
         return Message(
             f"$queue/{from_topic(address.topic)}",
             packet.payload,
             qos=packet.qos,
             properties=msgspec.structs.replace(told, topic_alias=None, message_expiry_s=None),
             client_id=self._session.client_id,
-            expiry_us=now_us + expiry_s * 1_000_000 if expiry_s is not None else 0,
+            expiry_us=expires_us(told.message_expiry_s, now_us),
         )
 
     def _settle(self, address: QueueAddress, packet: Publish, publishing: Publishing, owed: Owed) -> None:

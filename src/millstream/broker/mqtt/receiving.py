@@ -12,7 +12,7 @@ from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.broker.mqtt.rights import require_publish
 from millstream.errors import MillstreamError, StorageFailed
 from millstream.mqtt.aliases import IncomingAliases
-from millstream.mqtt.messages import Message, size_of
+from millstream.mqtt.messages import Message, expires_us, size_of
 from millstream.mqtt.packets import NO_PROPERTIES, V5, Properties, Puback, Publish, Pubrec
 from millstream.mqtt.reasons import MqttViolation, Reason
 from millstream.mqtt.topics import check_topic_name, is_special, parse_queue
@@ -117,7 +117,7 @@ class Receiving:
             self._publishing.refuse(owed, error)
             return
         now_us = self._session.world.room.clock.now_us()
-        expiry_us = now_us + expiry_s * 1_000_000 if expiry_s is not None else 0
+        expiry_us = expires_us(expiry_s, now_us)
         message = Message(topic, packet.payload, qos, packet.retain, told, self._session.client_id, expiry_us)
         self._stretch, self._taken_us = Stretch(message, [packet.payload], owed), now_us
         if not plain:

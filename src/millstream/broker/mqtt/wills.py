@@ -11,7 +11,7 @@ import structlog
 
 from millstream.broker.mqtt.publishing import Owed, Publishing, Stretch
 from millstream.errors import MillstreamError, QuotaExceeded
-from millstream.mqtt.messages import Message
+from millstream.mqtt.messages import Message, expires_us
 from millstream.mqtt.packets import Will
 
 if TYPE_CHECKING:
@@ -78,7 +78,6 @@ class Wills:
             _log.warning("a will was not published", client=session.client_id, reason="its key is not valid any more")
             return None
         properties = will.properties
-        expiry_s = properties.message_expiry_s
         return Message(
             will.topic,
             will.payload,
@@ -86,7 +85,7 @@ class Wills:
             retain=will.retain,
             properties=msgspec.structs.replace(properties, will_delay_s=None, message_expiry_s=None),
             client_id=session.client_id,
-            expiry_us=self._room.clock.now_us() + expiry_s * 1_000_000 if expiry_s is not None else 0,
+            expiry_us=expires_us(properties.message_expiry_s, self._room.clock.now_us()),
         )
 
     def _publish(self, session: Session, message: Message) -> None:
