@@ -12,6 +12,7 @@ import pytest
 from millstream.broker.journal import EntityFact
 from millstream.broker.partition import Partition
 from millstream.broker.registry import Topic
+from millstream.broker.traffic.subscriptions import Subscriptions
 from millstream.errors import StorageFailed
 from millstream.mqtt.packets import (
     Filter,
@@ -198,6 +199,28 @@ def test_what_waits_for_a_filter_that_gets_a_lower_qos_ends_with_its_subscriptio
     reader.send(Pubrec(reader.receive(Publish).packet_id))
     reader.nothing()
     runs.restart().durable(client_id="reader").nothing()
+
+
+def test_what_is_on_its_way_when_a_filter_gets_a_lower_qos_comes_once_and_as_it_was(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the log, and subscribers have not been told of it yet."""
+    reader, writer = runs.wires.durable(client_id="reader"), runs.wires.connect()
+    reader.subscribe("#", qos=1)
+    work, held = Subscriptions._work, []
+    monkeypatch.setattr(Subscriptions, "_work", lambda subscriptions: held.append(subscriptions))
+    writer.publish("one", b"old", 1)
+    assert reader.subscribe("#", qos=0) == (0,)
+    monkeypatch.setattr(Subscriptions, "_work", work)
+
+    async def go_on() -> None:
+        for subscriptions in held:
+            work(subscriptions)
+
+    runs.server.broker.run(go_on())
+    message = reader.message()
+    assert (message.payload, message.qos) == (b"old", 1)
+    reader.nothing()
 
 
 # --- shares ----------------------------------------------------------------------------------------------------------

@@ -265,10 +265,18 @@ class Reading:
                 found.append((position, place[0].partitions[place[1]], leaving))
         for position, partition, leaving in found:
             if session.positions.get(position.uid) is position:
+                session.behind[position.uid] = position
                 session.record(position.fact())
                 session.record(*(position.leave(former, partition.high_watermark) for former in leaving))
         if found:
             session.catch_up()
+
+    def has_left(self, session: Session, topic: str, place: Place) -> bool:
+        """Whether a message that passes by is for a filter that has left behind it, and is read from the log."""
+        position = session.positions.get(place.uid)
+        if position is None or place.offset >= position.leaves_at:
+            return False
+        return any(filter_matches(it.filter, topic) for it in position.former(place.offset))
 
     def _position_behind(self, session: Session, topic: Topic, number: int) -> Position | None:
         topics = self._world.room.broker.topics

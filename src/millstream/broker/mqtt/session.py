@@ -227,8 +227,9 @@ class Session:
     def offer(self, parcel: Parcel, grant: Grant, place: Place | None, share: Share | None = None) -> bool:
         """A message that matches its subscriptions has come; says whether it was taken for the client."""
         message = parcel.message
-        if place is not None and grant.qos and self.lasts and share is None:
-            self._offer_stored(parcel, grant, place)
+        stored = place if self.lasts and share is None else None
+        if stored is not None and (grant.qos or self.world.reading.has_left(self, message.topic, stored)):
+            self._offer_stored(parcel, grant, stored)
             return True
         client, granted = self.client, self._granted(grant, message)
         if client is None or granted is None:
