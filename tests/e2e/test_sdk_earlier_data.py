@@ -37,7 +37,10 @@ class Past:
 
     def _start(self) -> None:
         port = int(self.address.rpartition(":")[2])
-        self._running = BrokerForTests(self._data, port=port).start()
+        skipped_us = self._running.clock.skipped_us
+        self._running = BrokerForTests(self._data, port=port)
+        self._running.clock.skip(skipped_us + 60_000_000)  # nobody restores a backup within a second
+        self._running.start()
 
     def stop(self) -> None:
         self._running.stop()

@@ -127,14 +127,14 @@ def test_a_confirmation_before_the_sync_would_be_noticed(monkeypatch: pytest.Mon
 def test_a_stream_that_goes_on_where_it_was_in_a_log_that_is_shorter_would_be_noticed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    honest = Positions.disconnected
+    honest = Positions.connected
 
-    def careless(self: Positions) -> None:
-        honest(self)
+    def careless(self: Positions, epoch: int | None) -> None:
+        honest(self, epoch)
         for position in self:
-            position.doubtful = False
+            self.trust(position)
 
-    monkeypatch.setattr(Positions, "disconnected", careless)
+    monkeypatch.setattr(Positions, "connected", careless)
     notice("stream group of orders drained", unsynced_workloads, likely=46)
 
 

@@ -104,6 +104,7 @@ class Broker:
         self.metrics = Metrics()
         self.software = f"millstream {VERSION}"
         self.node_id = ""
+        self.epoch = 0  # see node.py
         self._clock = clock or SystemClock()
         #: For what takes something away for good.
         self.patience = PatientClock(self._clock, wait_ms=settings.storage.clock_wait_ms)

@@ -22,6 +22,10 @@ class GroupTopics:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
 
+    @property
+    def epoch(self) -> int:
+        return self._topics.epoch
+
     def partition_counts(self, namespace: str) -> Mapping[str, int]:
         return self._topics.registry.partition_counts(namespace)
 
@@ -40,6 +44,10 @@ class GroupTopics:
         """Where a log ends after a start, for a group that has a position in it; None when nobody can tell."""
         topic = self._topics.registry.get(namespace, partition.topic)
         return recovered_end(self._topics, topic, partition.partition, position)
+
+    def end_of_epoch(self, namespace: str, partition: TopicPartition, epoch: int) -> int:
+        """Where that ends which was stored up to an epoch: what was read of it behind that end is lost."""
+        return self._topics.partition(namespace, partition.topic, partition.partition).log.end_of_epoch(epoch)
 
     def offset_at_time(self, namespace: str, partition: TopicPartition, time_us: int) -> int:
         running = self._topics.partition(namespace, partition.topic, partition.partition)

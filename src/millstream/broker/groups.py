@@ -367,7 +367,11 @@ class Groups:
                     partition=partition,
                     instance_id=call.instance_id,
                 )
-                moved[partition] = decide_commit(entry.offset, metadata=entry.metadata, now_ms=self._now_ms())
+                offset = entry.offset
+                if call.epoch is not None and call.epoch < self._host.epoch:
+                    await asyncio.sleep(0)  # opening takes a moment; others go first
+                    offset = min(offset, self._host.end_of_epoch(namespace, partition, call.epoch))
+                moved[partition] = decide_commit(offset, metadata=entry.metadata, now_ms=self._now_ms())
             await self._record_offsets(group, moved)
         self._metrics.offsets_committed += len(moved)
 

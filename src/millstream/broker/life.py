@@ -29,7 +29,15 @@ from millstream.broker.letters.letters import Letters
 from millstream.broker.letters.replays import Replays
 from millstream.broker.messages.messages import Messages
 from millstream.broker.mqtt.mqtt import Mqtt
-from millstream.broker.node import TOPICS_STATE, check_data, close_all, load_node_id, take_clean_marker
+from millstream.broker.node import (
+    TOPICS_STATE,
+    check_data,
+    close_all,
+    load_node_id,
+    next_epoch,
+    note_epoch,
+    take_clean_marker,
+)
 from millstream.broker.opening import PartitionOpener
 from millstream.broker.partition import Partition
 from millstream.broker.patience import WATCH_S as PATIENCE_S
@@ -115,6 +123,7 @@ class Life:
         raise_format(self.storage)
         self._open_storage(loop)
         self._clean = take_clean_marker(self.storage)
+        broker.epoch = self.opener.epoch = next_epoch(self.storage, self._clock.now_us())
         broker.node_id = load_node_id(self.storage, lambda: self._rng.getrandbits(64))
         self._open_topics(loop)
         self._open_queues(loop)
@@ -122,6 +131,7 @@ class Life:
         self._open_mqtt(loop)
         self._open_stages()
         broker.messages = Messages(broker, clock=self._clock, loop=loop)
+        note_epoch(self.storage, broker.epoch)
         if not self._clean:
             broker.topics.recover()
         await broker.topics.finish_deletions()

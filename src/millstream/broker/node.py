@@ -14,9 +14,17 @@ from millstream.broker.partition import Partition
 from millstream.errors import StartFailed, StorageFailed
 from millstream.log.format import check_format
 from millstream.log.holding import RESTORING
-from millstream.log.storage import Storage
+from millstream.log.storage import NO_ROOM, Storage
 
-__all__ = ["TOPICS_STATE", "check_data", "close_all", "load_node_id", "take_clean_marker"]
+__all__ = [
+    "TOPICS_STATE",
+    "check_data",
+    "close_all",
+    "load_node_id",
+    "next_epoch",
+    "note_epoch",
+    "take_clean_marker",
+]
 
 _log = structlog.get_logger("millstream.broker")
 
@@ -24,6 +32,7 @@ _log = structlog.get_logger("millstream.broker")
 TOPICS_STATE: Final = "state/topics"
 _CLEAN_MARKER: Final = "clean"
 _NODE_ID: Final = "node_id"
+_EPOCH: Final = "epoch"
 
 
 def check_data(storage: Storage) -> None:
@@ -87,6 +96,28 @@ def take_clean_marker(storage: Storage) -> bool:
         storage.remove(_CLEAN_MARKER)
         storage.sync_directory("")
     return clean
+
+
+def next_epoch(storage: Storage, now_us: int) -> int:
+    """The number that batches written by this run carry, larger than that of any run before.
+
+    A power cut may have taken the end of a log, and what is stored there next gets the same offsets.  By the epoch a
+    reader knows the one from the other.  It is the time in seconds where that is larger: a data directory that comes
+    from a backup would otherwise count on with numbers that what was written after the backup had already.
+    """
+    written = int(storage.read_all(_EPOCH)) if storage.exists(_EPOCH) else 0
+    return max(written + 1, now_us // 1_000_000)
+
+
+def note_epoch(storage: Storage, epoch: int) -> None:
+    """Before the first batch of it is written."""
+    try:
+        storage.replace(_EPOCH, b"%d\n" % epoch)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        # A broker starts on a full disk, too.  The next epoch is larger by the time alone.
+        _log.warning("the epoch of this run could not be noted", epoch=epoch, reason=error.strerror)
 
 
 def close_all(storage: Storage, partitions: Iterable[Partition], *, settled: bool) -> None:

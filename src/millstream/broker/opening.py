@@ -42,6 +42,8 @@ class PartitionOpener:
     tail: TailCache
     flush_later: Callable[[Partition], None]
     on_failed: Callable[[Partition, str], None]
+    #: What the batches of users' messages are stamped with.
+    epoch: int = 0
     #: What logs count that hold no messages of users; nobody asks for it.
     uncounted: Metrics = field(default_factory=Metrics)
 
@@ -64,6 +66,8 @@ class PartitionOpener:
             raise
         except Exception as error:  # whatever it is, it is the trouble of this log and of no other
             raise StorageFailed(f"the log {directory} cannot be opened: {error!r}") from error
+        if counted:
+            log.leader_epoch = self.epoch
         return Partition(
             log,
             uid=uid,

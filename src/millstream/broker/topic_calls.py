@@ -102,6 +102,8 @@ class TopicCalls:
         numbers = range(len(topic.partition_uids)) if call.partitions is None else dict.fromkeys(call.partitions)
         if call.at == "timestamp" and call.timestamp_ms is None:
             raise InvalidArgument("offsets at a timestamp need timestamp_ms")
+        if call.at == "epoch" and call.epoch is None:
+            raise InvalidArgument("offsets at the end of an epoch need epoch")
         offsets: dict[int, int] = {}
         unsynced: dict[int, Partition] = {}
         for looks, number in enumerate(numbers):
@@ -120,6 +122,9 @@ class TopicCalls:
                 offsets[number] = _durable_end(partition)
                 if partition.failed is None and offsets[number] < partition.high_watermark:
                     unsynced[number] = partition
+            elif call.at == "epoch":
+                assert call.epoch is not None
+                offsets[number] = min(partition.log.end_of_epoch(call.epoch), partition.high_watermark)
             else:
                 assert call.timestamp_ms is not None
                 offsets[number] = min(partition.log.offset_at_time(call.timestamp_ms * 1000), partition.high_watermark)

@@ -80,6 +80,11 @@ class Topics:
 
     # --- partitions ----------------------------------------------------------------------------------------------
 
+    @property
+    def epoch(self) -> int:
+        """Of this run of the broker; see node.py."""
+        return self._opener.epoch
+
     def partition(self, namespace: str, name: str, number: int) -> Partition:
         """The running partition, opened now if need be."""
         return self.partition_of(self.registry.find(namespace, name) or self.registry.get(namespace, name), number)

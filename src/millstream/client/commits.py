@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from millstream.client.blocking.knock import Flag
 from millstream.client.messages import TopicPartition
 from millstream.errors import MillstreamError, RequestTimeout, StaleGeneration
 
-__all__ = ["CommitTicket", "moved_on"]
+__all__ = ["NO_PROGRESS", "CommitTicket", "Progress", "moved_on"]
+
+
+class Progress(NamedTuple):
+    """What a stream has finished, and the epoch of the broker in which it read that."""
+
+    epoch: int | None
+    offsets: dict[TopicPartition, int]
+
+
+NO_PROGRESS: Final = Progress(None, {})
 
 
 def moved_on(group: str, place: TopicPartition) -> StaleGeneration:
@@ -18,15 +29,18 @@ def moved_on(group: str, place: TopicPartition) -> StaleGeneration:
 class CommitTicket:
     """A commit under way."""
 
-    __slots__ = ("_callback", "done", "error", "holdings", "offsets")
+    __slots__ = ("_callback", "done", "epoch", "error", "holdings", "offsets")
 
     def __init__(
         self,
         offsets: dict[TopicPartition, int],
         holdings: dict[TopicPartition, int],
+        epoch: int | None,
         callback: Callable[[CommitTicket], None] | None = None,
     ) -> None:
         self.offsets = offsets
+        #: Of the broker, when they were read.
+        self.epoch = epoch
         #: In which these messages were read, by partition.
         self.holdings = holdings
         self.error: MillstreamError | None = None

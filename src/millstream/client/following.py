@@ -89,7 +89,7 @@ class Following(Reading):
         """Make a call.  Raises the broker's refusal, or ConnectionLost after the client's patience."""
         raise NotImplementedError
 
-    async def _commit(self, offsets: dict[TopicPartition, int], timeout_s: float) -> None:
+    async def _commit(self, offsets: dict[TopicPartition, int], epoch: int | None, timeout_s: float) -> None:
         """Have the membership commit, and wait for it."""
         raise NotImplementedError
 
@@ -169,9 +169,10 @@ class Following(Reading):
     async def _commit_finished(self, places: set[TopicPartition]) -> None:
         if not self._settings.commits_itself:
             return
-        offsets = {place: offset for place, offset in self.finished().items() if place in places}
+        epoch, finished = self._progress()
+        offsets = {place: offset for place, offset in finished.items() if place in places}
         try:
-            await self._commit(offsets, min(_COMMIT_S, self._target.timeout_s))
+            await self._commit(offsets, epoch, min(_COMMIT_S, self._target.timeout_s))
         except MillstreamError as error:
             _log.warning("stream: progress could not be committed, messages will be delivered again: %s", error)
 
@@ -288,16 +289,14 @@ class Following(Reading):
         return [(at, offset) for at, offset in found if at is not None and at.out_of_range is not None]
 
     async def _look_back(self) -> None:
-        """Find out whether the logs still hold what was read of them before the connection was lost.
+        """Find out whether the logs still hold what was read of them before the broker was restarted.
 
         With fsync `interval` and `never` a message is read before it is on disk, and a power cut gives its offset to
-        another one.  What was appended later than the last message that was read is new, wherever that one stood.
+        another one.  What was stored in a later epoch than we have read in is new, wherever we stood.
         """
         for position in self._positions.doubtful:
-            read_us, (topic, partition) = position.read_us, position.place
-            call = calls.ListOffsets(
-                topic=topic, at="timestamp", timestamp_ms=read_us // 1000 + 1, partitions=[partition]
-            )
+            (topic, partition), epoch = position.place, position.epoch
+            call = calls.ListOffsets(topic=topic, at="epoch", epoch=epoch, partitions=[partition])
             try:
                 (entry,) = await self._ask(call, list[calls.OffsetEntry])
             except StorageFailed as error:  # one of them need not keep us from the others
@@ -310,14 +309,13 @@ class Following(Reading):
                 entry = None  # which a fetch finds out as well
             if self._positions.get(position.place) is not position or not position.doubtful:
                 continue  # given up or moved meanwhile
-            position.doubtful = False
-            if entry is not None and entry.offset < position.fetch_offset:
-                _log.warning(
-                    "stream: %s has lost messages that were read; going on at %d", position.place, entry.offset
-                )
-                offset = min(entry.offset, self._handed_out()[position.place])
-                self._move(position, offset, explicit=False)
-                position.read_us = read_us
+            if self._positions.epoch is None:
+                return  # the next connection may be to a broker in yet another epoch
+            if entry is None or entry.offset >= position.fetch_offset:
+                self._positions.trust(position)
+                continue
+            _log.warning("stream: %s has lost messages that were read; going on at %d", position.place, entry.offset)
+            self._move(position, min(entry.offset, self._handed_out()[position.place]), explicit=False)
 
     async def _seek(self, place: TopicPartition, to: Place) -> None:
         self._known(place)
@@ -401,6 +399,12 @@ class Following(Reading):
     def _look_up_in_s(self) -> float:
         """How long until a stream has to look for topics and partitions, or back: 0 when it is time."""
         return max(0.0, self._look_up_s - time.monotonic())
+
+    def _reached(self, epoch: int | None) -> None:
+        """We are connected, to a broker in this epoch."""
+        self._positions.connected(epoch)
+        if self._positions.doubtful:
+            self._look_up_s = 0.0
 
     def _disconnected(self) -> None:
         """The connection is lost.  Without a group nobody says what has become of the partitions meanwhile."""

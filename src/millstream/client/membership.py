@@ -26,7 +26,7 @@ from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.transport import Transport
-from millstream.client.commits import CommitTicket, moved_on
+from millstream.client.commits import NO_PROGRESS, CommitTicket, Progress, moved_on
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.messages import TopicPartition
 from millstream.client.metadata import commit_call
@@ -74,15 +74,15 @@ class Membership:
         settings: StreamSettings,
         *,
         on_change: Callable[[], None],
-        finished: Callable[[], dict[TopicPartition, int] | None],
+        progress: Callable[[], Progress | None],
     ) -> None:
-        """`finished` tells what may be committed, or None when the stream is gone.  Neither may keep it alive."""
+        """`progress` tells what may be committed, or None when the stream is gone.  Neither may keep it alive."""
         assert settings.group is not None
         self._target = target
         self._settings = settings
         self._group = settings.group
         self._on_change = on_change
-        self._finished = finished
+        self._progress = progress
         # May be entered again: the garbage collector ends a stream in any thread at any moment, also where it is held.
         self._lock = threading.RLock()
         self._joined = Flag()
@@ -155,10 +155,14 @@ class Membership:
         self,
         offsets: dict[TopicPartition, int],
         holdings: dict[TopicPartition, int],
+        epoch: int | None,
         callback: Callable[[CommitTicket], None] | None = None,
     ) -> CommitTicket:
-        """Commit, in the background, what a stream has read in these holdings.  The ticket tells when it is done."""
-        ticket = CommitTicket(offsets, holdings, callback)
+        """Commit, in the background, what a stream has read in these holdings and this epoch of the broker.
+
+        The ticket tells when it is done.
+        """
+        ticket = CommitTicket(offsets, holdings, epoch, callback)
         with self._lock:
             if not self._stopping and self.failure is None:
                 self._tickets.append(ticket)
@@ -241,7 +245,7 @@ class Membership:
 
     def _work(self) -> None:
         """Everything that is due."""
-        if self._finished() is None:
+        if self._progress() is None:
             self._stopping = True  # the stream was dropped without being closed
             return
         if not self._admitted:
@@ -344,9 +348,9 @@ class Membership:
         if not late:
             return
         if self._settings.commits_itself:
-            offsets = self._finished() or {}
+            epoch, offsets = self._progress() or NO_PROGRESS
             try:
-                self._commit_each({place: offsets[place] for place in sorted(late & offsets.keys())})
+                self._commit_each({place: offsets[place] for place in sorted(late & offsets.keys())}, epoch)
             except (ConnectionLost, ShuttingDown, RequestTimeout):
                 raise  # then nothing else goes through either
             except MillstreamError as error:
@@ -366,7 +370,7 @@ class Membership:
             try:
                 self._check_held(ticket)
                 if ticket.offsets:
-                    self._call(self._commit_call(ticket.offsets), Any)
+                    self._call(self._commit_call(ticket.offsets, ticket.epoch), Any)
             except (ConnectionLost, ShuttingDown):
                 raise  # again, on the next connection
             except MillstreamError as error:
@@ -387,12 +391,12 @@ class Membership:
                 if not self._ownership.holds(place, ticket.holdings.get(place, 0)):
                     raise moved_on(self._group, place)
 
-    def _commit_call(self, offsets: dict[TopicPartition, int]) -> calls.CommitOffsets:
+    def _commit_call(self, offsets: dict[TopicPartition, int], epoch: int | None) -> calls.CommitOffsets:
         generation, instance_id = self._ownership.generation, self._settings.instance_id
-        return commit_call(self._group, offsets, self._member_id, generation, instance_id)
+        return commit_call(self._group, offsets, self._member_id, generation, instance_id, epoch)
 
     def _commit_finished(self) -> None:
-        finished = self._finished() or {}
+        epoch, finished = self._progress() or NO_PROGRESS
         with self._lock:
             changed = {
                 place: offset
@@ -400,21 +404,21 @@ class Membership:
                 if self._ownership.holds(place) and self._committed.get(place) != offset
             }
         if changed:
-            self._commit_each(changed)
+            self._commit_each(changed, epoch)
 
-    def _commit_each(self, offsets: dict[TopicPartition, int]) -> None:
+    def _commit_each(self, offsets: dict[TopicPartition, int], epoch: int | None) -> None:
         """Commit together, or one by one when some of them are no longer ours."""
         if not offsets:
             return
         try:
-            self._call(self._commit_call(offsets), Any)
+            self._call(self._commit_call(offsets, epoch), Any)
             self._note_committed(offsets)
         except UnknownMember:
             pass  # the next heartbeat finds out
         except (StaleGeneration, InvalidArgument):  # one has moved on, or its topic is gone
             if len(offsets) > 1:
                 for place, offset in offsets.items():
-                    self._commit_each({place: offset})
+                    self._commit_each({place: offset}, epoch)
 
     def _note_committed(self, offsets: dict[TopicPartition, int]) -> None:
         with self._lock:

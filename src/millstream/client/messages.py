@@ -88,7 +88,7 @@ class _Rare(NamedTuple):
 class Source:
     """What all messages of one batch have in common."""
 
-    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "holding", "place", "rare", "reply", "uid")
+    __slots__ = ("append_time_us", "base_timestamp_us", "commit", "epoch", "holding", "place", "rare", "reply", "uid")
 
     def __init__(
         self,
@@ -109,6 +109,8 @@ class Source:
         self.reply = reply
         #: Of its partition, by a member of a group: see `Ownership`.
         self.holding = holding
+        #: Of the broker, when they were stored.
+        self.epoch = 0
         self.rare: _Rare | None = None
 
 
@@ -253,6 +255,7 @@ def messages_of(
     """All messages of a batch.  Copies what it needs: the batch's buffer may be reused afterwards."""
     header = batch.header
     source = Source(place, uid, header.append_time_us, header.base_timestamp_us, commit, reply, holding)
+    source.epoch = header.leader_epoch
     return make_messages(batch, source, Message)
 
 

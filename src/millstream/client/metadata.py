@@ -215,11 +215,17 @@ def commit_call(
     member_id: str = "",
     generation: int = 0,
     instance_id: str | None = None,
+    epoch: int | None = None,
 ) -> calls.CommitOffsets:
     entries = [
         calls.OffsetEntry(topic=topic, partition=partition, offset=offset)
         for (topic, partition), offset in offsets.items()
     ]
     return calls.CommitOffsets(
-        group=group, offsets=entries, member_id=member_id, generation=generation, instance_id=instance_id
+        group=group,
+        offsets=entries,
+        member_id=member_id,
+        generation=generation,
+        instance_id=instance_id,
+        epoch=epoch,
     )

@@ -36,6 +36,7 @@ class Position:
         "attempts",
         "committed",
         "doubtful",
+        "epoch",
         "explicit",
         "fetch_offset",
         "finished",
@@ -47,7 +48,6 @@ class Position:
         "paused",
         "place",
         "queued",
-        "read_us",
         "retry_at_ms",
         "uid",
     )
@@ -62,9 +62,9 @@ class Position:
         #: What is fetched next, handed out next, and committed next.
         self.fetch_offset = self.handed = self.finished = offset
         self.committed = committed
-        #: When the last batch that was fetched had been appended; 0 when none was.
-        self.read_us = 0
-        #: The connection was lost since: the broker may have been restarted, with a log that ends sooner.
+        #: Of the broker, when it was last known what is stored up to here; None until it is connected.
+        self.epoch: int | None = None
+        #: The broker is in another epoch now: a power cut may have taken what lies before here.
         self.doubtful = False
         #: The offset was given by the user, so it is an error when it does not exist.
         self.explicit = explicit
@@ -130,6 +130,8 @@ class Positions:
         self._on_refused = on_refused
         #: Given to every message, for `message.reply`.
         self.reply: Callable[..., object] | None = None
+        #: Of the broker that we are connected to.
+        self.epoch: int | None = None
         self._by_place: dict[TopicPartition, Position] = {}
         self._outstanding: dict[int, Position] = {}
         self._correlations = itertools.count(1)
@@ -160,6 +162,7 @@ class Positions:
         holding: int = 0,
     ) -> Position:
         position = Position(place, uid, offset, explicit=explicit, committed=committed, holding=holding)
+        position.epoch = self.epoch
         self._by_place[place] = position
         return position
 
@@ -175,10 +178,9 @@ class Positions:
         position.queued = False
         position.fetch_offset = position.handed = position.finished = offset
         position.explicit = explicit
-        position.read_us = 0
-        position.doubtful = False
         position.out_of_range = None
         position.retry_at_ms = 0
+        self.trust(position)
 
     def rewind(self, position: Position, offset: int) -> None:
         """Fetch again what was fetched but not handed out."""
@@ -197,10 +199,29 @@ class Positions:
 
     def disconnected(self) -> None:
         """Nothing that is under way will be answered."""
+        self.epoch = None
         self._outstanding.clear()
         for position in self._by_place.values():
             position.outstanding = None
-            position.doubtful = position.read_us > 0
+
+    def connected(self, epoch: int | None) -> None:
+        """From now on the answers come from a broker in this epoch."""
+        self.epoch = epoch
+        for position in self._by_place.values():
+            if position.epoch is None or epoch is None:
+                self.trust(position)
+            else:
+                position.doubtful = position.epoch != epoch
+
+    def trust(self, position: Position) -> None:
+        """What lies before the position is stored."""
+        position.doubtful = False
+        position.epoch = self.epoch
+
+    @property
+    def earliest_epoch(self) -> int | None:
+        """The epoch that holds for all of them."""
+        return min((it.epoch for it in self if it.epoch is not None), default=None)
 
     @property
     def doubtful(self) -> list[Position]:
@@ -275,7 +296,6 @@ class Positions:
         """
         position, from_offset, result = fetched
         messages: list[Message] = []
-        read_us = position.read_us
         try:
             for batch in batches_in(result.batches):
                 made = messages_of(batch, position.place, position.uid, self._commit, self.reply, position.holding)
@@ -285,11 +305,9 @@ class Positions:
                     messages += made
                 else:
                     messages = made
-                read_us = batch.header.append_time_us
         except BaseException:  # damage, or an interrupt of the user's: nothing may be skipped
             self.rewind(position, from_offset)
             raise
-        position.read_us = read_us
         damage = None
         if result.damaged is not None and not self._skip_damage:
             first, after = result.damaged

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
-from millstream.client.commits import moved_on
+from millstream.client.commits import Progress, moved_on
 from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
 from millstream.client.metadata import FETCH_WAIT_MS
@@ -121,6 +121,13 @@ class Reading:
             offsets[place] = max(offsets[place], last.offset)
         return offsets
 
+    def _progress(self) -> Progress:
+        """What may be committed.
+
+        The epoch first: what is found to be lost meanwhile must not be taken for what is read later in its place.
+        """
+        return Progress(self._positions.earliest_epoch, self.finished())
+
     def _handed_out(self) -> dict[TopicPartition, int]:
         """The offset after the last message handed out, per partition."""
         offsets = {position.place: position.handed for position in self._positions}
@@ -148,6 +155,10 @@ class Reading:
         if self._holdings([place]) != {place: message.source.holding}:
             raise moved_on(self._settings.group, place)
         return {place: message.offset + 1}
+
+    def _epoch_of(self, message: Message | None) -> int | None:
+        """In which epoch of the broker this message, or everything that is handed out, was read."""
+        return self._positions.earliest_epoch if message is None else message.source.epoch
 
     def _holdings(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Of those of these partitions that are read, the numbers of their holdings."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import perf_counter
@@ -184,10 +184,8 @@ class PartitionLog:
                 due = position + self.config.index_interval_bytes
             offset += count
             position += len(view)
-        piece: bytes | None = None
-        if not single:
-            piece = b"".join(batches)
-        elif self._unread_bytes < _UNREAD_BYTES_MAX:
+        piece = None if single else b"".join(batches)
+        if single and self._unread_bytes < _UNREAD_BYTES_MAX:
             piece = bytes(batches[0])
         try:
             file = self._file
@@ -388,8 +386,7 @@ class PartitionLog:
         """Whole batches from the one with `offset` on, or from the first one behind it.
 
         At least one batch if there is one, otherwise about `max_bytes`, and nothing at or behind offset `before`.
-        Raises OffsetOutOfRange, and StorageFailed when the disk cannot be read.  A cold segment is verified first,
-        which takes as long as reading it; see `cold_segment`.
+        Raises OffsetOutOfRange and StorageFailed.  A cold segment is verified first, see `cold_segment`.
         """
         if self._closed:
             raise StorageFailed(f"the log {self.directory} is closed")
@@ -410,12 +407,17 @@ class PartitionLog:
 
     def offset_at_time(self, time_us: int) -> int:
         """The first offset that was appended at or after a time, else `next_offset`."""
+        return self._found(self._reader.offset_at_time, time_us) if time_us <= self.last_append_us else self.next_offset
+
+    def end_of_epoch(self, epoch: int) -> int:
+        """The first offset that was appended in a later epoch, else `next_offset`."""
+        return self._found(self._reader.end_of_epoch, epoch) if epoch < self.leader_epoch else self.next_offset
+
+    def _found(self, find: Callable[[int], int | None], wanted: int) -> int:
         if self._closed:
             raise StorageFailed(f"the log {self.directory} is closed")
-        if time_us > self.last_append_us:
-            return self.next_offset
         try:
-            offset = self._reader.offset_at_time(time_us)
+            offset = find(wanted)
         except OSError as problem:
             raise StorageFailed(f"cannot read the log {self.directory}: {problem.strerror or problem}") from problem
         return self.next_offset if offset is None else offset

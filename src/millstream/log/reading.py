@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from millstream.errors import BatchDamaged
 from millstream.log.cache import Tail
@@ -19,6 +19,7 @@ from millstream.records import BatchHeader
 __all__ = ["Chunk", "StoredReader", "read_tail"]
 
 _CURSORS_MAX: Final = 64
+_T = TypeVar("_T")
 
 
 class Chunk(NamedTuple):
@@ -169,15 +170,25 @@ class StoredReader:
         """The first offset that was appended at or after a time, if there is one."""
         number = bisect_left(self._segments, time_us, key=lambda segment: segment.last_append_us)
         for segment in self._segments[number:]:
-            try:
-                offset = segment.locate_time(time_us)
-            except BatchDamaged:
-                segment.doubt()
-                self._accept(segment.verify())
-                offset = segment.locate_time(time_us)
+            offset = self._asked(segment, lambda segment: segment.locate_time(time_us))
             if offset is not None:
                 return offset
         return None
+
+    def end_of_epoch(self, epoch: int) -> int | None:
+        """The first offset that was appended in a later epoch, if there is one.  Epochs ascend."""
+        number = bisect_right(self._segments, epoch, key=lambda segment: self._asked(segment, Segment.first_epoch))
+        before = self._asked(self._segments[number - 1], lambda it: it.locate_epoch_after(epoch)) if number else None
+        return before if before is not None or number == len(self._segments) else self._segments[number].base_offset
+
+    def _asked(self, segment: Segment, ask: Callable[[Segment], _T]) -> _T:
+        """What a segment answers, looked at anew if it turns out to be damaged."""
+        try:
+            return ask(segment)
+        except BatchDamaged:
+            segment.doubt()
+            self._accept(segment.verify())
+            return ask(segment)
 
     def _segment_at(self, offset: int) -> Segment:
         return self._segments[max(bisect_right(self._bases, offset) - 1, 0)]

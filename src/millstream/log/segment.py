@@ -27,6 +27,7 @@ _STEP_BYTES: Final = 8192  # how much a search reads at once: a little more than
 _PREPARED_WRITE_BYTES_MAX: Final = 32 * 1024
 _ROOM_BYTES_MAX: Final = 256 * 1024
 _ZEROS: Final = memoryview(bytes(_ROOM_BYTES_MAX))
+_NO_EPOCH: Final = 1 << 32  # one more than the header has room for
 _STEPS: Final = 64  # from batch to batch cost less than one search in an index that is stored
 _OFFSETS: Final = int(Columns.OFFSETS)
 
@@ -356,9 +357,26 @@ class Segment:
         """The first offset in the segment that was appended at or after a time."""
         entry = self.index.last_before_time(time_us)
         position = self._search(entry, lambda header, _: header.append_time_us >= time_us, -1)
-        if position >= self.size:
-            return None
-        return read_header(self._files.get(self._storage, self.path).read(position, HEADER_BYTES)).base_offset
+        return self._header_at(position).base_offset if position < self.size else None
+
+    def first_epoch(self) -> int:
+        """The leader epoch of the first batch that can be read; later than any where there is none."""
+        position = self._search(None, lambda *_: True, -1)
+        return self._epoch_at(position) if position < self.size else _NO_EPOCH
+
+    def locate_epoch_after(self, epoch: int) -> int | None:
+        """The first offset in the segment that was appended in a later epoch."""
+        index = self.index
+        number = bisect_right(range(len(index)), epoch, key=lambda number: self._epoch_at(index.entry(number)[1]))
+        entry = index.entry(number - 1) if number else None
+        position = self._search(entry, lambda header, _: header.leader_epoch > epoch, -1)
+        return self._header_at(position).base_offset if position < self.size else None
+
+    def _epoch_at(self, position: int) -> int:
+        return self._header_at(position).leader_epoch
+
+    def _header_at(self, position: int) -> BatchHeader:
+        return read_header(self._files.get(self._storage, self.path).read(position, HEADER_BYTES))
 
     def _search(self, entry: Entry | None, wanted: Callable[[BatchHeader, int], bool], offset: int) -> int:
         """Step from batch to batch, from an index entry on, to the first that is wanted or to damage over `offset`."""

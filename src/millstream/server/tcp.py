@@ -309,6 +309,7 @@ class NativeConnection(asyncio.BufferedProtocol):
             software=self._broker.software,
             heartbeat_ms=self._settings.server.heartbeat_ms,
             frame_bytes_max=self._settings.server.frame_bytes_max,
+            epoch=self._broker.epoch,
         )
         self._write(encode_json_response(welcome, correlation))
 

@@ -167,12 +167,14 @@ class TopicMetadata(AnswerForm):
 class ListOffsets(CallForm, tag="topic.offsets"):
     """Answers with one OffsetEntry for each partition asked for (all of them if none is named).
 
-    `durable` is the end after a sync: no power cut takes what lies before it.
+    `durable` is the end after a sync: no power cut takes what lies before it.  `epoch` is where that ends which was
+    stored up to an epoch: what was read of the log in that epoch and lies behind it is not there any more.
     """
 
     topic: str
-    at: Literal["earliest", "latest", "durable", "timestamp"] = "latest"
+    at: Literal["earliest", "latest", "durable", "timestamp", "epoch"] = "latest"
     timestamp_ms: int | None = None
+    epoch: int | None = None
     partitions: list[int] | None = None
 
 
@@ -259,6 +261,8 @@ class CommitOffsets(CallForm, tag="group.commit"):
     member_id: str = ""
     generation: int = 0
     instance_id: str | None = None
+    #: In which the messages were read: what a power cut has taken of them since then is not committed.
+    epoch: int | None = None
 
 
 class CommittedOffsets(CallForm, tag="group.committed"):

@@ -119,6 +119,8 @@ class Welcome(msgspec.Struct, kw_only=True):
     software: str
     heartbeat_ms: int
     frame_bytes_max: int
+    #: Of this run of the broker, larger than that of any before.  None from brokers that do not tell.
+    epoch: int | None = None
 
 
 def encode_publish_head(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import threading
 from collections import deque
-from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
 
@@ -14,6 +13,7 @@ from fake_broker import FakeBroker, FakeMember, FakePartition
 
 import millstream
 from millstream.client.address import Target
+from millstream.client.commits import Progress
 from millstream.client.membership import Membership
 from millstream.client.messages import TopicPartition
 from millstream.client.settings import StreamSettings
@@ -684,8 +684,8 @@ def test_membership_commits_one_by_one_what_is_partly_stale(group: FakeBroker) -
         on_damage="raise",
     )
     target = Target.of(group.address, client_id=None, key=None, timeout_s=5)
-    finished: Callable[[], dict[TopicPartition, int]] = lambda: {T0: 3, T1: 4}  # noqa: E731
-    membership = Membership(target, settings, on_change=lambda: None, finished=finished)
+    progress = Progress(None, {T0: 3, T1: 4})
+    membership = Membership(target, settings, on_change=lambda: None, progress=lambda: progress)
     membership.start()
     membership.wait_joined(5)
     membership.took(membership.changes(set(), 0).take)

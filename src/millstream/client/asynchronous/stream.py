@@ -18,7 +18,7 @@ from millstream.client.address import Target
 from millstream.client.asynchronous.connection import AsyncConnection, AsyncLink
 from millstream.client.asynchronous.weak import weakly
 from millstream.client.backoff import Backoff
-from millstream.client.commits import CommitTicket
+from millstream.client.commits import CommitTicket, Progress
 from millstream.client.following import Following
 from millstream.client.membership import Membership
 from millstream.client.messages import Message, TopicPartition
@@ -74,6 +74,8 @@ class AsyncStream(Following):
                 if not error.retriable:
                     raise
             self._connection = self._link.current
+            if self._connection is not None:
+                self._reached(self._connection.welcome.epoch)
             await self._find_topics()
         except BaseException:
             await self.close()
@@ -94,11 +96,11 @@ class AsyncStream(Following):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(tell)
 
-        def finished() -> dict[TopicPartition, int] | None:
+        def progress() -> Progress | None:
             stream = me()
-            return None if stream is None or loop.is_closed() else stream.finished()
+            return None if stream is None or loop.is_closed() else stream._progress()
 
-        self._membership = Membership(self._target, self._settings, on_change=on_change, finished=finished)
+        self._membership = Membership(self._target, self._settings, on_change=on_change, progress=progress)
         self._membership.start()
         try:
             await asyncio.to_thread(self._membership.wait_joined, self._target.timeout_s)
@@ -266,6 +268,7 @@ class AsyncStream(Following):
             return False
         self._backoff.reset()
         self._heard_s = time.monotonic()
+        self._reached(self._connection.welcome.epoch)
         return True
 
     async def _pause(self, wait_s: float) -> None:
@@ -284,7 +287,7 @@ class AsyncStream(Following):
             if inspect.isawaitable(result):
                 await result
 
-    async def _commit(self, offsets: dict[TopicPartition, int], timeout_s: float) -> None:
+    async def _commit(self, offsets: dict[TopicPartition, int], epoch: int | None, timeout_s: float) -> None:
         assert self._membership is not None
         loop = self._loop
         done: asyncio.Future[None] = loop.create_future()
@@ -297,7 +300,7 @@ class AsyncStream(Following):
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(finish, ticket.error)
 
-        self._membership.commit(offsets, self._holdings(offsets), on_done)
+        self._membership.commit(offsets, self._holdings(offsets), epoch, on_done)
         try:
             async with asyncio.timeout(timeout_s):
                 await done
@@ -315,7 +318,7 @@ class AsyncStream(Following):
         offsets = self._to_commit(message)
         if offsets:
             self._note_commit(offsets)  # first: an automatic commit may follow before this task runs again
-            await self._commit(offsets, self._target.timeout_s)
+            await self._commit(offsets, self._epoch_of(message), self._target.timeout_s)
 
     async def seek(self, topic: str, partition: int, to: Place) -> None:
         """Continue from another place: an offset, a datetime, "earliest" or "latest"."""
@@ -348,8 +351,8 @@ class AsyncStream(Following):
         self._closed = True
         if self._membership is not None:
             if self._settings.commits_itself:
-                finished = self.finished()
-                self._membership.commit(finished, self._holdings(finished))
+                epoch, finished = self._progress()
+                self._membership.commit(finished, self._holdings(finished), epoch)
             self._membership.stop(wait_s=0)
         if not self._loop.is_closed():
             with contextlib.suppress(RuntimeError):

@@ -18,6 +18,7 @@ from millstream.client.address import Target
 from millstream.client.backoff import Backoff
 from millstream.client.blocking.bell import Bell
 from millstream.client.blocking.transport import Transport
+from millstream.client.commits import Progress
 from millstream.client.following import Following
 from millstream.client.forks import belongs_to_one_process
 from millstream.client.membership import Membership
@@ -91,11 +92,11 @@ class Stream(Following):
                 stream._attention = True
                 stream._bell.ring()
 
-        def finished() -> dict[TopicPartition, int] | None:
+        def progress() -> Progress | None:
             stream = me()
-            return None if stream is None else stream.finished()
+            return None if stream is None else stream._progress()
 
-        self._membership = Membership(self._target, self._settings, on_change=on_change, finished=finished)
+        self._membership = Membership(self._target, self._settings, on_change=on_change, progress=progress)
         self._membership.start()
         try:
             self._membership.wait_joined(self._target.timeout_s)
@@ -254,6 +255,7 @@ class Stream(Following):
             return None
         self._backoff.reset()
         self._heard_s = time.monotonic()
+        self._reached(self._transport.welcome.epoch)
         return self._transport
 
     def _disconnect(self, error: MillstreamError | None = None) -> None:
@@ -275,9 +277,9 @@ class Stream(Following):
     async def _ask(self, call: calls.Call, kind: Any) -> Any:
         return self._call(call, kind)
 
-    async def _commit(self, offsets: dict[TopicPartition, int], timeout_s: float) -> None:
+    async def _commit(self, offsets: dict[TopicPartition, int], epoch: int | None, timeout_s: float) -> None:
         assert self._membership is not None
-        self._membership.commit(offsets, self._holdings(offsets)).wait(timeout_s)
+        self._membership.commit(offsets, self._holdings(offsets), epoch).wait(timeout_s)
 
     async def _tell(self, callback: Callable[..., Any] | None, *arguments: object) -> None:
         if callback is not None:
@@ -294,7 +296,7 @@ class Stream(Following):
         offsets = self._to_commit(message)
         if offsets:
             self._note_commit(offsets)  # first: an automatic commit may follow before this thread runs again
-            _complete(self._commit(offsets, self._target.timeout_s))
+            _complete(self._commit(offsets, self._epoch_of(message), self._target.timeout_s))
 
     def seek(self, topic: str, partition: int, to: Place) -> None:
         """Continue from another place: an offset, a datetime, "earliest" or "latest"."""
@@ -329,8 +331,8 @@ class Stream(Following):
         self._closed = True
         if self._membership is not None:
             if self._settings.commits_itself:
-                finished = self.finished()
-                self._membership.commit(finished, self._holdings(finished))
+                epoch, finished = self._progress()
+                self._membership.commit(finished, self._holdings(finished), epoch)
             self._membership.stop(wait_s=0)
         if self._transport is not None:
             self._transport.close()
