@@ -81,12 +81,12 @@ class Partition:
         self.audience: Callable[[int, int], None] | None = None
         #: Told the due times (us) of a batch for a log of schedules; raises when it may not be taken.
         self.admit: Callable[[list[int]], None] | None = None
+        #: Whether what is scheduled at an offset will never be delivered, so that its dedup id is free again.
+        self.lapsed: Callable[[int], bool] | None = None
         #: About when its messages were stored.
         self.ages = Ages(log)
         #: Since it was opened: bytes that came in, and messages that went to streams and to subscribers.
-        self.bytes_published = 0
-        self.messages_fetched = 0
-        self.messages_pushed = 0
+        self.bytes_published = self.messages_fetched = self.messages_pushed = 0
         self._opened_at = log.next_offset
         #: Whether any message came with another priority than normal since the partition was opened.
         self.has_lanes = False

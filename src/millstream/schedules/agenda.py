@@ -72,6 +72,10 @@ class Agenda:
             return next((kind for kind in _SPECIAL if offset in self._special[kind]), "fired")
         return "firing" if offset in self._firing else "pending"
 
+    def has_lapsed(self, offset: int) -> bool:
+        """Whether a message was or may have been given up, so that it is none that another can be a repetition of."""
+        return offset < self.start or any(offset in offsets for offsets in self._special.values())
+
     def counts(self) -> dict[str, int]:
         """How many messages of the log are in each state."""
         counts: dict[str, int] = {kind: len(offsets) for kind, offsets in self._special.items()}

@@ -17,6 +17,7 @@ import structlog
 from millstream.broker.journal import Journal
 from millstream.broker.partition import Partition
 from millstream.broker.schedules.messages import Collected, Scheduled, collect, due_rows, make_batches, open_messages
+from millstream.broker.schedules.repetitions import TargetIds, judged
 from millstream.broker.schedules.window import DueWindow
 from millstream.broker.transfer import Target, Transfer
 from millstream.clock import Clock
@@ -59,7 +60,9 @@ class ScheduleLog:
         clock: Clock,
         loop: asyncio.AbstractEventLoop,
         may_fire: Callable[[], bool],
+        ids: Callable[[], TargetIds | None],
     ) -> None:
+        """`ids`: the dedup ids of the target, or None if it has no window for them.  It raises MillstreamError."""
         self.partition = partition
         self.target = target
         self.agenda = Agenda()
@@ -71,6 +74,7 @@ class ScheduleLog:
         self._clock = clock
         self._loop = loop
         self._may_fire = may_fire
+        self._ids = ids
         self._ready = False
         self._closed = False
         self._alarm: asyncio.TimerHandle | None = None
@@ -304,19 +308,23 @@ class ScheduleLog:
             await self._settle("expired", expired)
             self.expired += len(expired)
             messages = [message for message in messages if message.offset not in expired]
-        for sent, batch in make_batches(messages, self.partition.uid):
-            if self._closed:
-                break
-            await self._move(sent, batch)
+        async with judged(messages, self._ids, self._clock) as verdict:
+            if verdict.known:
+                await self._settle("fired", verdict.known)
+                self.fired += len(verdict.known)
+            for sent, batch in make_batches(verdict.new, self.partition.uid):
+                if self._closed:
+                    break
+                verdict.stored(await self._move(sent, batch))
 
-    async def _move(self, messages: list[Scheduled], batch: bytearray) -> None:
+    async def _move(self, messages: list[Scheduled], batch: bytearray) -> int:
         fact = settled_fact("fired", [message.offset for message in messages])
 
         def recorded() -> None:
             self.agenda.apply(fact)
             self.fired += len(messages)
 
-        await self._transfer.move(self.target, batch, [(_ENTITY, fact)], on_recorded=recorded)
+        return await self._transfer.move(self.target, batch, [(_ENTITY, fact)], on_recorded=recorded)
 
     async def _settle(self, kind: Any, offsets: Iterable[int]) -> None:
         fact = settled_fact(kind, offsets)

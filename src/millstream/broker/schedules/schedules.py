@@ -19,6 +19,7 @@ from millstream.broker.registry import Topic
 from millstream.broker.schedules.log import ScheduleLog
 from millstream.broker.schedules.messages import Scheduled
 from millstream.broker.schedules.recurring import Recurring
+from millstream.broker.schedules.repetitions import TargetIds
 from millstream.broker.state import StateLog
 from millstream.broker.topics import Topics
 from millstream.broker.traces.recorder import Recorder
@@ -135,9 +136,11 @@ class Schedules:
             clock=self._clock,
             loop=self._loop,
             may_fire=lambda: self._host.modes.publish_refusal is None,
+            ids=lambda: TargetIds.of(topics.partition_of(topic, number), topic.config.dedup_window_ms),
         )
         self._logs.setdefault(topic.key, {})[number] = log
         partition.admit = lambda due_us: self._admit(topic, due_us)
+        partition.lapsed = log.agenda.has_lapsed
 
     def _all(self) -> list[ScheduleLog]:
         return [log for logs in self._logs.values() for log in logs.values()]

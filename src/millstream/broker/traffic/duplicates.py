@@ -4,12 +4,15 @@ After a restart, or when a partition is opened again, what its log holds of the 
 that is done a message with an id cannot be judged: its publisher is asked to try again, which the SDK does by itself,
 and the doors that speak text wait.  Messages without ids are not held up.  Where the disk cannot be read, messages with
 ids are refused, and each refused message makes the reading go on from where it stopped.
+
+What is scheduled is judged twice: among what is scheduled when it is published, and here when it is due.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
@@ -24,11 +27,12 @@ from millstream.traffic.dedup import DedupWindow, Seen, fingerprint
 if TYPE_CHECKING:
     from millstream.broker.partition import Partition
 
-__all__ = ["Duplicates", "mark_of", "no_window", "refuse_id"]
+__all__ = ["Duplicates", "mark_in", "mark_of", "no_window", "refuse_id"]
 
 _log = structlog.get_logger("millstream.duplicates")
 
 _OPTIONS: Final = int(Columns.OPTIONS)
+_NAME: Final = DEDUP_ID.encode()
 _READ_BYTES: Final = 1024 * 1024
 _READ_S_MAX: Final = 10.0
 
@@ -47,6 +51,14 @@ def mark_of(batch: memoryview, header: BatchHeader, window_ms: int) -> bytes | N
         # The answer to a publish has room for one message that was there before.
         raise InvalidArgument("a message with a dedup id must be the only one of its batch")
     return marks[0]
+
+
+def mark_in(headers: bytes) -> bytes | None:
+    """The fingerprint of the dedup id among the headers of one message, if it has one."""
+    if _NAME not in headers:
+        return None
+    dedup_id = dict(readable_headers(headers)).get(DEDUP_ID)
+    return None if dedup_id is None else fingerprint(dedup_id)
 
 
 def refuse_id(batch: memoryview) -> None:
@@ -101,19 +113,39 @@ class Duplicates:
         self._failure = ""
         #: Kept: the loop itself does not keep tasks.
         self._reading: asyncio.Task[None] | None = None
+        #: Ids of messages on their way here, and what is done when they have arrived.
+        self._coming: dict[bytes, asyncio.Future[None]] = {}
         self._read_on(window_us)
 
     @property
     def is_reading(self) -> bool:
-        return self._reading is not None
+        """Whether there are ids that cannot be judged yet."""
+        return self._reading is not None or bool(self._coming)
 
     async def known(self) -> None:
         """Come back when the ids are known, or after ten seconds; for clients that do not try again by themselves."""
+        ahead: set[asyncio.Future[None]] = set(self._coming.values())
         if self._reading is not None:
-            await asyncio.wait((self._reading,), timeout=_READ_S_MAX)
+            ahead.add(self._reading)
+        if ahead:
+            await asyncio.wait(ahead, timeout=_READ_S_MAX)
+
+    @contextmanager
+    def coming(self, marks: Collection[bytes]) -> Iterator[None]:
+        """Meanwhile messages with these ids are moved here.  Others with the same ids have to wait for them."""
+        arrived: asyncio.Future[None] = self._loop.create_future()
+        self._coming.update(dict.fromkeys(marks, arrived))
+        try:
+            yield
+        finally:
+            for mark in marks:
+                del self._coming[mark]
+            arrived.set_result(None)
 
     def find(self, mark: bytes, *, now_us: int, window_us: int) -> Seen | None:
         """The message that came before with this id.  Raises Throttled or StorageFailed while that is not known."""
+        if mark in self._coming:
+            raise Throttled("a scheduled message with this dedup id is being delivered; try again")
         if self._reading is not None:
             raise Throttled("the broker is still reading which dedup ids this partition has seen; try again")
         if self._failure:
@@ -121,7 +153,11 @@ class Duplicates:
             failure, self._failure = self._failure, ""
             self._read_on(window_us)
             raise StorageFailed(f"the dedup ids that this partition has seen cannot be read: {failure}")
-        return self._window.find(mark, now_us=now_us, window_us=window_us)
+        return self._find(mark, now_us, window_us)
+
+    def _find(self, mark: bytes, now_us: int, window_us: int) -> Seen | None:
+        seen, lapsed = self._window.find(mark, now_us=now_us, window_us=window_us), self._partition.lapsed
+        return None if seen is not None and lapsed is not None and lapsed(seen.offset) else seen
 
     def remember(
         self, marks: Mapping[bytes, tuple[int, int]], counts: Sequence[int], first: int, append_time_us: int
@@ -130,6 +166,11 @@ class Duplicates:
         offsets = list(accumulate(counts, initial=first))
         for mark, (place, window_us) in marks.items():
             self.add(mark, offsets[place], append_time_us, window_us=window_us)
+
+    def note(self, first: int, window_us: int) -> None:
+        """Note the ids in the batch that begins here, which was stored without a question.  Raises StorageFailed."""
+        for buffer in self._partition.log.read(first, 1, before=self._partition.high_watermark).buffers:
+            self._note(buffer, window_us)
 
     def add(self, mark: bytes, offset: int, append_time_us: int, *, window_us: int) -> None:
         self._window.add(mark, Seen(offset, append_time_us), window_us=window_us)
@@ -168,6 +209,6 @@ class Duplicates:
                 for mark, offset in zip(_marks(batch, readable_headers), batch.offsets(), strict=True):
                     time_us = header.append_time_us
                     # The first one is the original; whatever else has its id was sent on purpose (a replay).
-                    if mark and self._window.find(mark, now_us=time_us, window_us=window_us) is None:
+                    if mark and self._find(mark, time_us, window_us) is None:
                         self.add(mark, offset, time_us, window_us=window_us)
             at += header.length
