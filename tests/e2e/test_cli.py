@@ -295,6 +295,38 @@ def test_a_consumer_that_is_stopped_has_committed_what_it_printed(run: Run, numb
     assert (lag["committed"], lag["member_id"]) == (3, None), "committed, and the member has left"
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("arguments", "endless"),
+    [("consume orders", True), ("subscribe orders", True), ("lease orders --wait 30s", False), ("publish x", False)],
+)
+def test_a_signal_ends_readers_and_cuts_everything_else_short(
+    run: Run, arguments: str, endless: bool, number: int
+) -> None:
+    """Sent twice, as `timeout` does."""
+    run("topic", "create", "orders")
+    process = subprocess.Popen(
+        [*MILLSTREAM, *arguments.split()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        before: set[str] = set()
+        # Whoever is there twice in a row is not one of these calls itself.
+        while not before & (now := {each["id"] for each in run("admin", "connections", "--json").json}):
+            assert process.poll() is None, process.communicate()
+            before = now
+        process.send_signal(number)
+        process.send_signal(number)
+        process.wait(20)
+    finally:
+        process.kill()
+        _, err = process.communicate()
+    assert (process.returncode, err) == (0 if endless else 128 + number, "")
+
+
 def test_a_member_can_be_evicted(run: Run) -> None:
     run("topic", "create", "orders")
     process = subprocess.Popen(

@@ -6,6 +6,7 @@ import datetime
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -13,7 +14,7 @@ import typer
 from millstream.cli.arguments import START_FORMS, parse_start, parse_timeout_s
 from millstream.cli.connection import LinesOptions
 from millstream.cli.failure import ExitCode, UsageProblem
-from millstream.cli.interruption import Interruption
+from millstream.cli.interruption import Interruption, endless
 from millstream.cli.output import examples, plural, stderr
 from millstream.cli.rendering import make_renderer
 from millstream.names import is_pattern
@@ -84,7 +85,9 @@ def consume(
     With --json, each message is one JSON object on a line. A header that occurs several times is a list there, and a
     header that is not text is base64 after the prefix base64:.
 
-    With --group, what was printed is committed, and --from counts only where the group has no committed offset yet.
+    With --group, what was printed is committed, and --from counts only where the group has no committed offset yet. In
+    a pipe, what fits into it counts as printed, read or not: `| head -2` may commit more than two messages, and --max 2
+    commits two.
 
     Topics and partitions that are created later are read from their first message.
     """
@@ -95,7 +98,9 @@ def consume(
     quiet_s = parse_timeout_s(timeout)
     write, flush, count = sys.stdout.buffer.write, sys.stdout.buffer.flush, 0
     printed: Message | None = None
+    interruption = Interruption()
     with (
+        endless() if follow else nullcontext(),
         given.client() as client,
         client.stream(
             topic,
@@ -104,7 +109,7 @@ def consume(
             partitions=partition or None,
             on_damage="skip" if skip_damaged else "raise",
         ) as stream,
-        Interruption() as interruption,
+        interruption,
     ):
         incoming = _until_quiet(stream, quiet_s) if follow else _until_end(client, stream, topic, quiet_s)
         for message in interruption.until_asked(incoming):

@@ -26,6 +26,7 @@ class ExitCode(IntEnum):
     UNREACHABLE = 3
     STORAGE = 4
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 class UsageProblem(errors.RequestError):

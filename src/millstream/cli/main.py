@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, NoReturn
@@ -21,6 +20,7 @@ from millstream.cli import (
     errors,
     group,
     health,
+    interruption,
     key,
     lease,
     log,
@@ -65,7 +65,8 @@ _STORY = """Millstream, a durable message broker.
 _EPILOG = (
     "Every command except serve takes --json, and the --help of each command ends with examples. Durations are written "
     "500ms, 30s, 5m or 1h30m; a bare number means seconds. A time without a zone is UTC. Exit codes: 1 the request "
-    "failed, 2 wrong usage or configuration, 3 no broker answers, 4 damaged or unusable data, 130 interrupted."
+    "failed, 2 wrong usage or configuration, 3 no broker answers, 4 damaged or unusable data, 130 cut short by Ctrl-C, "
+    "143 cut short by SIGTERM."
 )
 
 _DAILY, _QUEUES, _OPERATING, _HELP = "Messages", "Queues", "Operating", "Looking things up"
@@ -149,9 +150,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if arguments is None:
         # `timeout`, containers and service managers end a program with SIGTERM.  As with Ctrl-C, a consumer then still
         # commits what it printed, and a benchmark removes its topic.
-        signal.signal(signal.SIGTERM, _interrupt)
+        interruption.listen()
         _prune(sys.argv[1:2])
-    sys.exit(_run(arguments))
+    code = _run(arguments)
+    if arguments is None:
+        interruption.fall_silent()
+    sys.exit(code)
 
 
 def _prune(wanted: Sequence[str]) -> None:
@@ -160,10 +164,6 @@ def _prune(wanted: Sequence[str]) -> None:
     commands = [each for each in app.registered_commands if each.callback and each.callback.__name__ in wanted]
     if groups or commands:  # else it is an option, or a mistake whose answer needs all names
         app.registered_groups, app.registered_commands = groups, commands
-
-
-def _interrupt(_number: int, _frame: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -176,11 +176,13 @@ def _run(arguments: Sequence[str] | None) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except (KeyboardInterrupt, typer.Abort):
-        return ExitCode.INTERRUPTED
+        return interruption.cut_short()
     except SystemExit as request:  # how typer ends after completion, and when a pipe breaks
         return _reader_gone() if isinstance(request.__context__, BrokenPipeError) else int(request.code or 0)
     except Exception as problem:
         return _failed(problem)
+    if outcome == ExitCode.INTERRUPTED:  # what the parser makes of any interruption
+        return interruption.cut_short()
     return int(outcome) if isinstance(outcome, int) else ExitCode.OK
 
 

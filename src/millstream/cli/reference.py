@@ -29,12 +29,14 @@ from millstream.config import FLAGS, Settings, allowed_values, environment_name,
 __all__ = ["PAGES", "commands_page", "metrics_page", "permissions_page", "settings_page"]
 
 _EXIT_CODES: Final = {
-    ExitCode.OK: "done",
+    ExitCode.OK: "done; also a command that reads without an end (`consume`, `subscribe`, `top`, `serve`) and was "
+    "ended by Ctrl-C or SIGTERM",
     ExitCode.REQUEST: "the request failed; the message says why",
     ExitCode.USAGE: "the command line or the configuration is wrong",
     ExitCode.UNREACHABLE: "no broker answers at that address, or not in time",
     ExitCode.STORAGE: "stored data is damaged, locked or cannot be used",
-    ExitCode.INTERRUPTED: "interrupted with Ctrl-C",
+    ExitCode.INTERRUPTED: "cut short by Ctrl-C (SIGINT)",
+    ExitCode.TERMINATED: "cut short by SIGTERM",
 }
 
 

@@ -10,7 +10,7 @@ import typer
 
 from millstream.cli.arguments import parse_timeout_s
 from millstream.cli.connection import LinesOptions
-from millstream.cli.interruption import Interruption
+from millstream.cli.interruption import Interruption, endless
 from millstream.cli.output import examples, plural, stderr
 from millstream.cli.rendering import make_renderer
 
@@ -56,7 +56,9 @@ def subscribe(
     quiet_s = parse_timeout_s(timeout)
     render = make_renderer(line_format, as_json=given.as_json, terminal=sys.stdout.isatty())
     write, flush, count = sys.stdout.buffer.write, sys.stdout.buffer.flush, 0
+    missed = 0
     with (
+        endless(),
         given.client() as client,
         client.subscribe(*patterns) as subscription,
         Interruption() as interruption,
@@ -67,8 +69,9 @@ def subscribe(
             count += 1
             if count == max_messages:
                 break
-    if subscription.missed:
-        stderr.print(f"{plural(subscription.missed, 'message')} came too fast and were left out")
+        missed = subscription.missed
+    if missed:
+        stderr.print(f"{plural(missed, 'message')} came too fast and were left out")
     elif stderr.is_terminal:
         stderr.print(f"[dim]{plural(count, 'message')}[/]")
 

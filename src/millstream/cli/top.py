@@ -21,6 +21,7 @@ from rich.text import Text
 from millstream.cli.arguments import parse_length
 from millstream.cli.connection import NamespaceOptions
 from millstream.cli.failure import UsageProblem
+from millstream.cli.interruption import endless
 from millstream.cli.output import bytes_text, document_of, duration_text, examples, print_json, stdout
 from millstream.cli.terminal import terminal_safe
 
@@ -80,6 +81,7 @@ def top(
             stdout.print(screen.render(overview, mqtt))
             return
         with (
+            endless(),
             _keys() as wait_for_key,
             Live(screen.render(overview, mqtt), console=stdout, screen=True, auto_refresh=False) as live,
         ):
