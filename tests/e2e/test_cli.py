@@ -644,7 +644,7 @@ def test_recurring_schedules(run: Run) -> None:
     run("schedule", "resume", "nightly")
     run("schedule", "stop", "nightly", "--yes")
     assert run("schedule", "repeating", "--json").json == []
-    assert "cron expression" in run("schedule", "repeat", "x", "reports", "whenever", code=1).err
+    assert "cron expression" in run("schedule", "repeat", "x", "reports", "whenever", "go", code=1).err
 
 
 @pytest.mark.parametrize(
@@ -654,7 +654,7 @@ def test_recurring_schedules(run: Run) -> None:
         (("namespace", "create", "a"), ("namespace", "delete", "a", "--yes"), {"namespace": "a", "deleted": True}),
         (("topic", "create", "a"), ("topic", "delete", "a", "--yes"), {"topic": "a", "deleted": True}),
         (
-            ("schedule", "repeat", "tick", "a", "@daily"),
+            ("schedule", "repeat", "tick", "a", "@daily", "go"),
             ("schedule", "stop", "tick", "--yes"),
             {"schedule": "tick", "deleted": True},
         ),

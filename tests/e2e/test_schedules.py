@@ -560,3 +560,7 @@ def test_a_recurring_schedule_that_makes_no_sense_is_refused(client: Client) -> 
         client.schedules.repeat("x", "ticks", "@daily", "x", catch_up="some")  # type: ignore[arg-type]
     with pytest.raises(millstream.errors.InvalidName):
         client.schedules.repeat("a/b", "ticks", "@daily", "x")
+    with pytest.raises(InvalidArgument, match="a message needs a value; only a deletion marker"):
+        client.schedules.repeat("x", "ticks", "@daily")
+    assert client.schedules.repeat("x", "ticks", "@daily", key="k").value is None, "a deletion marker, every day"
+    assert client.schedules.repeat("x", "ticks", "@daily", "").value == b""

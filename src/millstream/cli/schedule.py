@@ -236,7 +236,10 @@ def repeat(
             metavar="CRON", help="A cron expression: five fields, six with seconds, or a word such as @daily."
         ),
     ],
-    value: Annotated[str, typer.Argument(metavar="VALUE", help="The value of each message.")] = "",
+    value: Annotated[
+        str | None,
+        typer.Argument(metavar="VALUE", help="The value of each message; with a key, none is a deletion marker."),
+    ] = None,
     timezone: Annotated[
         str,
         typer.Option(
@@ -267,7 +270,7 @@ def repeat(
             name,
             topic,
             cron,
-            os.fsencode(value),
+            None if value is None else os.fsencode(value),
             key=None if key is None else os.fsencode(key),
             headers=parse_headers(header or []) or None,
             priority=None if priority is None else parse_priority(priority),

@@ -89,6 +89,12 @@ def test_a_recurring_schedule_is_made_paused_and_deleted(http: httpx.Client, cli
     assert http.get("/recurring/report").status_code == 404
 
 
+def test_a_recurring_schedule_without_a_value_is_refused(http: httpx.Client) -> None:
+    refused = http.put("/recurring/report", json={"topic": "reports", "cron": "@daily"})
+    assert refused.status_code == 400
+    assert "a message needs a value" in refused.json()["message"]
+
+
 def test_why_says_what_holds_a_message_or_a_queue_up(http: httpx.Client, client: Client) -> None:
     receipt = client.publish("waits", b"1", delay="1h")
     told = http.get("/why", params={"id": receipt.id}).json()
@@ -117,16 +123,16 @@ def test_why_says_what_holds_a_message_or_a_queue_up(http: httpx.Client, client:
         ("PATCH", "/schedules/01M7GKBEFSGBA51QG000000000", {"deliver_at_ms": 10**20}, 400),
         ("POST", "/schedules/cancel", {}, 400),
         ("POST", "/schedules/cancel", {"ids": ["0" * 26], "topic": "mail", "key": "k"}, 400),
-        ("PUT", "/recurring/bad name", {"topic": "mail", "cron": "@daily"}, 400),
-        ("PUT", "/recurring/x", {"topic": "mail", "cron": "sometimes"}, 400),
-        ("PUT", "/recurring/x", {"topic": "mail", "cron": "0 0 30 2 *"}, 400),
-        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "timezone": "../../etc/passwd"}, 400),
-        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "timezone": "\u0000"}, 400),
-        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "priority": 9}, 400),
-        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "priority": "urgent"}, 400),
-        ("PUT", "/recurring/x", {"topic": "**", "cron": "@daily"}, 400),
+        ("PUT", "/recurring/bad name", {"topic": "mail", "cron": "@daily", "value": ""}, 400),
+        ("PUT", "/recurring/x", {"topic": "mail", "cron": "sometimes", "value": ""}, 400),
+        ("PUT", "/recurring/x", {"topic": "mail", "cron": "0 0 30 2 *", "value": ""}, 400),
+        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "value": "", "timezone": "../../etc/passwd"}, 400),
+        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "value": "", "timezone": "\u0000"}, 400),
+        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "value": "", "priority": 9}, 400),
+        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "value": "", "priority": "urgent"}, 400),
+        ("PUT", "/recurring/x", {"topic": "**", "cron": "@daily", "value": ""}, 400),
         ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "value": "v" * 1_048_577}, 413),
-        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "headers": {"n" * 70_000: ""}}, 413),
+        ("PUT", "/recurring/x", {"topic": "mail", "cron": "@daily", "value": "", "headers": {"n" * 70_000: ""}}, 413),
         ("POST", "/recurring/nobody/pause", None, 404),
         ("DELETE", "/recurring/nobody", None, 404),
         ("GET", "/why", None, 400),

@@ -213,7 +213,7 @@ class Schedules:
             calls.CancelSchedules: self._cancel,
             calls.MoveSchedule: self._move,
             calls.ScheduleStats: self._stats,
-            calls.Repeat: lambda session, call: recurring.repeat(session.namespace, call),
+            calls.Repeat: self._repeat,
             calls.ListRepeating: self._list_repeating,
             calls.DescribeRepeating: self._show_repeating,
             calls.PauseRepeating: lambda session, call: recurring.pause(
@@ -221,6 +221,11 @@ class Schedules:
             ),
             calls.DeleteRepeating: lambda session, call: recurring.delete(session.namespace, call.name),
         }
+
+    async def _repeat(self, session: _Session, call: calls.Repeat) -> calls.Repeating:
+        if call.value is None and call.key is None:  # as for every other publish
+            raise InvalidArgument("a message needs a value; only a deletion marker with a key may go without one")
+        return await self.recurring.repeat(session.namespace, call)
 
     async def _list_repeating(self, session: _Session, _: calls.ListRepeating) -> list[calls.Repeating]:
         return self.recurring.all(session.namespace)
