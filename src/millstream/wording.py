@@ -30,24 +30,31 @@ _KINDS: Final = {
 }
 _PLACE: Final = " - at `$"  # what stands between a problem and its place, which a backtick ends
 _KIND: Final = re.compile(r"Expected `(?P<wanted>[^`]+)`, got `(?P<got>[^`]+)`")
+_WANTED: Final = re.compile(r"Expected `(?P<wanted>\w+)`")
 _LIMIT: Final = re.compile(r"Expected `\w+`(?P<length> of length)? (?P<sign>[<>]=) (?P<limit>\S+)")
 _MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`", re.S)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.S)
 _CHOICE: Final = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.S)
 _MALFORMED: Final = re.compile(r"JSON is malformed: (?P<what>.*) \(byte (?P<at>\d+)\)", re.S)
+_TRUNCATED: Final = "Input data was truncated"
+#: The parser takes it for the end of what it was given, where no more than a few bytes follow.
+_HALF: Final = re.compile(r"\\u[dD][89abAB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _STEP: Final = re.compile(r"\.(\w+)|\[[^]]*\]")
 _SAID: Final = {
-    "Input data was truncated": "it is empty or ends in the middle, and JSON is expected",
+    _TRUNCATED: "it is empty or ends in the middle, and JSON is expected",
     "Invalid base64 encoded string": "{name} must be base64",
     "Number out of range": "{name} is a number out of range",
     "Integer value out of range": "{name} is a number out of range",
 }
 
 
-def in_words(problem: Exception, *, kind: Any = None, given: Mapping[str, object] | None = None) -> str:
+def in_words(
+    problem: Exception, *, kind: Any = None, given: Mapping[str, object] | None = None, data: bytes | str = b""
+) -> str:
     """One sentence about an exception of the parser.
 
-    `kind` is the type that was expected, to say what would have been right, and `given` what was there instead.
+    `kind` is the type that was expected, to say what would have been right, `given` what was there instead, and `data`
+    all that was parsed, which the parser does not always understand.
     """
     if isinstance(problem, RecursionError):
         return "it is nested too deeply"
@@ -57,12 +64,16 @@ def in_words(problem: Exception, *, kind: Any = None, given: Mapping[str, object
     if not found_place:
         said, path = path, ""
     path = path.removesuffix("`")
+    if said == _TRUNCATED and _HALF.search(data if isinstance(data, str) else data.decode("latin-1")):
+        return "it has half of a character, an escape such as \\ud800 without the one that belongs to it"
     if said in _SAID:
         return _SAID[said].format(name=_name(path))
     if found := _KIND.fullmatch(said):
         there = (given or {}).get(path.removeprefix("."))
         got = _shown(there) if isinstance(there, str) else _kinds(found["got"])
         return f"{_name(path)} must be {_kinds(found['wanted'])}, not {got}"
+    if found := _WANTED.fullmatch(said):
+        return f"{_name(path)} must be {_kinds(found['wanted'])}"
     if found := _LIMIT.fullmatch(said):
         least = "at least" if found["sign"] == ">=" else "at most"
         what = "have a length of" if found["length"] else "be"

@@ -33,10 +33,17 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
     names: Annotated[list[str], msgspec.Meta(min_length=1)] = []
 
 
+class Tagged(msgspec.Struct, tag="tagged"):
+    pass
+
+
+HALF = "it has half of a character, an escape such as \\ud800 without the one that belongs to it"
+
+
 def told(text: str | bytes, kind: Any = Outer) -> str:
     with pytest.raises((msgspec.DecodeError, ValueError, RecursionError)) as caught:
         msgspec.json.decode(text, type=kind)
-    return in_words(caught.value, kind=kind)
+    return in_words(caught.value, kind=kind, data=text)
 
 
 @pytest.mark.parametrize(
@@ -62,10 +69,18 @@ def told(text: str | bytes, kind: Any = Outer) -> str:
         ("[]", "it must be an object, not a list"),
         ("", "it is empty or ends in the middle, and JSON is expected"),
         ("hello", "it is not JSON: invalid character at byte 0"),
+        (r'{"mode": "\ud800"}', HALF),
+        (r'"\ud83d"', HALF),
+        (r'{"mode": "\uD83Dx"}', HALF),
+        (r'{"mode": "\ud83d\ude00', "it is empty or ends in the middle, and JSON is expected"),
     ],
 )
 def test_the_field_is_named_and_what_would_be_right(text: str, sentence: str) -> None:
     assert told(text) == sentence
+
+
+def test_a_kind_of_document_that_is_no_text_is_said_in_words() -> None:
+    assert told('{"type": 5}', Tagged) == "'type' must be a text"
 
 
 def test_deep_nesting_and_other_alphabets_are_said_in_words() -> None:

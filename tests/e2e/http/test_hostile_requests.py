@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 
 import httpx
@@ -51,6 +52,18 @@ def test_a_request_that_others_may_measure_differently_is_refused(broker: Broker
     answer = exchange(broker, b"POST /api/v1/topics HTTP/1.1\r\n" + HOST + head + b"\r\n0\r\n\r\n" + hidden)
     assert answer.count(b"HTTP/1.1 ") <= 1, "what was hidden in it was answered"
     assert b"HTTP/1.1 200" not in answer
+
+
+@pytest.mark.parametrize("first", [b"BREW /api/v1/topics HTTP/1.1", b"hello", b"GET / HTTP/9.9"])
+def test_what_is_no_request_gets_an_error_of_the_usual_shape(broker: BrokerForTests, first: bytes) -> None:
+    head, _, body = exchange(broker, first + b"\r\n" + HOST + b"\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head.lower()
+    told = json.loads(body)
+    assert (told["code"], told["details"]["retriable"]) == ("INVALID_FORMAT", False)
+    assert "HTTP" in told["message"]
+    assert "native protocol" not in "".join(told["suggestions"])
+    assert f"x-request-id: {told['request_id']}".encode() in head.lower()
 
 
 def test_what_is_repeated_of_a_request_cannot_end_a_header(broker: BrokerForTests) -> None:

@@ -332,6 +332,8 @@ def test_a_consumer_that_is_ended_returns_its_leases(broker: BrokerForTests, cli
         worker.result(type="unsubscribe", consumer=first)
         assert [message["value"] for message in worker.messages(1)] == ["x"]
         assert worker.ask(type="credit", consumer=first, more=1)["error"]["code"] == "SUBSCRIPTION_NOT_FOUND"
+        refused = worker.ask(type="unsubscribe", consumer=first)["error"]
+        assert refused["message"] == f"this connection has no consumer {first}", "and no advice in another protocol"
 
 
 def test_a_client_that_leaves_is_forgotten(broker: BrokerForTests, client: Client) -> None:

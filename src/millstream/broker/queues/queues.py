@@ -431,7 +431,7 @@ class Queues:
     def consumer(self, session: Session, number: int) -> Consumer:
         consumer = self._consumers.get(number)
         if consumer is None or consumer.session is not session:
-            raise SubscriptionNotFound(f"this connection has no consumer {number}; open one with queue.open")
+            raise SubscriptionNotFound(f"this connection has no consumer {number}")
         return consumer
 
     # --- LEASE ---------------------------------------------------------------------------------------------------

@@ -223,7 +223,7 @@ def decode_with(decode: Callable[[bytes], T], data: bytes, *, what: str = "reque
     try:
         return decode(data)
     except (msgspec.DecodeError, OverflowError, ValueError, RecursionError) as problem:
-        raise InvalidArgument(f"{what}: {in_words(problem, kind=kind)}") from None
+        raise InvalidArgument(f"{what}: {in_words(problem, kind=kind, data=data)}") from None
 
 
 async def disconnected(receive: Any) -> None:

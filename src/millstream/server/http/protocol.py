@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from typing import Any, Final
+from uuid import uuid4
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import Frame
 
 from millstream.broker.metrics import Metrics
 from millstream.errors import ProtocolViolation, QuotaExceeded
 from millstream.server.connections import Refusals, peer_of
+from millstream.server.http.problems import describe
 
 __all__ = ["HEADER_BYTES_MAX", "LimitedWebSocket", "limited"]
 
@@ -28,6 +31,10 @@ _UNREAD_TIMES: Final = 4
 #: Close codes of RFC 6455: bytes that are no frame, and data that is not of the kind it says.
 _VIOLATION: Final = 1002
 _NOT_TEXT: Final = 1007
+
+
+class _NotHttp(ProtocolViolation):
+    remedy = "Check that the client speaks HTTP on this port, with a method that HTTP has."
 
 
 class _Limited(HttpToolsProtocol):
@@ -144,9 +151,18 @@ class _Limited(HttpToolsProtocol):
 
     # --- the end: a transport that closes waits until everything was read, however long that takes -----------------
 
-    def send_400_response(self, msg: str) -> None:
-        self.refusals.note(peer_of(self.transport), ProtocolViolation(msg))
-        super().send_400_response(msg)
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says more
+        refusal = _NotHttp(f"this is no HTTP request, or its head is larger than {HEADER_BYTES_MAX} bytes")
+        self.refusals.note(peer_of(self.transport), refusal)
+        request_id = uuid4().hex[:16]
+        body = msgspec.json.encode(describe(refusal, request_id))
+        lines = [
+            STATUS_LINE[400],
+            *(name + b": " + value + b"\r\n" for name, value in self.server_state.default_headers),
+        ]
+        head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nx-request-id: {request_id}\r\n"
+        self.transport.write(b"".join((*lines, head.encode(), b"connection: close\r\n\r\n", body)))
+        self.transport.close()
         self._see_off()
 
     def on_response_complete(self) -> None:
