@@ -23,19 +23,21 @@ from typing import Any, TypeVar, get_type_hints
 
 import typer
 
+from millstream.cli.output import prose
+
 __all__ = ["Commands"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Commands(typer.Typer):
-    """A group of commands, each of which may take bundles of options."""
+    """A group of commands, each of which may take bundles of options.  Their docstrings are their help."""
 
     def command(self, *names: str, **settings: Any) -> Callable[[F], F]:  # type: ignore[override]
-        register = super().command(*names, **settings)
+        register = super().command
 
         def decorate(function: F) -> F:
-            register(_Spread(function))
+            register(*names, **{"help": prose(function.__doc__), **settings})(_Spread(function))
             return function
 
         return decorate

@@ -45,7 +45,6 @@ from millstream.cli import (
 from millstream.cli.bundles import Commands
 from millstream.cli.connection import CaOption, KeyOption, credentials_first, use_credentials
 from millstream.cli.failure import ExitCode, UsageProblem, drop_output, report
-from millstream.cli.output import prose
 
 __all__ = ["app", "main"]
 
@@ -100,7 +99,7 @@ def _for_all_commands(
 
 
 def _command(function: Callable[..., None], epilog: str, panel: str) -> None:
-    app.command(help=prose(function.__doc__), epilog=epilog, rich_help_panel=panel)(function)
+    app.command(epilog=epilog, rich_help_panel=panel)(function)
 
 
 _command(publish.publish, publish.EPILOG, _DAILY)
@@ -203,7 +202,7 @@ def _failed(problem: Exception) -> int:
 
 def _sentence(text: str) -> str:
     """The parser's message as ours look: one line, lower case, no full stop."""
-    text = " ".join(text.split()).rstrip(".")
+    text = " ".join(text.split()).rstrip(".").replace(": Value error, ", ": ")  # a word of Python's, about a choice
     return text[:1].lower() + text[1:]
 
 

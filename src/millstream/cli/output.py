@@ -125,7 +125,7 @@ def print_table(
         )
     for row in cells:
         table.add_row(*row)
-    console.print(table)
+    _print_grid(table, console)
 
 
 def _widths(
@@ -169,7 +169,17 @@ def _print_paragraphs(columns: Sequence[str], cells: Sequence[Sequence[str | Tex
         grid.add_column(overflow="fold")
         for column, cell in zip(columns, row, strict=True):
             grid.add_row(Text(column), cell)
+        _print_grid(grid, console)
+
+
+def _print_grid(grid: Table, console: Console) -> None:
+    """Without the blanks that make all lines as long as the longest, where nobody sees them."""
+    if console.is_terminal:
         console.print(grid)
+        return
+    with console.capture() as capture:
+        console.print(grid)
+    console.file.writelines(line.rstrip() + "\n" for line in capture.get().splitlines())
 
 
 def _cell(value: object) -> str | Text:
@@ -192,7 +202,7 @@ def print_facts(facts: Iterable[tuple[str, object]]) -> None:
     table.add_column(overflow="fold")
     for name, value in facts:
         table.add_row(_cell(name), _cell(value))
-    stdout.print(table)
+    _print_grid(table, stdout)
 
 
 def examples(*lines: str) -> str:

@@ -24,7 +24,6 @@ from millstream.cli.output import (
     print_facts,
     print_json,
     print_table,
-    prose,
     stdout,
     time_text,
 )
@@ -171,7 +170,7 @@ def alter(
         stdout.print(f"topic [bold]{info.name}[/] now has {', '.join(changes)}")
 
 
-app.command(help=prose(peek.__doc__), epilog=PEEK_EPILOG)(peek)
+app.command(epilog=PEEK_EPILOG)(peek)
 
 
 @app.command(

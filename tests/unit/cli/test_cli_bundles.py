@@ -32,6 +32,9 @@ def _first(name: str, loud: bool = False, *, page: Page) -> None:
 
 @app.command()
 def second(*, window: Window) -> int:
+    """A sentence that is longer than
+    a line, with [brackets].
+    """
     typer.echo(window)
     return 3
 
@@ -41,6 +44,11 @@ def test_the_fields_of_a_bundle_are_options_in_their_place() -> None:
     assert [parameter.name for parameter in commands["first"].params] == ["name", "loud", "since", "limit"]
     assert commands["first"].help == "The first."
     assert [parameter.name for parameter in commands["second"].params] == ["since"]
+
+
+def test_the_terminal_decides_where_help_breaks() -> None:
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert commands["second"].help == "A sentence that is longer than a line, with \\[brackets]."
 
 
 def test_a_command_gets_its_bundle_back_as_one() -> None:

@@ -142,6 +142,10 @@ def test_a_bug_shows_no_traceback_unless_asked(run: Run, monkeypatch: pytest.Mon
     assert "Traceback" in run("version").err
 
 
+def test_a_choice_is_refused_in_words_of_ours(run: Run) -> None:
+    assert "invalid value for 'MODE': 'bogus' is not one of " in run("mode", "bogus").err
+
+
 def test_ctrl_c_is_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "stdout", Failing(KeyboardInterrupt()))
     outcome = run("version")

@@ -57,6 +57,14 @@ def test_a_piped_table_is_never_cut_to_a_terminal(capsys: pytest.CaptureFixture[
     assert name in capsys.readouterr().out
 
 
+def test_nothing_that_is_piped_ends_in_blanks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_facts([("a", "long " * 60), ("much longer", "b")])
+    print_table(("name", "value"), [("a", "long " * 60), ("b", "c")])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 6
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
 def test_markup_in_data_is_data(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(("value",), [("[red]not markup[/red]",)])
     assert "[red]not markup[/red]" in capsys.readouterr().out

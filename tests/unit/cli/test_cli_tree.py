@@ -32,6 +32,11 @@ def test_help_ends_in_examples_that_use_the_command(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", TREE)
+def test_the_terminal_decides_where_help_breaks(path: str) -> None:
+    assert [part for part in TREE[path].help.split("\n\n") if "\n" in part] == []
+
+
+@pytest.mark.parametrize("path", TREE)
 def test_every_option_is_explained(path: str) -> None:
     for parameter in TREE[path].params:
         if getattr(parameter, "hidden", False):
