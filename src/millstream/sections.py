@@ -227,8 +227,8 @@ class MqttSettings(Section):
         default=10_000,
         ge=1,
         le=10_000_000,
-        description="How many messages may wait for a slow client outside of the log, or in a share. Beyond it, the newest "
-        "are dropped.",
+        description="How many messages may wait for a slow client outside of the log, or in a share. Beyond it, the "
+        "newest are dropped.",
     )
     queued_bytes_max: _Bytes = Field(
         default=8 * _MIB,
