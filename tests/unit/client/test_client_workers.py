@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from fake_queues import FakeQueues
 import millstream
 from millstream import Reject, Retry, aio
 from millstream.errors import InvalidArgument, TopicNotFound
-from tests.waiting import eventually
+from tests.waiting import eventually, eventually_async
 
 
 @pytest.fixture
@@ -302,6 +303,122 @@ def test_asynchronous_workers_run_until_a_signal(fake: FakeQueues) -> None:
 
     asyncio.run(main())
     assert len(fake.acked) == 5
+
+
+def test_a_signal_stops_all_asynchronous_workers_that_run_beside_each_other(fake: FakeQueues) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish("t", b"x")
+            first, second = (client.worker("t", group=group)(gently) for group in ("a", "b"))
+            running = asyncio.gather(first.run(), second.run())
+            await asyncio.sleep(0)  # they listen from the beginning
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await running
+
+    before = signal.getsignal(signal.SIGTERM)
+    asyncio.run(main())
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_end_of_one_asynchronous_worker_leaves_the_signal_to_the_others(fake: FakeQueues) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish("t", b"x")
+            first, second = (client.worker("t", group=group)(gently) for group in ("a", "b"))
+            running = asyncio.create_task(first.run())
+            ended = asyncio.create_task(second.run())
+            await asyncio.sleep(0)
+            ended.cancel()
+            await asyncio.wait([ended])
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await running
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_asynchronous_worker_leaves_the_application_its_own_handlers(fake: FakeQueues, number: int) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish("t", b"x")
+            before = signal.getsignal(number)
+            handle = client.worker("t")(gently)
+            running = asyncio.create_task(handle.run())
+            await asyncio.sleep(0)
+            os.kill(os.getpid(), number)
+            await running
+            assert signal.getsignal(number) is before
+
+            told = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+            running = asyncio.create_task(client.worker("t")(gently).run())
+            await asyncio.sleep(0)
+            running.cancel()
+            await asyncio.wait([running])
+            os.kill(os.getpid(), number)
+            async with asyncio.timeout(10):
+                await told.wait()
+
+    asyncio.run(main())
+
+
+def test_a_signal_is_for_the_application_that_asked_its_loop_for_it_as_well(fake: FakeQueues) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish("t", b"x")
+            told = asyncio.Event()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
+            running = asyncio.create_task(client.worker("t")(gently).run())
+            await asyncio.sleep(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+            async with asyncio.timeout(10):
+                await running
+                await told.wait()
+
+    asyncio.run(main())
+
+
+def test_a_cancelled_run_leaves_no_task_behind(fake: FakeQueues) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish("t", b"x")
+            before = asyncio.all_tasks()
+            running = asyncio.create_task(client.worker("t")(gently).run())
+            async with asyncio.timeout(10):
+                await eventually_async(lambda: fake.acked)
+                running.cancel()
+                await asyncio.wait([running])
+                await asyncio.sleep(0)
+            assert not {task for task in asyncio.all_tasks() - before if "wait" in repr(task.get_coro())}
+
+    asyncio.run(main())
+
+
+def test_the_second_interrupt_gives_up_the_handlers_that_still_run(fake: FakeQueues) -> None:
+    async def main() -> None:
+        async with aio.connect(fake.address) as client:
+            await client.publish("t", b"x")
+            begun = asyncio.Event()
+
+            @client.worker("t")
+            async def handle(message: aio.QueueMessage) -> None:
+                begun.set()
+                await asyncio.sleep(60)
+
+            running = asyncio.ensure_future(handle.run())
+            await begun.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+            await eventually_async(lambda: handle._stopped)
+            os.kill(os.getpid(), signal.SIGINT)
+            await running
+
+    began_s = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(main())
+    assert time.monotonic() - began_s < 10
+    assert (set(fake.released), fake.nacked) == ({0}, [])
 
 
 @pytest.mark.parametrize("coroutine", [True, False])

@@ -6,17 +6,16 @@ A handler that is a plain function runs in threads, so that it may block.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import inspect
 import logging
-import signal
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from millstream.client.asynchronous.queue import AsyncQueue
+from millstream.client.asynchronous.signals import stop_signals
 from millstream.client.functions import check_done, is_asynchronous
 from millstream.client.leases import AsyncQueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
@@ -133,9 +132,12 @@ class AsyncWorker:
             return True
         if asyncio.current_task() in self._tasks:
             return True  # it cannot wait for itself, and its message is settled when it returns
-        _, running = await asyncio.wait(self._tasks, timeout=timeout_s)
-        for task in running:
-            task.cancel()
+        running = set(self._tasks)
+        try:
+            _, running = await asyncio.wait(self._tasks, timeout=timeout_s)
+        finally:  # also when nobody waits any longer: after a second SIGINT, say
+            for task in running:
+                task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await queue.close()
         if self._threads is not None:
@@ -170,34 +172,25 @@ async def run_workers(workers: Iterable[AsyncWorker]) -> None:
     """Work until SIGINT or SIGTERM, or until a worker fails or all were stopped by their handlers; then stop in good
     order.  A second signal ends at once."""
     running = list(workers)
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    numbers: list[int] = []
-
-    def on_signal() -> None:
-        restore()
-        stop.set()
-
-    def restore() -> None:
-        while numbers:
-            loop.remove_signal_handler(numbers.pop())
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread
-            loop.add_signal_handler(number, on_signal)
-            numbers.append(number)
     try:
-        for worker in running:
-            await worker.start()
-        stopping = asyncio.ensure_future(stop.wait())
-        at_work = {worker.ended for worker in running}
-        while at_work and not stopping.done() and not any(worker.failure for worker in running):
-            await asyncio.wait([stopping, *at_work], return_when=asyncio.FIRST_COMPLETED)
-            at_work = {ended for ended in at_work if not ended.done()}
-        stopping.cancel()
+        with stop_signals() as stop:
+            for worker in running:
+                await worker.start()
+            await _wait_for_the_first(running, stop)
     finally:
-        restore()
-        await asyncio.gather(*(worker.stop() for worker in running))
+        await asyncio.gather(*(worker.stop() for worker in running))  # here signals have their usual effect again
     for worker in running:
         if worker.failure is not None:
             raise worker.failure
+
+
+async def _wait_for_the_first(workers: list[AsyncWorker], stop: asyncio.Event) -> None:
+    """Until one of them fails, or all have ended, or `stop` is set."""
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        at_work = {worker.ended for worker in workers}
+        while at_work and not stopping.done() and not any(worker.failure for worker in workers):
+            await asyncio.wait([stopping, *at_work], return_when=asyncio.FIRST_COMPLETED)
+            at_work = {ended for ended in at_work if not ended.done()}
+    finally:
+        stopping.cancel()
