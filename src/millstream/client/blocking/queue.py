@@ -342,7 +342,7 @@ class Queue:
         if retry_ms is not None:
             wait_s = min(wait_s, retry_ms / 1000)
         if not transport.receive(0):
-            if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
+            if wait_s <= 0 or not self._bell.beside(transport.wait, wait_s):
                 self._check_silence()
                 return
             self._bell.clear()
@@ -508,7 +508,7 @@ class Queue:
         transport = self._transport
         if transport is not None:
             transport.close()
-        self._bell.ring()
+        self._bell.close()
         self._wake.knock()
 
     def _say_goodbye(self, wait_s: float) -> None:
@@ -536,6 +536,7 @@ class Queue:
         """The messages are the parent's; a goodbye from here would take them away from it."""
         self._turns = Turns()
         self._closed = True
+        self._bell.destroy()
         self._leasing.closed()
 
     def __enter__(self) -> Queue:

@@ -53,12 +53,12 @@ class Stream(Following):
     """
 
     def __init__(self, target: Target, settings: StreamSettings, call: Callable[[calls.Call, Any], Any]) -> None:
+        self._bell = Bell()  # first: there may be no descriptor left, and nothing to close then
         super().__init__(target, settings)
         self._call = call
         self._transport: Transport | None = None
         self._frames: Iterator[Frame] | None = None
         self._backoff = Backoff()
-        self._bell = Bell()
         self._retry_at_s = 0.0
         self._heard_s = 0.0
         belongs_to_one_process(self)
@@ -66,6 +66,7 @@ class Stream(Following):
     def _forked(self) -> None:
         """The member of the group is the parent."""
         self._closed = self._attention = True
+        self._bell.destroy()
 
     def open(self) -> None:
         """Find the topics and join the group.  Raises TopicNotFound, or the error with which the group refuses."""
@@ -197,7 +198,7 @@ class Stream(Following):
         """Wait for bytes, or for the bell."""
         if transport.receive(0):
             return True
-        if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
+        if wait_s <= 0 or not self._bell.beside(transport.wait, wait_s):
             return False
         if transport.receive(0):
             return True
@@ -316,7 +317,7 @@ class Stream(Following):
             transport = self._transport
             if transport is not None:
                 transport.close()
-            self._bell.ring()
+            self._bell.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -336,6 +337,7 @@ class Stream(Following):
             self._membership.stop(wait_s=0)
         if self._transport is not None:
             self._transport.close()
+        self._bell.close()
 
 
 def _complete(work: Coroutine[Any, Any, _T]) -> _T:

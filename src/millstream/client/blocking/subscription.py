@@ -46,11 +46,11 @@ class Subscription(Subscribing):
         timeout_s: float | None,
         reply: Callable[..., Any] | None,
     ) -> None:
+        self._bell = Bell()  # first: there may be no descriptor left, and nothing to close then
         super().__init__(patterns, timeout_s=timeout_s, reply=reply)
         self._target = target
         self._transport: Transport | None = None
         self._backoff = Backoff()
-        self._bell = Bell()
         self._retry_at_s = 0.0
         self._heard_s = 0.0
 
@@ -106,7 +106,7 @@ class Subscription(Subscribing):
         try:
             if self._take_what_came(transport):
                 return
-            if wait_s <= 0 or not transport.wait(wait_s, self._bell.fileno()):
+            if wait_s <= 0 or not self._bell.beside(transport.wait, wait_s):
                 self._check_silence(transport)
                 return
             self._bell.clear()
@@ -221,7 +221,7 @@ class Subscription(Subscribing):
         transport = self._transport
         if transport is not None:
             transport.close()
-        self._bell.ring()
+        self._bell.close()
 
     def __enter__(self) -> Subscription:
         return self
