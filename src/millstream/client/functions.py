@@ -8,7 +8,7 @@ from typing import Any
 
 from millstream.errors import InvalidArgument
 
-__all__ = ["check_done", "is_asynchronous", "refuse_asynchronous"]
+__all__ = ["check_done", "check_handler", "is_asynchronous", "refuse_asynchronous"]
 
 
 def is_asynchronous(function: Any) -> bool:
@@ -25,6 +25,20 @@ def refuse_asynchronous(name: str, function: Any) -> None:
         raise InvalidArgument(f"{name} is a function, not {function!r}")
     if is_asynchronous(function):
         raise InvalidArgument(f"{name} is a coroutine function, and nobody would await it: give a plain function")
+
+
+def check_handler(handler: Any) -> None:
+    """Whether a worker could give it a message: if not, each message would become a dead letter."""
+    if not callable(handler):
+        raise InvalidArgument(f"a handler is a function that takes a message, not {handler!r}")
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):  # written in C, perhaps, and it does not say
+        return
+    try:
+        signature.bind(None)
+    except TypeError as problem:
+        raise InvalidArgument(f"{handler!r} cannot be called with a message and nothing else: {problem}") from None
 
 
 def check_done(result: object) -> None:

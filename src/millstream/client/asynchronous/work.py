@@ -11,6 +11,7 @@ from millstream.client.asynchronous.opening import OpeningQueue
 from millstream.client.asynchronous.queue import AsyncQueue
 from millstream.client.asynchronous.queues import AsyncQueues
 from millstream.client.asynchronous.worker import AsyncWorker, run_workers, stop_workers
+from millstream.client.functions import check_handler
 from millstream.client.outcomes import check_concurrency, check_settles, prefetch_for
 from millstream.client.queue_requests import explain_call
 from millstream.client.settings import QueueOptions, QueueSettings
@@ -77,6 +78,7 @@ class AsyncWork:
         return lambda handler: self.make_worker(handler, settings, concurrency)
 
     def make_worker(self, handler: Callable[[Any], Any], settings: QueueSettings, concurrency: int) -> AsyncWorker:
+        check_handler(handler)
         worker = AsyncWorker(handler, settings, concurrency, self._open_queue)
         self._workers.append(worker)
         return worker

@@ -10,6 +10,7 @@ from millstream.client.asking import T
 from millstream.client.blocking.queue import Queue
 from millstream.client.blocking.queues import Queues
 from millstream.client.blocking.worker import Worker, make_worker, run_workers, stop_workers
+from millstream.client.functions import check_handler
 from millstream.client.outcomes import check_concurrency, check_settles, prefetch_for
 from millstream.client.queue_requests import explain_call
 from millstream.client.settings import QueueOptions, QueueSettings
@@ -80,6 +81,7 @@ class Work:
         check_settles(settings)
 
         def decorate(handler: Callable[[Any], Any]) -> Worker:
+            check_handler(handler)
             worker = make_worker(handler, settings, concurrency, self._target, self._open_queue)
             self._workers.append(worker)
             return worker
