@@ -17,6 +17,8 @@ TLS_SCHEME: Final = "tls://"
 
 def parse_address(address: str) -> tuple[str, int]:
     """`host`, `host:port` or `[v6]:port`, with `tls://` in front or not."""
+    if not isinstance(address, str):
+        raise InvalidArgument(f"{address!r} is not an address: write host:port, for example {DEFAULT_ADDRESS!r}")
     given, address = address, address.removeprefix(TLS_SCHEME)
     host, port = address, str(_DEFAULT_PORT)
     if address.startswith("["):

@@ -23,6 +23,8 @@ __all__ = ["Target"]
 
 #: Where a key comes from that is given nowhere else.
 KEY_VARIABLE: Final = "MILLSTREAM_KEY"
+#: Eleven days.  The system waits in milliseconds, which it counts with 31 bits.
+_TIMEOUT_S_MAX: Final = 1_000_000
 SOFTWARE: Final = f"millstream-python/{VERSION}"
 
 
@@ -55,8 +57,10 @@ class Target:
         stay_awake: bool = True,
     ) -> Target:
         host, port = parse_address(address)
-        if not is_span(timeout_s) or not timeout_s:
-            raise InvalidArgument(f"timeout_s must be a number of seconds, and more than 0, not {timeout_s!r}")
+        if not is_span(timeout_s) or not 0 < timeout_s <= _TIMEOUT_S_MAX:
+            raise InvalidArgument(
+                f"timeout_s must be a number of seconds, and more than 0 (at most {_TIMEOUT_S_MAX}), not {timeout_s!r}"
+            )
         name = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         key = os.environ.get(KEY_VARIABLE) if key is None else key
         key_bytes(key)  # a text, and said here, where nobody repeats it

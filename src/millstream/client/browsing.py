@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final, TypedDict
 
+from millstream.client.arguments import checked_number
 from millstream.client.values import Key, check_conditions, key_bytes, microseconds
 from millstream.wire.message_calls import WHOLE_VALUES, BrowseMessages, MessageInfo
 
@@ -50,7 +51,7 @@ def browse_call(topic: str, limit: int, options: BrowseOptions) -> BrowseMessage
         header=options.get("header") or "",
         text=options.get("text") or "",
         newest_first=options.get("newest_first", False),
-        limit=min(limit, _PAGE),
+        limit=min(checked_number("limit", limit), _PAGE),
         value_bytes=options.get("value_bytes", WHOLE_VALUES),
     )
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, TypedDict
 
+from millstream.client.arguments import as_dict, as_list
 from millstream.client.values import Headers, Value, check_conditions, checked_rate, microseconds, value_bytes
 from millstream.dead_letters import LetterEdit, LetterFilter
 from millstream.errors import InvalidArgument
@@ -57,7 +59,7 @@ def letter_filter(options: LetterOptions, kind: type = LetterOptions) -> LetterF
         group=options.get("group", ""),
         reason=options.get("reason", ""),
         error=options.get("error", ""),
-        headers=dict(options.get("headers") or {}),
+        headers=as_dict("headers", options.get("headers")),
         key=options.get("key"),
         since_ms=0 if since is None else microseconds(since) // 1000,
         until_ms=0 if until is None else microseconds(until) // 1000,
@@ -80,7 +82,7 @@ class ReplayOptions(LetterOptions, total=False):
 
 
 def checked_limit(limit: int) -> int:
-    if type(limit) is not int or limit < 1:  # to the broker 0 means all of them
+    if type(limit) is not int or not 1 <= limit <= sys.maxsize:  # to the broker 0 means all of them
         raise InvalidArgument(f"limit is a number from 1 on, not {limit!r}")
     return limit
 
@@ -89,7 +91,7 @@ def purge_call(
     ids: Iterable[str], everything: bool, dry_run: bool, limit: int | None, options: LetterOptions
 ) -> PurgeLetters:
     return PurgeLetters(
-        ids=_listed(ids),
+        ids=as_list("ids", ids),
         filter=letter_filter(options),
         everything=everything,
         dry_run=dry_run,
@@ -101,17 +103,17 @@ def replay_call(ids: Iterable[str], everything: bool, dry_run: bool, options: Re
     try:
         texts = {
             name: text.decode() if isinstance(text, bytes) else text
-            for name, text in (options.get("set_headers") or {}).items()
+            for name, text in as_dict("set_headers", options.get("set_headers")).items()
         }
     except UnicodeDecodeError:
         raise InvalidArgument("a replay sets headers to text only, and one of these is not") from None
     edit = LetterEdit(
         value=value_bytes(options.get("value")),
         set_headers=texts,
-        remove_headers=_listed(options.get("remove_headers", ())),
+        remove_headers=as_list("remove_headers", options.get("remove_headers", ())),
     )
     return ReplayLetters(
-        ids=_listed(ids),
+        ids=as_list("ids", ids),
         filter=letter_filter(options, ReplayOptions),
         everything=everything,
         target=options.get("target") or "",
@@ -119,9 +121,3 @@ def replay_call(ids: Iterable[str], everything: bool, dry_run: bool, options: Re
         rate=checked_rate(options.get("rate")) or 0,
         dry_run=dry_run,
     )
-
-
-def _listed(names: Iterable[str]) -> list[str]:
-    if isinstance(names, str):  # which is iterable, letter by letter
-        raise InvalidArgument(f"a list of texts is expected, not the text {names!r}")
-    return list(names)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, Literal, NoReturn
 
+from millstream.client.arguments import as_list
 from millstream.client.messages import TopicPartition
 from millstream.client.values import microseconds
 from millstream.entries import AnyEntry, is_delayed, message_bytes, routing_key
@@ -204,7 +205,7 @@ def reset_call(
         topic=topic,
         to=to,  # type: ignore[arg-type]
         value=number,
-        partitions=None if partitions is None else list(partitions),
+        partitions=None if partitions is None else as_list("partitions", partitions),
         dry_run=dry_run,
     )
 
@@ -217,10 +218,15 @@ def commit_call(
     instance_id: str | None = None,
     epoch: int | None = None,
 ) -> calls.CommitOffsets:
-    entries = [
-        calls.OffsetEntry(topic=topic, partition=partition, offset=offset)
-        for (topic, partition), offset in offsets.items()
-    ]
+    try:
+        entries = [
+            calls.OffsetEntry(topic=topic, partition=partition, offset=offset)
+            for (topic, partition), offset in offsets.items()
+        ]
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidArgument(
+            f"offsets are a mapping such as {{('orders', 0): 17}}, from topic and partition to offset, not {offsets!r}"
+        ) from None
     return calls.CommitOffsets(
         group=group,
         offsets=entries,

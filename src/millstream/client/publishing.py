@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from operator import attrgetter
 from typing import Final, cast
 
+from millstream.client.arguments import as_list
 from millstream.client.delivery import renumbered
 from millstream.client.messages import Message, Outgoing, TopicPartition
 from millstream.client.metadata import Topic
@@ -103,7 +104,7 @@ def as_entries(messages: Iterable[Value | Outgoing | Message]) -> list[tuple[Any
     """What `publish_many` is given, each with the partition it asks for.  What is no message stops all of them."""
     if isinstance(messages, str | bytes | bytearray | memoryview | Outgoing | Message):
         raise InvalidArgument("publish_many takes a list of messages; publish is for a single one")
-    return [_as_entry(item) for item in messages]
+    return [_as_entry(item) for item in as_list("messages", messages)]
 
 
 def _as_entry(item: Value | Outgoing | Message) -> tuple[AnyEntry, int | None]:

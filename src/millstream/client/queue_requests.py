@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from millstream.client.arguments import as_list
 from millstream.client.settings import QueueSettings, lease_length_ms
 from millstream.durations import Duration, parse_ms
 from millstream.errors import InvalidArgument, MillstreamError
@@ -53,6 +54,8 @@ def configure_call(topic: str, group: str, policy: Mapping[str, Any]) -> queue_c
 
 def explain_call(about: str) -> queue_calls.Explain:
     """About a message id, or `topic/group`."""
+    if not isinstance(about, str):
+        raise InvalidArgument(f"say what about, with a message id or 'topic/group', not {about!r}")
     topic, slash, group = about.partition("/")
     if slash:
         return queue_calls.Explain(topic=topic, group=group)
@@ -87,6 +90,6 @@ def settle_call(
     return queue_calls.SettleMessages(
         items=[
             queue_calls.SettleItem(receipt=receipt, action=action, reason=reason, delay_ms=delay_ms)
-            for receipt in receipts
+            for receipt in as_list("receipts", receipts)
         ]
     )

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
+from millstream.client.arguments import as_dict
 from millstream.client.messages import Message
 from millstream.client.spans import traced
 from millstream.client.subscribing import messages_in
@@ -45,7 +46,7 @@ class Inbox:
 
     def headers(self, number: int, headers: Headers | None) -> dict[str, str | bytes]:
         """What makes a message a request."""
-        return {**(headers or {}), REPLY_TO: self.address, CORRELATION_ID: str(number)}
+        return {**as_dict("headers", headers), REPLY_TO: self.address, CORRELATION_ID: str(number)}
 
     def replies(self, payload: memoryview, reply: Callable[..., Any]) -> Iterator[tuple[int, Message]]:
         """The replies of a DELIVERY, with the numbers of their requests."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Final
 
+from millstream.client.arguments import as_dict, as_list, checked_number
 from millstream.client.messages import Receipt
 from millstream.client.values import Headers, Key, Value, key_bytes, microseconds, value_bytes
 from millstream.durations import Duration, parse_ms
@@ -48,12 +49,12 @@ def list_call(
         key=key_bytes(key),
         after_ms=0 if after is None else -(-microseconds(after) // 1000),
         before_ms=0 if before is None else -(-microseconds(before) // 1000),
-        limit=min(limit, PAGE),
+        limit=min(checked_number("limit", limit), PAGE),
     )
 
 
 def cancel_call(which: Iterable[str | Receipt]) -> calls.CancelSchedules:
-    return calls.CancelSchedules(ids=list(map(id_of, which)))
+    return calls.CancelSchedules(ids=list(map(id_of, as_list("which", which))))
 
 
 def cancel_key_call(topic: str, key: Key) -> calls.CancelSchedules:
@@ -101,8 +102,12 @@ def repeat_call(
         timezone=timezone,
         key=key_bytes(key),
         value=value_bytes(value, json),
-        headers=[(at, text.encode() if isinstance(text, str) else text) for at, text in (headers or {}).items()],
+        headers=[(at, _raw(text)) for at, text in as_dict("headers", headers).items()],
         priority=PRIORITY_DEFAULT if priority is None else lane_of(priority),
         paused=paused,
         catch_up=catch_up,  # type: ignore[arg-type]
     )
+
+
+def _raw(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeGuard
 
+from millstream.client.arguments import as_dict
 from millstream.client.delivery import WINDOW_MAX
 from millstream.client.messages import TopicPartition
 from millstream.client.publishing import acks_number, fsync_number
@@ -95,7 +96,7 @@ class ProducerSettings:
         fsync_number(self.fsync)
         partition = self.partition
         _require(partition is None or type(partition) is int, f"partition is a number, not {partition!r}")
-        _require(self.compression in _CODECS, f"compression is 'lz4', 'zstd' or None, not {self.compression!r}")
+        _require(self.compression in tuple(_CODECS), f"compression is 'lz4', 'zstd' or None, not {self.compression!r}")
         _require(
             is_span(self.linger_ms) and self.linger_ms <= 60_000,
             f"linger_ms is between 0 and 60000, not {self.linger_ms!r}",
@@ -226,6 +227,7 @@ class QueueSettings:
         unknown = options.keys() - QueueOptions.__annotations__.keys()
         _require(not unknown, f"a queue has no option {', '.join(sorted(unknown))}")
         named = {name: options.get(name) for name in ("ordering", "fair_by", "retry")}
+        named = {name: text for name, text in named.items() if text is not None}
         return cls(
             topic=topic,
             group=group,
@@ -233,7 +235,7 @@ class QueueSettings:
             lease_ms=lease_length_ms(options.get("lease")),
             consumer=options.get("consumer", ""),
             start=options.get("start", ""),
-            policy=dict(options.get("policy") or {}) | {name: text for name, text in named.items() if text is not None},
+            policy=as_dict("policy", options.get("policy")) | named,
             auto_ack=options.get("auto_ack", False),
             ack_linger_ms=parse_ms(options.get("ack_linger", "50ms"), "ack_linger"),
             auto_extend=options.get("auto_extend", True),

@@ -30,7 +30,7 @@ def client_context(tls: bool | ssl.SSLContext | None, ca: str | None, *, wanted:
         return None
     try:
         context = ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError) as problem:
+    except (OSError, TypeError, ssl.SSLError) as problem:
         reason = getattr(problem, "strerror", None) or getattr(problem, "reason", None) or problem
         raise InvalidArgument(f"the authorities in ca={ca!r} cannot be used: {reason}") from None
     context.minimum_version = ssl.TLSVersion.TLSv1_2

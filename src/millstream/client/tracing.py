@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final, TypedDict
 
+from millstream.client.arguments import checked_number
 from millstream.client.values import Key, check_conditions, key_bytes, microseconds
 from millstream.wire.trace_calls import FindTraces, PassportInfo, TraceEvent
 
@@ -40,7 +41,7 @@ def traces_call(limit: int, options: TraceOptions) -> FindTraces:
         from_ms=0 if since is None else -(-microseconds(since) // 1000),
         until_ms=0 if until is None else -(-microseconds(until) // 1000),
         failures_only=options.get("failures_only", False),
-        limit=min(limit, _PAGE),
+        limit=min(checked_number("limit", limit), _PAGE),
     )
 
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from json import dumps
 from typing import Any, Final, TypeAlias, TypedDict
 
 import msgspec
@@ -42,7 +43,7 @@ _encode_json: Final = msgspec.json.Encoder().encode
 class SendOptions(TypedDict, total=False):
     """Options of a message besides its value, key and headers."""
 
-    #: The value, as JSON.
+    #: The value, as JSON; bytes in it become base64 text.  None counts as not given: for null, give the text "null".
     json: Any
     #: The partition, instead of the one that the key decides.
     partition: int | None
@@ -91,9 +92,12 @@ def value_bytes(value: Value, json: Any = None) -> bytes | None:
         if value is not None:
             raise InvalidArgument("a message has a value or json=, not both")
         try:
-            return msgspec.json.encode(json)
-        except (TypeError, ValueError, OverflowError, RecursionError) as problem:
+            text = msgspec.json.encode(json)
+        except (BufferError, TypeError, ValueError, OverflowError, RecursionError) as problem:
             raise InvalidArgument(f"json= cannot be written as JSON: {problem}") from None
+        if b"null" in text:
+            _check_numbers(json)
+        return text
     if value is None:
         return None
     if isinstance(value, str):
@@ -101,6 +105,16 @@ def value_bytes(value: Value, json: Any = None) -> bytes | None:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     raise InvalidArgument(f"a value is bytes or str, not {type(value).__name__}; use json= for anything else")
+
+
+def _check_numbers(value: Any) -> None:
+    """Refuse what would be stored as null although it is a number."""
+    try:
+        dumps(msgspec.to_builtins(value), allow_nan=False)
+    except ValueError:
+        raise InvalidArgument("json= cannot be written as JSON: it has NaN or an infinity") from None
+    except (TypeError, RecursionError):  # what only the other encoder can write, such as JSON in a `msgspec.Raw`
+        pass
 
 
 def key_bytes(key: Key) -> bytes | None:
@@ -135,6 +149,18 @@ def encode_call(call: msgspec.Struct) -> bytes:
     except UnicodeEncodeError as problem:
         said = str(problem.object)
         raise InvalidArgument(f"{said[:80]!r} cannot be written as UTF-8: it has half of a surrogate pair") from None
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raise InvalidArgument(_unsendable(call)) from None
+
+
+def _unsendable(call: msgspec.Struct) -> str:
+    for field in msgspec.structs.fields(call):
+        value = getattr(call, field.name)
+        try:
+            _encode_json(value)
+        except Exception:
+            return f"{field.encode_name} cannot be sent: {value!r} is or has something that JSON cannot represent"
+    return "the request has something that JSON cannot represent"
 
 
 def _encode(text: str, what: str) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, TypedDict
 
+from millstream.client.arguments import as_dict, as_list
 from millstream.client.values import checked_rate
 from millstream.durations import Duration, parse_ms
 from millstream.errors import InvalidArgument
@@ -69,14 +70,14 @@ def _options(settings: WebhookSettings) -> calls.WebhookOptions:
     if unknown:
         raise InvalidArgument(f"a webhook has no setting {min(unknown)!r}")
     headers, delays, timeout = settings.get("headers"), settings.get("retry_delays"), settings.get("timeout")
-    if isinstance(delays, str):  # which is iterable, letter by letter
-        raise InvalidArgument(f"retry_delays is a list of times, not the text {delays!r}")
     return calls.WebhookOptions(
-        headers=None if headers is None else dict(headers),
+        headers=None if headers is None else as_dict("headers", headers),
         concurrency=settings.get("concurrency"),
         rate=checked_rate(settings.get("rate")),
         timeout_ms=None if timeout is None else parse_ms(timeout, "timeout"),
-        retry_delays_ms=None if delays is None else [parse_ms(delay, "retry_delays") for delay in delays],
+        retry_delays_ms=(
+            None if delays is None else [parse_ms(delay, "retry_delays") for delay in as_list("retry_delays", delays)]
+        ),
         reject_client_errors=settings.get("reject_client_errors"),
         payload=settings.get("payload"),
     )

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from millstream.addresses import DEFAULT_ADDRESS
 from millstream.client.address import Target
+from millstream.client.arguments import as_list
 from millstream.client.asking import T
 from millstream.client.asynchronous.admin import AsyncAdmin
 from millstream.client.asynchronous.connection import AsyncLink
@@ -204,7 +205,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         refresh: bool = False,
     ) -> Topic:
         """What is known about a topic; looked up when it is not, and created for these messages if the broker may."""
-        topic = self._topics.get(name)
+        topic = self._topics.get(name) if isinstance(name, str) else None
         if topic is None or refresh or time.monotonic() - topic.loaded_s > METADATA_AGE_S:
             check_topic(name)
             call = metadata_for(name, entries, partitions)
@@ -250,7 +251,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         headers = traced(headers)
         plain = key is json is headers is None and priority is delay is deliver_at is ttl is timestamp is None
         plain = plain and partition is None and dedup_id is None and max_retries is None and lease is None
-        if plain and type(value) is bytes:
+        if plain and type(value) is bytes and type(topic) is str:
             publisher = self._publishers.get((topic, fsync))
             future = None if publisher is None else publisher.submit_quickly(value, None, alone=True)
             if future is not None:
@@ -278,6 +279,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         If the broker refuses some of them, this raises its error.  The error's `confirmed` has the receipts of the
         messages that are stored nevertheless, by their place in `messages`.
         """
+        _check_text(topic)
         entries = as_entries(messages)
         futures: list[asyncio.Future[Receipt]] = []
         failure: BaseException | None = None
@@ -307,6 +309,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     async def _submit(
         self, topic: str, entry: AnyEntry, partition: int | None, fsync: str | None, *, alone: bool
     ) -> asyncio.Future[Receipt]:
+        _check_text(topic)
         while True:
             publisher = self._publishers.get((topic, fsync))
             if publisher is None or publisher.closing:
@@ -467,10 +470,10 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
         The callbacks may be coroutine functions.
         """
         settings = StreamSettings(
-            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            topics=(topics,) if isinstance(topics, str | bytes) else tuple(as_list("topics", topics)),
             group=group,
             start=start if not isinstance(start, Mapping) else dict(start),
-            partitions=None if partitions is None else tuple(partitions),
+            partitions=None if partitions is None else tuple(as_list("partitions", partitions)),
             commit=commit,
             commit_interval_s=commit_interval_s,
             strategy=strategy,
@@ -493,6 +496,11 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
             return stream
 
         return OpeningStream(open_stream)
+
+
+def _check_text(topic: Any) -> None:
+    if not isinstance(topic, str):  # a list, say, which nothing could be looked up by
+        check_topic(topic)
 
 
 async def _close_quietly(publisher: AsyncProducer) -> None:

@@ -19,7 +19,7 @@ from millstream.client.asynchronous.signals import stop_signals
 from millstream.client.functions import check_done, is_asynchronous
 from millstream.client.leases import AsyncQueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
-from millstream.client.settings import QueueSettings
+from millstream.client.settings import QueueSettings, check_timeout
 from millstream.client.spans import handling
 from millstream.errors import InvalidArgument, MillstreamError
 
@@ -126,6 +126,7 @@ class AsyncWorker:
         Handlers that are still running after `timeout_s` are cancelled and their messages given back; then this returns
         False.  A handler may call this, and is not waited for.
         """
+        check_timeout(timeout_s)
         self._begin_nothing_new()
         queue = self._queue
         if queue is None:

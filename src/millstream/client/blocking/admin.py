@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
+from millstream.client.arguments import as_dict, as_list
 from millstream.client.asking import T
 from millstream.client.blocking.access import Keys
 from millstream.client.blocking.administration import Administration
@@ -68,7 +69,9 @@ class Admin:
         self, name: str, partitions: int = 1, config: Mapping[str, Any] | None = None, if_missing: bool = False
     ) -> calls.TopicInfo:
         """Create a topic.  Raises TopicExists unless `if_missing`."""
-        call = calls.CreateTopic(name=name, partitions=partitions, config=dict(config or {}), if_missing=if_missing)
+        call = calls.CreateTopic(
+            name=name, partitions=partitions, config=as_dict("config", config), if_missing=if_missing
+        )
         return self._call(call, calls.TopicInfo)
 
     def topic(self, name: str) -> calls.TopicInfo:
@@ -90,7 +93,7 @@ class Admin:
         self, name: str, config: Mapping[str, Any] | None = None, partitions: int | None = None
     ) -> calls.TopicInfo:
         """Change settings of a topic, or add partitions to it.  What is not named stays as it is."""
-        call = calls.AlterTopic(name=name, config=dict(config or {}), partitions=partitions)
+        call = calls.AlterTopic(name=name, config=as_dict("config", config), partitions=partitions)
         return self._call(call, calls.TopicInfo)
 
     def delete_topic(self, name: str, force: bool = False) -> None:
@@ -107,7 +110,7 @@ class Admin:
 
         `durable` is also the offset after the last message, but after a sync: no power cut takes what lies before it.
         """
-        call = offsets_call(topic, at, None if partitions is None else list(partitions))
+        call = offsets_call(topic, at, None if partitions is None else as_list("partitions", partitions))
         entries = self._call(call, list[calls.OffsetEntry])
         return {entry.partition: entry.offset for entry in entries}
 
@@ -186,7 +189,7 @@ class Admin:
 
     def committed(self, group: str, topics: Iterable[str] | None = None) -> list[calls.OffsetEntry]:
         """The progress of a group: the next offset that it will read, per partition."""
-        call = calls.CommittedOffsets(group=group, topics=None if topics is None else list(topics))
+        call = calls.CommittedOffsets(group=group, topics=None if topics is None else as_list("topics", topics))
         return self._call(call, list[calls.OffsetEntry])
 
     def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]) -> None:

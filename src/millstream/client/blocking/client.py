@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from millstream.addresses import DEFAULT_ADDRESS
 from millstream.client.address import Target
+from millstream.client.arguments import as_list
 from millstream.client.asking import T
 from millstream.client.blocking.admin import Admin
 from millstream.client.blocking.knock import Flag
@@ -214,7 +215,7 @@ class Client(Admin, PubSub, Work):
         refresh: bool = False,
     ) -> Topic:
         """What is known about a topic; looked up when it is not, and created for these messages if the broker may."""
-        topic = self._topics.get(name)
+        topic = self._topics.get(name) if isinstance(name, str) else None
         if topic is None or refresh or time.monotonic() - topic.loaded_s > METADATA_AGE_S:
             check_topic(name)
             call = metadata_for(name, entries, partitions)
@@ -405,10 +406,10 @@ class Client(Admin, PubSub, Work):
         refuse_asynchronous("on_assigned", on_assigned)
         refuse_asynchronous("on_revoked", on_revoked)
         settings = StreamSettings(
-            topics=(topics,) if isinstance(topics, str) else tuple(topics),
+            topics=(topics,) if isinstance(topics, str | bytes) else tuple(as_list("topics", topics)),
             group=group,
             start=start if not isinstance(start, Mapping) else dict(start),
-            partitions=None if partitions is None else tuple(partitions),
+            partitions=None if partitions is None else tuple(as_list("partitions", partitions)),
             commit=commit,
             commit_interval_s=commit_interval_s,
             strategy=strategy,

@@ -24,6 +24,7 @@ from millstream.client.leases import QueueMessage
 from millstream.client.outcomes import settle_failure, settle_success
 from millstream.client.settings import QueueSettings
 from millstream.client.spans import handling
+from millstream.durations import is_span
 from millstream.errors import InvalidArgument, MillstreamError
 
 if TYPE_CHECKING:
@@ -107,6 +108,8 @@ class Worker:
 
         Returns False if some are still running after `timeout_s`.  A handler may call this, and is not waited for.
         """
+        if not is_span(timeout_s):
+            raise InvalidArgument(f"timeout_s is a number of seconds, not {timeout_s!r}")
         return _stop([self], timeout_s)
 
     def run(self) -> None:
@@ -267,7 +270,7 @@ class LoopEngine:
 
 def _join(thread: threading.Thread, deadline_s: float) -> None:
     if thread.is_alive():  # it may not have been started: a signal came
-        thread.join(max(0.0, deadline_s - time.monotonic()))
+        thread.join(min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX))
 
 
 def make_worker(
@@ -309,7 +312,7 @@ def stop_workers(workers: Iterable[Worker]) -> None:
     _begin_nothing_new(stopping)
     limit = Limit(_STOP_S)
     for worker in stopping:
-        worker.stop(limit.left_s)
+        worker.stop(max(0.0, limit.left_s))
 
 
 def _begin_nothing_new(workers: list[Worker]) -> list[_Engine]:
