@@ -161,6 +161,7 @@ class AsyncClient(AsyncAdmin, AsyncPubSub, AsyncWork):
     def _adopt(self, child: _Child) -> None:
         """Before it connects, if it can be: who closes the client closes it, however far it has come."""
         self._check_open()
+        self._link.check_loop()
         self._children.add(child)
 
     def _check_open(self) -> None:

@@ -17,7 +17,14 @@ from millstream.client.outbox import may_be_lost
 from millstream.client.publishing import encode_goodbye
 from millstream.client.silence import Silence
 from millstream.client.values import encode_call
-from millstream.errors import ConnectionLost, MillstreamError, ProtocolViolation, RequestTimeout, ShuttingDown
+from millstream.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    MillstreamError,
+    ProtocolViolation,
+    RequestTimeout,
+    ShuttingDown,
+)
 from millstream.wire.calls import Call
 from millstream.wire.frames import FrameReader, FrameType, encode_frame
 from millstream.wire.messages import Welcome, decode_answer, decode_error
@@ -263,6 +270,7 @@ class AsyncLink:
     def __init__(self, target: Target, *, receive_bytes: int = _RECEIVE_BYTES) -> None:
         self._target = target
         self._receive_bytes = receive_bytes
+        self._loop = asyncio.get_running_loop()
         self._connection: AsyncConnection | None = None
         #: For all tasks that need it: in line behind each other, each would wait for the patience of all before it.
         self._opening = Ongoing(lambda: self._open(self._target.timeout_s))
@@ -283,6 +291,14 @@ class AsyncLink:
     def current(self) -> AsyncConnection | None:
         connection = self._connection
         return connection if connection is not None and connection.usable else None
+
+    def check_loop(self) -> None:
+        """Raises InvalidArgument in another event loop than the one that it was made in: nothing here would wake it."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise InvalidArgument(
+                "this client belongs to another event loop: connect in the loop that uses it, "
+                "or hand over with asyncio.run_coroutine_threadsafe"
+            )
 
     def listen(self, on_trouble: Callable[[], None]) -> None:
         """Be told when the connection is lost or should be left."""
@@ -323,6 +339,7 @@ class AsyncLink:
 
     async def get(self, deadline_s: float | None) -> AsyncConnection:
         """A usable connection.  Tries until the deadline; raises ConnectionLost after it."""
+        self.check_loop()
         backoff = Backoff()
         while (connection := self.current) is None:
             if self._closed:

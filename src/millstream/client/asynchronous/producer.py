@@ -152,6 +152,8 @@ class AsyncProducer:
         """
         if self._closing or self._outbox.full:
             return None
+        if self._soon is None:  # once in a turn of the loop, not once per message
+            self._link.check_loop()
         future: asyncio.Future[Receipt] = self._loop.create_future()
         if not self._accumulator.put(entry, partition, (future, entry if alone else None)):
             return None
@@ -173,6 +175,7 @@ class AsyncProducer:
     async def add(self, entry: AnyEntry, partition: int | None, ticket: _Ticket | None = None) -> None:
         """The slow path: whatever may be in the way of a message is dealt with here."""
         outbox = self._outbox
+        self._link.check_loop()
         self._accumulator.check_size(entry)
         self._coming += 1
         try:

@@ -150,6 +150,7 @@ class AsyncQueue:
 
     async def _advance(self, wait_s: float | None) -> bool:
         """Make sure that there is a message to hand out; False when none came in time."""
+        self._link.check_loop()
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         leasing = self._leasing
         # A loop over messages that are there already never gives way by itself; once per lease the others get a turn.

@@ -146,6 +146,7 @@ class AsyncStream(Following):
     async def _advance(self, wait_s: float | None) -> bool:
         """Make sure that there is a message to hand out; False when none came in time."""
         self._finish()
+        self._link.check_loop()
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         # A loop over messages that are there already never gives way by itself; once per handout the others get a turn.
         await asyncio.sleep(0)

@@ -79,6 +79,7 @@ class AsyncSubscription(Subscribing):
 
     async def _advance(self, wait_s: float | None) -> bool:
         """Make sure that there is a message to hand out; False when none came in time."""
+        self._link.check_loop()
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         await asyncio.sleep(0)  # messages that are there already must not keep everybody else waiting
         looked = False
