@@ -113,6 +113,15 @@ class Source:
         self.epoch = 0
         self.rare: _Rare | None = None
 
+    def __deepcopy__(self, _: object) -> Source:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError(
+            "a message cannot be pickled, because it is settled, committed and replied to where it was received: "
+            "pass on message.value, message.key and message.headers, or what else is needed of it"
+        )
+
 
 class Message(msgspec.Struct, gc=False, eq=False):
     """One message as it was read.  `value` is None for a deletion marker of a compacted topic."""

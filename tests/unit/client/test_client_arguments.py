@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import math
+import pickle
 from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from fake_broker import FakeBroker
+from fake_queues import FakeQueues
 
 import millstream
 from millstream import aio
@@ -160,3 +163,15 @@ def test_a_coroutine_function_that_takes_nothing_is_refused_as_well(fake: FakeBr
                 client.worker("t")(handle)
 
     asyncio.run(main())
+
+
+def test_a_message_that_is_pickled_says_what_to_pass_on_instead() -> None:
+    with FakeQueues() as fake, millstream.connect(fake.address) as client:
+        client.publish("t", b"x", key="k")
+        with client.stream("t") as stream, client.queue("t") as queue:
+            for message in (stream.next(10), queue.next(10)):
+                assert message is not None
+                with pytest.raises(TypeError, match=r"pass on message\.value, message\.key and message\.headers"):
+                    pickle.dumps(message)
+                for twin in (copy.copy(message), copy.deepcopy([message])[0]):
+                    assert (twin.value, twin.key, twin.id) == (b"x", b"k", message.id)
