@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from fake_queues import FakeQueues
 import millstream
 from millstream.client.backoff import Backoff
 from millstream.client.blocking import queue as blocking_queue
+from millstream.client.blocking import stream as blocking_stream
 from millstream.client.blocking.connection import Connection
 from millstream.client.blocking.knock import Flag
 from millstream.client.blocking.transport import Transport
@@ -398,7 +400,6 @@ def test_a_signal_at_whatever_moment_stops_workers() -> None:
         assert not helped, f"it hung at step {step}"
 
 
-@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_interrupted_anywhere_a_commit_does_not_stop_the_membership(fake: FakeBroker) -> None:
     """It left a lock taken that the thread which sends heartbeats waited for, for ever."""
     with millstream.connect(fake.address, timeout_s=5) as client:
@@ -635,3 +636,31 @@ def _give_up(producer: millstream.Producer, said: list[object]) -> None:
         pass  # the reason for giving up, which says nothing about what was given up
     except ConnectionLost as error:
         said += (error,)
+
+
+def test_a_stream_that_is_interrupted_before_it_looks_leaves_no_coroutine_behind(
+    fake: FakeBroker, client: millstream.Client
+) -> None:
+    """Where a function begins is where Python looks for signals."""
+    fake.topic("t")
+    stream = client.stream("t")
+    client.publish("t", b"x")
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code is blocking_stream._complete.__code__:
+            sys.settrace(None)
+            raise Interrupted
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        before = sys.gettrace()
+        try:
+            sys.settrace(interrupt)
+            with pytest.raises(Interrupted):
+                stream.seek("t", 0, "earliest")
+        finally:
+            sys.settrace(before)
+    assert [str(warning.message) for warning in found if warning.category is RuntimeWarning] == []
+    message = stream.next(10)
+    assert message is not None
+    assert message.value == b"x"

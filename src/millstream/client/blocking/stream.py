@@ -71,13 +71,13 @@ class Stream(Following):
     def open(self) -> None:
         """Find the topics and join the group.  Raises TopicNotFound, or the error with which the group refuses."""
         if self._settings.group is not None:
-            _complete(self._find_topics())
+            _complete(self._find_topics)
             self._join()
             return
         try:
             # Connected first: whatever becomes of the broker after it was asked, it costs us this connection.
             self._connected(self._target.timeout_s)
-            _complete(self._find_topics())
+            _complete(self._find_topics)
         except BaseException:
             self.close()
             raise
@@ -145,7 +145,7 @@ class Stream(Following):
         self._finish()
         deadline_s = None if wait_s is None else time.monotonic() + wait_s
         while not self._closed:
-            if not self._attention_in_s() and not _complete(self._attended()):
+            if not self._attention_in_s() and not _complete(self._attended):
                 return False
             if operator.length_hint(self._pending):
                 return True
@@ -168,7 +168,7 @@ class Stream(Following):
         if transport is None:
             return
         if not self._look_up_in_s():
-            _complete(self._look_up_again())
+            _complete(self._look_up_again)
         try:
             self._request(transport)
             if self._frames is None:
@@ -192,7 +192,7 @@ class Stream(Following):
                 self._give_back(position)
             raise
         if gone := self._out_of_range():
-            _complete(self._restart(gone))
+            _complete(lambda: self._restart(gone))
 
     def _receive(self, transport: Transport, wait_s: float) -> bool:
         """Wait for bytes, or for the bell."""
@@ -297,11 +297,11 @@ class Stream(Following):
         offsets = self._to_commit(message)
         if offsets:
             self._note_commit(offsets)  # first: an automatic commit may follow before this thread runs again
-            _complete(self._commit(offsets, self._epoch_of(message), self._target.timeout_s))
+            _complete(lambda: self._commit(offsets, self._epoch_of(message), self._target.timeout_s))
 
     def seek(self, topic: str, partition: int, to: Place) -> None:
         """Continue from another place: an offset, a datetime, "earliest" or "latest"."""
-        _complete(self._seek(TopicPartition(topic, partition), to))
+        _complete(lambda: self._seek(TopicPartition(topic, partition), to))
 
     def close(self) -> None:
         """Commit what is finished (commit="auto"), leave the group, and end the iteration."""
@@ -309,7 +309,7 @@ class Stream(Following):
             return
         self._closing = True
         try:
-            _complete(self._let_go())
+            _complete(self._let_go)
         finally:
             self._closed = self._attention = True  # what is left of the handout is for others
             if self._membership is not None:
@@ -340,10 +340,13 @@ class Stream(Following):
         self._bell.close()
 
 
-def _complete(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run what both kinds of stream share.  Here its primitives block instead of waiting, so it ends at once."""
+def _complete(begin: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Run what both kinds of stream share.  Here its primitives block instead of waiting, so it ends at once.
+
+    It is made here: a signal's handler may raise as this is called, and nobody would have run what was made before.
+    """
     try:
-        work.send(None)
+        begin().send(None)
     except StopIteration as end:
         result: _T = end.value
         return result
