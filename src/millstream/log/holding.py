@@ -32,7 +32,7 @@ _LIST: Final = f"{HELD}/list"
 RESTORING: Final = "restoring"
 #: What belongs to a broker at the top of its data directory, and lasts.  The lock, what is held and the mark of a
 #: restore are of one process or one moment; whatever else is there, others have put there.
-_LASTING: Final = frozenset({"node_id", "format", "clean", "topics", "state", "history", "traces", "stages"})
+_LASTING: Final = frozenset({"node_id", "epoch", "format", "clean", "topics", "state", "history", "traces", "stages"})
 #: A file system has this where it begins, for itself, and lets nobody look into it.
 LOST_AND_FOUND: Final = "lost+found"
 #: Files that are being written; they count once they have another name.
