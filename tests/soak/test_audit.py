@@ -14,6 +14,7 @@ import pytest
 from tests.queue_kills import LETTERS, Entry
 from tests.queue_kills import TOPIC as JOBS
 from tests.soak.audit import Evidence, SetClock, Stored, Verdict, judge, read_grants, read_removals
+from tests.soak.audit.queues import timed_out
 from tests.soak.faults import Happened
 from tests.soak.ledger import Note
 from tests.soak.memory import compare_memory, is_flat
@@ -383,7 +384,17 @@ def test_the_next_of_a_key_may_come_when_the_one_before_it_died_in_silence(tmp_p
     run.entries = [entry for entry in run.entries if not (entry.group == "keyed" and entry.what.endswith("-reject"))]
     assert "order" in {finding.rule for finding in run.judge(tmp_path).findings}
     for letter in run.stored[LETTERS]:
-        letter.headers["millstream-dead-error"] = "no answer within 8s"
+        letter.headers["millstream-dead-attempts"] = '[{"kind":"nack"},{"kind":"timeout"}]'
+    assert "order" not in {finding.rule for finding in run.judge(tmp_path).findings}
+
+
+def test_the_end_of_a_message_that_was_nacked_last_is_known(tmp_path: Path) -> None:
+    """An answer that is under way for long says when it was heard, and not when the next of its key may come."""
+    run = Run.good()
+    for letter in run.stored[LETTERS]:
+        letter.headers["millstream-dead-error"] = "no answer within 8s"  # of an earlier attempt
+        letter.headers["millstream-dead-attempts"] = '[{"kind":"timeout"},{"kind":"nack"}]'
+    assert timed_out("keyed", run.stored[LETTERS]) == set()
     assert "order" not in {finding.rule for finding in run.judge(tmp_path).findings}
 
 

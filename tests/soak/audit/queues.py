@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Final, TypeAlias
@@ -158,9 +159,14 @@ def timed_out(group: str, letters: Iterable[Stored]) -> set[Place]:
     return {
         (int(letter.headers["millstream-dead-partition"]), int(letter.headers["millstream-dead-offset"]))
         for letter in letters
-        if letter.headers["millstream-dead-group"] == group
-        and letter.headers.get("millstream-dead-error", "").startswith("no answer")
+        if letter.headers["millstream-dead-group"] == group and _last_kind(letter) == "timeout"
     }
+
+
+def _last_kind(letter: Stored) -> str:
+    """How the last attempt ended.  Its error may be that of an earlier one: a nack need not give a reason."""
+    attempts: list[dict[str, str]] = json.loads(letter.headers.get("millstream-dead-attempts", "[]"))
+    return attempts[-1]["kind"] if attempts else ""
 
 
 def check_keys(
