@@ -19,13 +19,13 @@ def as_dict(name: str, given: Mapping[str, T] | None) -> dict[str, T]:
         raise InvalidArgument(f"{name} is a mapping, such as {{'name': 'value'}}, not {given!r}") from None
 
 
-def as_list(name: str, given: Iterable[T]) -> list[T]:
+def as_list(name: str, given: Iterable[T], kind: str = "list") -> list[T]:
     try:
         items = iter(given)
     except TypeError:
         items = None
     if items is None or isinstance(given, str | bytes):  # which are iterable, letter by letter
-        raise InvalidArgument(f"{name} is a list, not {given!r}")
+        raise InvalidArgument(f"{name} is a {kind}, not {given!r}")
     return list(items)
 
 

@@ -75,9 +75,11 @@ def _options(settings: WebhookSettings) -> calls.WebhookOptions:
         concurrency=settings.get("concurrency"),
         rate=checked_rate(settings.get("rate")),
         timeout_ms=None if timeout is None else parse_ms(timeout, "timeout"),
-        retry_delays_ms=(
-            None if delays is None else [parse_ms(delay, "retry_delays") for delay in as_list("retry_delays", delays)]
-        ),
+        retry_delays_ms=None if delays is None else _delays_ms(delays),
         reject_client_errors=settings.get("reject_client_errors"),
         payload=settings.get("payload"),
     )
+
+
+def _delays_ms(delays: Iterable[Duration]) -> list[int]:
+    return [parse_ms(delay, "retry_delays") for delay in as_list("retry_delays", delays, "list of times")]
