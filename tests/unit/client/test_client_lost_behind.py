@@ -6,6 +6,7 @@ Others may have it by now, and be done with it.  A soak saw that: a message came
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -84,6 +85,7 @@ def test_nor_is_it_to_who_has_asked_for_just_so_many(
                 return
             monkeypatch.setattr(queue, "_send", honest)
             honest(transport, *frames)  # type: ignore[arg-type]
+            eventually(lambda: select.select([transport], [], [], 0)[0])  # the answer is here, though nobody reads it
             lease_and_lose(fake, 1)
             pass_time(monkeypatch, blocking_queue)
 
