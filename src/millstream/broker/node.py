@@ -105,8 +105,13 @@ def next_epoch(storage: Storage, now_us: int) -> int:
     reader knows the one from the other.  It is the time in seconds where that is larger: a data directory that comes
     from a backup would otherwise count on with numbers that what was written after the backup had already.
     """
-    written = int(storage.read_all(_EPOCH)) if storage.exists(_EPOCH) else 0
-    return max(written + 1, now_us // 1_000_000)
+    written = storage.read_all(_EPOCH).strip() if storage.exists(_EPOCH) else b"0"
+    if not written.isdigit():
+        _log.error(
+            "the epoch of the last run cannot be read; this one begins with the time", written=repr(written[:20])
+        )
+        written = b"0"
+    return max(int(written) + 1, now_us // 1_000_000)
 
 
 def note_epoch(storage: Storage, epoch: int) -> None:

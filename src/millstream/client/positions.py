@@ -220,8 +220,8 @@ class Positions:
 
     @property
     def earliest_epoch(self) -> int | None:
-        """The epoch that holds for all of them."""
-        return min((it.epoch for it in self if it.epoch is not None), default=None)
+        """The epoch that holds for all of them but the doubtful."""
+        return min((it.epoch for it in self if it.epoch is not None and not it.doubtful), default=None)
 
     @property
     def doubtful(self) -> list[Position]:

@@ -126,7 +126,12 @@ class Reading:
 
         The epoch first: what is found to be lost meanwhile must not be taken for what is read later in its place.
         """
-        return Progress(self._positions.earliest_epoch, self.finished())
+        return Progress(self._positions.earliest_epoch, self._certain(self.finished()))
+
+    def _certain(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Without doubtful positions, of which one that cannot be looked up would hold back the others for long."""
+        doubtful = {position.place for position in self._positions.doubtful}
+        return {place: offset for place, offset in offsets.items() if place not in doubtful} if doubtful else offsets
 
     def _handed_out(self) -> dict[TopicPartition, int]:
         """The offset after the last message handed out, per partition."""
@@ -150,7 +155,7 @@ class Reading:
         if self._settings.group is None:
             raise InvalidArgument("only a stream with a group has progress to commit")
         if message is None:
-            return self._handed_out()
+            return self._certain(self._handed_out())
         place = message.source.place
         if self._holdings([place]) != {place: message.source.holding}:
             raise moved_on(self._settings.group, place)
